@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,22 +72,17 @@ async def read_run(bus: Bus, run: str) -> RunRecord:
     return next(r for r in reversed(held) if replace(r, state=first.state) == first)
 
 
-async def follow_run(bus: Bus, run: str) -> AsyncGenerator[RunRecord]:
-    """Yield the run's record once there is one, then in each new state."""
+async def wait_run(
+    bus: Bus, run: str, counts: Callable[[RunRecord], bool] = lambda _: True
+) -> RunRecord:
+    """Return the run's record once somebody has created it, in the first state that ``counts``."""
     follower = bus.follow(Subjects(run).ledger("run"), deliver=Deliver.LAST_PER_SUBJECT)
     async with aclosing(follower):
         async for _ in follower:
-            try:
-                yield await read_run(bus, run)
-            except RunNotFound:
-                continue
-
-
-async def wait_run(bus: Bus, run: str) -> RunRecord:
-    """Return the run's record, waiting until somebody has created it."""
-    async with aclosing(follow_run(bus, run)) as records:
-        async for record in records:
-            return record
+            with suppress(RunNotFound):
+                record = await read_run(bus, run)
+                if counts(record):
+                    return record
     msg = "The log ended while waiting for a run."
     raise BusError(msg)
 
@@ -98,14 +93,13 @@ async def wait_finished(bus: Bus, run: str, *, created_ns: int = 0) -> RunRecord
     Raises StateLost once it is the record of another run of that id than the one that was created
     at ``created_ns`` (0: any).
     """
-    async with aclosing(follow_run(bus, run)) as records:
-        async for record in records:
-            if created_ns:
-                same_run(record, created_ns)
-            if record.state is RunState.FINISHED:
-                return record
-    msg = "The log ended while waiting for a run's end."
-    raise BusError(msg)
+
+    def finished(record: RunRecord) -> bool:
+        if created_ns:
+            same_run(record, created_ns)
+        return record.state is RunState.FINISHED
+
+    return await wait_run(bus, run, finished)
 
 
 def same_run(record: RunRecord, created_ns: int) -> None:

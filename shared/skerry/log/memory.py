@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError, Conflict, StorageFull
@@ -217,12 +216,7 @@ class MemoryBus:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         return None
 
     @property

@@ -18,7 +18,7 @@ from skerry.algorithm.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.loss import state_lost
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
-from skerry.protocol.messages import ChunkRef, Manifest, Part
+from skerry.protocol.messages import ChunkRef, Manifest
 from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics
@@ -91,14 +91,18 @@ async def read_part(
     gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
     says.
     """
-    part = _part(manifest, name)
     fragment = plan.fragments[manifest.commit.fragment]
+    part = next((part for part in manifest.parts if part.name == name), None)
+    if part is None:
+        msg = f"The manifest of fragment {fragment.index} has no part {name!r}."
+        raise Corrupt(msg)
     if part.blocks > vector_blocks(name, fragment):
         msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
         raise Corrupt(msg)
     names = {p.name for p in manifest.parts if p.chunks == part.chunks}
     assembler = VectorAssembler(part.scheme, part.blocks)
     left = deque(sorted(part.chunks, key=lambda ref: ref.sequence))
+    chunks = Subjects(run).chunk(fragment.index, manifest.slot)
     spent_s = 0.0
 
     def take(record: Record, ref: ChunkRef) -> float:
@@ -110,7 +114,7 @@ async def read_part(
     # Here and not in another thread: a chunk takes a fraction of a millisecond to decode, and two
     # threads that take turns at it lose more to each other than they win.
     while left:
-        async with aclosing(bus.get_each(_chunks(manifest), [r.sequence for r in left])) as records:
+        async with aclosing(bus.get_each(chunks, [ref.sequence for ref in left])) as records:
             async for record in records:
                 spent_s += take(record, left.popleft())
         if left:
@@ -123,11 +127,6 @@ async def read_part(
     if on_decoded is not None:
         on_decoded(spent_s)
     return assembler.vector
-
-
-def _chunks(manifest: Manifest) -> str:
-    """Return the pattern of the chunks that a manifest names."""
-    return Subjects(manifest.commit.run).chunk(manifest.commit.fragment, manifest.slot)
 
 
 async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef) -> Record:
@@ -167,14 +166,6 @@ def _accept(
         raise Corrupt(msg)
     assembler.add(header, packed, ref.checksum)
     return time.perf_counter() - began_s
-
-
-def _part(manifest: Manifest, name: str) -> Part:
-    for part in manifest.parts:
-        if part.name == name:
-            return part
-    msg = f"The manifest of fragment {manifest.commit.fragment} has no part {name!r}."
-    raise Corrupt(msg)
 
 
 async def read_latest(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import NamedTuple
 
 from skerry.errors import StreamDrift
 from skerry.log.base import Retention, Storage, StreamSpec
-from skerry.protocol.subjects import PREFIX, Subjects
+from skerry.protocol.subjects import PREFIX, StreamKind, Subjects
 
 STREAM_PREFIX = f"{PREFIX.upper()}_"
 FIXED = ("retention", "storage")
 """Settings that cannot be changed in place: the broker refuses, or messages would be lost."""
+KEPT: tuple[tuple[StreamKind, Retention, Storage], ...] = (
+    ("STATE", Retention.LAST_PER_SUBJECT, Storage.FILE),
+    ("LEDGER", Retention.EVERYTHING, Storage.FILE),
+    ("CONTRIB", Retention.WINDOW, Storage.FILE),
+    ("PULSE", Retention.LAST_PER_SUBJECT, Storage.MEMORY),
+)
 
 
 def specs(
@@ -28,58 +33,18 @@ def specs(
     is reserved by the broker when the stream is created, whether it is ever filled or not.
     """
     names = Subjects(run)
-    return (
+    return tuple(
         StreamSpec(
-            names.stream("STATE"),
-            names.of_stream("STATE"),
-            Retention.LAST_PER_SUBJECT,
-            Storage.FILE,
+            names.stream(kind),
+            names.of_stream(kind),
+            retention,
+            storage,
+            max_bytes=window_bytes if retention is Retention.WINDOW else -1,
+            max_age_s=window_s if retention is Retention.WINDOW else 0.0,
             replicas=replicas,
-        ),
-        StreamSpec(
-            names.stream("LEDGER"),
-            names.of_stream("LEDGER"),
-            Retention.EVERYTHING,
-            Storage.FILE,
-            replicas=replicas,
-        ),
-        StreamSpec(
-            names.stream("CONTRIB"),
-            names.of_stream("CONTRIB"),
-            Retention.WINDOW,
-            Storage.FILE,
-            max_bytes=window_bytes,
-            max_age_s=window_s,
-            replicas=replicas,
-            duplicate_window_s=min(120.0, window_s),
-        ),
-        StreamSpec(
-            names.stream("PULSE"),
-            names.of_stream("PULSE"),
-            Retention.LAST_PER_SUBJECT,
-            Storage.MEMORY,
-            replicas=replicas,
-        ),
+        )
+        for kind, retention, storage in KEPT
     )
-
-
-class Differences(NamedTuple):
-    """One sentence per setting that differs, by whether it can be changed in place."""
-
-    in_place: tuple[str, ...]
-    fixed: tuple[str, ...]
-
-
-def differences(wanted: StreamSpec, found: StreamSpec) -> Differences:
-    """Compare a stream with what it should be, setting by setting."""
-    in_place: list[str] = []
-    fixed: list[str] = []
-    for name in (field.name for field in fields(StreamSpec)):
-        is_, should = getattr(found, name), getattr(wanted, name)
-        if is_ != should:
-            sentence = f"stream {wanted.name}: {name} is {is_}, should be {should}"
-            (fixed if name in FIXED else in_place).append(sentence)
-    return Differences(tuple(in_place), tuple(fixed))
 
 
 def normal(spec: StreamSpec) -> StreamSpec:
@@ -97,11 +62,18 @@ def changes(wanted: StreamSpec, found: StreamSpec) -> tuple[str, ...]:
 
     Raises StreamDrift when one of them cannot be changed in place.
     """
-    in_place, fixed = differences(normal(wanted), normal(found))
+    wanted, found = normal(wanted), normal(found)
+    in_place: list[str] = []
+    fixed: list[str] = []
+    for name in (field.name for field in fields(StreamSpec)):
+        is_, should = getattr(found, name), getattr(wanted, name)
+        if is_ != should:
+            sentence = f"stream {wanted.name}: {name} is {is_}, should be {should}"
+            (fixed if name in FIXED else in_place).append(sentence)
     if fixed:
         msg = (
             f"{'; '.join(fixed)}, which cannot be changed in place. Use another run id, or remove"
             f" the stream with `nats stream rm {wanted.name}`, which loses what it holds."
         )
-        raise StreamDrift(msg, drift=fixed + in_place)
+        raise StreamDrift(msg, drift=(*fixed, *in_place))
     return tuple(f"{sentence}; changed" for sentence in in_place)

@@ -7,7 +7,6 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError, Conflict, StorageFull
@@ -129,12 +128,7 @@ class NatsBus:
         await self._connection.ready(now + self._options.connect_timeout_s)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._connection.close()
 
     @property

@@ -18,6 +18,7 @@ from skerry.errors import BrokerUnfit, BusError, StorageFull
 from skerry.log.base import MSG_ID, Record, Retention, Room, Storage, StreamInfo, StreamSpec
 from skerry.log.client import Extent, Message
 from skerry.log.nats.fast import headers_in
+from skerry.log.streams import normal
 
 NANOSECONDS = 1_000_000_000
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -127,10 +128,7 @@ def config_of(spec: StreamSpec) -> dict[str, Any]:
     ever cannot be deleted or purged message by message. Its small records repeat each other's names
     and so take a third of the room compressed (when a block is full); payloads are packed already.
     """
-    for_ever = spec.retention is Retention.EVERYTHING
-    window = spec.duplicate_window_s
-    if spec.max_age_s > 0:
-        window = min(window, spec.max_age_s)
+    for_ever, spec = spec.retention is Retention.EVERYTHING, normal(spec)
     return {
         "name": spec.name,
         "subjects": list(spec.subjects),
@@ -138,10 +136,10 @@ def config_of(spec: StreamSpec) -> dict[str, Any]:
         "storage": spec.storage.value,
         "discard": "old" if spec.retention is Retention.WINDOW else "new",
         "max_msgs_per_subject": 1 if spec.retention is Retention.LAST_PER_SUBJECT else -1,
-        "max_bytes": spec.max_bytes if spec.max_bytes > 0 else -1,
+        "max_bytes": spec.max_bytes,
         "max_age": int(spec.max_age_s * NANOSECONDS),
         "num_replicas": spec.replicas,
-        "duplicate_window": int(window * NANOSECONDS),
+        "duplicate_window": int(spec.duplicate_window_s * NANOSECONDS),
         "allow_direct": True,
         "deny_delete": for_ever,
         "deny_purge": for_ever,
@@ -171,10 +169,9 @@ def spec_of(config: Mapping[str, Any]) -> StreamSpec:
 def hidden_changes(spec: StreamSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the differences in settings that no StreamSpec has a word for."""
     wanted = config_of(spec)
-    names = ("allow_direct", "deny_delete", "deny_purge")
     return tuple(
         f"stream {spec.name}: {name} is off, should be on; changed"
-        for name in names
+        for name in ("allow_direct", "deny_delete", "deny_purge")
         if wanted[name] and not config.get(name, False)
     )
 

@@ -2,17 +2,15 @@
 
 A single server has one copy of everything, and its direct get answers from that. In a cluster any
 replica answers a direct get, one that lags too (read-after-write is promised by none of them), so
-there the stream's leader has the word: it answers what decisions rest on, says how far a replica
-must have come to be believed, and alone may say that a record is gone. Bulk reading stays with the
-replicas. A leader that was deposed without knowing can still be wrong: whatever is decided is
-written with an expectation, which only the true leader can grant.
+there the stream's leader has the word, and only bulk reading is left to the replicas. A leader that
+was deposed without knowing can still be wrong: whatever is decided is written with an expectation,
+which only the true leader can grant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -21,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from nats.errors import Error as NatsError
 
 from skerry.errors import BusError, StateLost
-from skerry.log.base import Deliver
-from skerry.log.client import Cursor, NoAnswer, Retries, one_by_one
+from skerry.log.base import Deliver, Record
+from skerry.log.client import AT_ONCE, Cursor, NoAnswer, Retries, one_by_one, together
 from skerry.log.nats.connection import NatsInbox, cancellable
 from skerry.log.nats.follow import FAILURES, Puller
 from skerry.log.nats.jetstream import (
@@ -35,14 +33,11 @@ from skerry.log.nats.jetstream import (
 from skerry.protocol.subjects import stream_of
 
 if TYPE_CHECKING:
-    from skerry.log.base import Record
     from skerry.log.nats.connection import Connection
 
 AVOID_S = 30.0
-"""A cluster goes on handing reads to a replica that hangs until its route is given up, a minute by
-default: after one that did not answer, only the leader is asked for this long."""
-LAGGING_S = 1.0
-"""A replica that is still behind after this long is not waited for: the leader is asked."""
+"""After a consumer that could not be made or fell silent none is tried for this long: in a cluster
+it may have been placed on a node that hangs, as the next one may."""
 MOST_SUBJECTS = 1024
 """Subjects that one batch get may match; the server refuses more."""
 PAGE_BYTES = 16 * 1024**2
@@ -68,11 +63,11 @@ class Leader:
         about = f"a look at stream {stream}"
         return await self._connection.api(name, about=about, empty_for=absent, deadline=deadline)
 
-    async def newest(self, stream: str, deadline: float) -> int | None:
-        """Return the last sequence of a stream once that is all this client was acknowledged.
+    async def caught_up(self, stream: str, deadline: float) -> bool:
+        """Return True once a stream holds all this client was acknowledged; False if there is none.
 
         A new leader may need a moment, and a deposed one never gets there. Raises StateLost when
-        a file holds less for good; streams in memory may lose what they hold. None: no stream.
+        a file holds less for good; streams in memory may lose what they hold.
         """
         goal = self._acknowledged.get(stream, 0)
         last_look = deadline - self._connection.options.request_timeout_s  # which takes time too
@@ -80,7 +75,7 @@ class Leader:
         while info := await self.info(stream, deadline):
             last: int = info["state"]["last_seq"]
             if last >= goal or info["config"]["storage"] == "memory":
-                return last
+                return True
             if not await retries.pause():
                 msg = (
                     f"Stream {stream} ends at sequence {last}, but the broker had acknowledged"
@@ -89,7 +84,7 @@ class Leader:
                     " config file."
                 )
                 raise StateLost(msg)
-        return None
+        return False
 
     async def record(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
         """Return one message, or None."""
@@ -114,37 +109,27 @@ class Leader:
 
 
 class Reads:
-    """Reads through one connection, each given up after a while.
-
-    Whatever answers must have come as far as this client was acknowledged.
-    """
+    """Reads through one connection, each given up after a while."""
 
     def __init__(self, connection: Connection) -> None:
         self.leader = Leader(connection)
         self._connection = connection
-        self._avoid_replicas_until = 0.0
         self._avoid_consumers_until = 0.0
 
     async def last(self, subject: str) -> Record | None:
         """Return the newest message on this subject, or on any that matches a pattern, or None."""
         stream, deadline = stream_of(subject), self._deadline()
-        wanted = {"last_by_subj": subject}
-        if await self._clustered(deadline):
-            return await self.leader.record(stream, wanted, deadline)
-        return await self._direct(stream, wanted, deadline)
+        return await self._one(stream, {"last_by_subj": subject}, deadline)
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         """Return the message with that sequence, or None if it is gone or not there yet."""
         if sequence < 1:
             return None
-        record: Record | None = None
         deadline, wanted = self._deadline(), {"seq": sequence}
-        clustered = await self._clustered(deadline)
-        if not clustered or _now() > self._avoid_replicas_until:
-            record = await self._direct(stream, wanted, deadline)
-        if record is not None or not clustered:
+        record = await self._one(stream, wanted, deadline)
+        if record is not None or not self._connection.clustered:
             return record
-        if await self.leader.newest(stream, deadline) is None:
+        if not await self.leader.caught_up(stream, deadline):
             return None
         return await self.leader.record(stream, wanted, deadline)
 
@@ -170,47 +155,32 @@ class Reads:
     async def last_each(self, pattern: str) -> list[Record]:
         """Return the newest message of every subject that matches, in sequence order."""
         stream, deadline = stream_of(pattern), self._deadline()
-        goal: int | None = 0
-        if await self._clustered(deadline):
-            goal = await self.leader.newest(stream, deadline)
-        if goal is None:
-            return []
-        found: dict[str, Record] = {}
-        if not await self._last_of(stream, [pattern], found, goal, deadline):
+        await self._connection.ready(deadline)
+        found: list[Record] = []
+        if self._connection.clustered:
+            if not await self.leader.caught_up(stream, deadline):
+                return []
+            subjects = await self.leader.subjects(stream, pattern, deadline)
+            wanted = [{"last_by_subj": subject} for subject in subjects]
+            for first in range(0, len(wanted), AT_ONCE):
+                some = wanted[first : first + AT_ONCE]
+                records = await together(self.leader.record(stream, w, deadline) for w in some)
+                found += [record for record in records if record is not None]
+        elif (batch := await self._batch(stream, [pattern], deadline)) is not None:
+            found = batch
+        else:
             subjects = await self.leader.subjects(stream, pattern, deadline)
             for page in _pages(subjects, self._connection.max_payload // 2):
-                await self._last_of(stream, page, found, goal, deadline)
-        return sorted(found.values(), key=lambda record: record.sequence)
+                found += await self._batch(stream, page, deadline) or []
+        return sorted(found, key=lambda record: record.sequence)
 
     def _deadline(self) -> float:
         return _now() + self._connection.options.waits_s
 
-    async def _clustered(self, deadline: float) -> bool:
-        await self._connection.ready(deadline)
-        return self._connection.clustered
-
-    async def _give_up(self, failed: NoAnswer, stream: str, retries: Retries) -> bool:
-        """Return True if no answer will come: there is no stream, or a replica hangs.
-
-        Otherwise waits a little; BrokerUnavailable if there is no time left to ask again.
-        """
-        if failed.sent and self._connection.clustered:
-            self._avoid_replicas_until = _now() + AVOID_S
-            return True
-        if not failed.sent and not await self.leader.info(stream, retries.deadline):
-            return True
-        if not await retries.pause():
-            raise self._connection.unavailable(self._connection.options.waits_s) from failed
-        return False
-
     async def _pulled(
         self, stream: str, pattern: str, sequences: Sequence[int]
     ) -> AsyncGenerator[Record]:
-        """Yield as many messages as are wanted, from the first on, for as long as all goes well.
-
-        After a consumer that could not be made or fell silent none is tried for AVOID_S: in a
-        cluster it may have been placed on a node that hangs, as the next one may.
-        """
+        """Yield as many messages as are wanted, from the first on, for as long as all goes well."""
         puller = Puller(self._connection, stream, most=len(sequences))
         try:
             await puller.open((pattern,), Cursor(Deliver.ALL, sequences[0] - 1))
@@ -226,16 +196,18 @@ class Reads:
                 self._avoid_consumers_until = _now() + AVOID_S
             await puller.close()
 
-    async def _direct(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
-        """Return one message as any replica has it; None also when none of a cluster's answered."""
+    async def _one(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
+        """Return one message as a cluster's leader or a single server has it."""
+        await self._connection.ready(deadline)
+        if self._connection.clustered:
+            return await self.leader.record(stream, wanted, deadline)
         retries, body = Retries(deadline), json.dumps(wanted).encode()
+        subject = f"$JS.API.DIRECT.GET.{stream}"
         while True:
             try:
-                answer = await self._connection.request(
-                    f"$JS.API.DIRECT.GET.{stream}", body, deadline=deadline
-                )
+                answer = await self._connection.request(subject, body, deadline=deadline)
             except NoAnswer as e:
-                if await self._give_up(e, stream, retries):
+                if await self._absent(e, stream, retries):
                     return None
                 continue
             status = status_of(answer)
@@ -246,50 +218,36 @@ class Reads:
             msg = f"The broker refused a read of {stream} (status {status})."
             raise BusError(msg)
 
-    async def _last_of(
-        self, stream: str, subjects: list[str], found: dict[str, Record], goal: int, deadline: float
-    ) -> bool:
-        """Add the newest record of each subject; False if there are too many of them.
-
-        A replica that has not come as far as ``goal``, and one that found nothing, which does not
-        say how far it has come, are not believed: the leader is asked for one after the other.
-        """
-        soon = Retries(min(deadline, _now() + LAGGING_S))
-        while not goal or _now() >= self._avoid_replicas_until:
-            records, status, reached = await self._batch(stream, subjects, deadline)
-            if status == "413":
-                return False
-            if not goal or (status == "204" and reached >= goal):
-                found.update({record.subject: record for record in records})
-                return True
-            if status != "204" or not await soon.pause():
-                break
-        for pattern in subjects:
-            for subject in await self.leader.subjects(stream, pattern, deadline):
-                wanted = {"last_by_subj": subject}
-                if (record := await self.leader.record(stream, wanted, deadline)) is not None:
-                    found[subject] = record
-        return True
-
     async def _batch(
         self, stream: str, subjects: list[str], deadline: float
-    ) -> tuple[list[Record], str, int]:
-        """Get every page of a batch; returns records, the last status, and how far it is true."""
-        retries, sequence, reached = Retries(deadline), 0, sys.maxsize
-        found: list[Record] = []
+    ) -> list[Record] | None:
+        """Return the newest message of each subject; None if there are too many subjects."""
+        retries, sequence, found = Retries(deadline), 0, list[Record]()
         while True:
             try:
                 page, end = await _page(self._connection, stream, subjects, sequence, deadline)
             except NoAnswer as e:
-                if await self._give_up(e, stream, retries):
-                    return found, "404", 0
+                if await self._absent(e, stream, retries):
+                    return found
                 continue
             found += page
             status = end.get("Status", "")
-            reached = min(reached, int(end.get("Nats-UpTo-Sequence", 0)))
+            if status == "413":
+                return None
             if status != "204" or int(end.get("Nats-Num-Pending", 0)) == 0:
-                return found, status, reached
+                return found
             sequence = int(end["Nats-Last-Sequence"]) + 1
+
+    async def _absent(self, failed: NoAnswer, stream: str, retries: Retries) -> bool:
+        """Return True if no answer will come as there is no stream.
+
+        Otherwise waits a little; BrokerUnavailable if there is no time left to ask again.
+        """
+        if not failed.sent and not await self.leader.info(stream, retries.deadline):
+            return True
+        if not await retries.pause():
+            raise self._connection.unavailable(self._connection.options.waits_s) from failed
+        return False
 
 
 async def _page(
