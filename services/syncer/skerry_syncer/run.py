@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.algorithm import liveness, schedule
-from skerry.algorithm.adamw import AdamW
 from skerry.algorithm.merge import rule_of
-from skerry.algorithm.outer import make_outer
+from skerry.algorithm.outer import adamw_of, make_outer
 from skerry.log import run_records
 from skerry.log.streams import specs
 from skerry.protocol import rounds
@@ -68,7 +67,7 @@ class ServedRun:
             lr=config.outer.lr,
             momentum=config.outer.momentum,
             h_steps=config.sync.h_steps,
-            adamw=AdamW.of(config.train, plan),
+            adamw=adamw_of(config.train, plan),
         )
         blocking = not config.sync.overlap_steps
         policy = liveness.LivenessPolicy(**config.liveness.model_dump(), blocking=blocking)

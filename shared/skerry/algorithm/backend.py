@@ -22,56 +22,36 @@ if TYPE_CHECKING:
     from skerry.algorithm.merge_numpy import OuterGradient, Spans
     from skerry.algorithm.planes import Planes
 
+    F32s = NDArray[np.float32]
+
 
 class QuantiseBackend(Protocol):
-    """The quantisation functions of a CPU backend; all give equal bits."""
+    """The functions of ``skerry.algorithm.quantise_numpy``; all backends give equal bits."""
 
-    def quantise(self, scheme: str, x: NDArray[np.float32]) -> Planes:
-        """Quantise f32 (blocks*256,); raises Diverged if anything is not finite."""
-        ...
-
-    def dequantise(
-        self, scheme: str, planes: Planes, out: NDArray[np.float32] | None = None
-    ) -> NDArray[np.float32]:
-        """Decode to f32 (blocks*256,), into ``out`` if given."""
-        ...
-
-    def join(self, planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
-        """Put f32 (n,) together from its byte planes u8 (n,), the highest first."""
-        ...
+    def quantise(self, scheme: str, x: F32s) -> Planes: ...
+    def dequantise(self, scheme: str, planes: Planes, out: F32s | None = None) -> F32s: ...
+    def join(self, planes: Sequence[NDArray[np.uint8]], out: F32s) -> None: ...
 
 
 class MergeBackend(Protocol):
-    """The merge functions of a CPU backend, documented in ``skerry.algorithm.merge_numpy``."""
+    """The functions of ``skerry.algorithm.merge_numpy``."""
 
-    def segment_squares(self, x: NDArray[np.float32], spans: Spans) -> NDArray[np.float64]:
-        """Sum the squares of f32 (blocks*256,) over each span."""
-        ...
-
+    def segment_squares(self, x: F32s, spans: Spans) -> NDArray[np.float64]: ...
     def accumulate(
-        self,
-        contributions: Sequence[OuterGradient],
-        coefficients: NDArray[np.float32],
-        spans: Spans,
-        out: NDArray[np.float32],
-    ) -> NDArray[np.float64]:
-        """Write the weighted sum into the spans of ``out``; returns its squares per span."""
-        ...
-
+        self, contributions: Sequence[OuterGradient], coefficients: F32s, spans: Spans, out: F32s
+    ) -> NDArray[np.float64]: ...
     def step(
         self,
-        out: NDArray[np.float32],
-        gains: NDArray[np.float32],
+        out: F32s,
+        gains: F32s,
         spans: Spans,
-        master: NDArray[np.float32],
-        momentum: NDArray[np.float32] | None,
+        master: F32s,
+        momentum: F32s | None,
         *,
         lr: float,
         decay: float,
-        into: NDArray[np.float32] | None = None,
-    ) -> NDArray[np.float32] | None:
-        """Turn ``out`` from a direction into new parameters; returns the new momentum."""
-        ...
+        into: F32s | None = None,
+    ) -> F32s | None: ...
 
 
 @cache

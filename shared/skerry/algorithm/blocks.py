@@ -17,22 +17,17 @@ on the wire; rounding to nearest is unbiased, and bias is what costs training, n
 **e3m0** is the FP4 of Streaming DiLoCo (arXiv 2501.18512): a sign and three bits of exponent, so 0
 and ``+-scale * 2**k`` for k = 0..6, with the peak at the top. ``y = x * (f32(1)/scale)`` goes to
 the power of two below 1.45 * 2**k and to the one above from there on, by adding 0.55 to the
-significand of y as an integer and reading the exponent; below 0.725 it goes to 0. A value that is
-not near 0 is off by at most 38 % of itself, any by at most 28 % of the peak. Halfway, 1.5, would
-shrink a Gaussian or Laplacian block by 3 % along itself, since a power's cell reaches twice as far
-up as down; 1.45 leaves its length within 0.5 % and costs nothing in direction (cosine 0.981).
+significand of y as an integer and reading the exponent; below 0.725 it goes to 0. Halfway, 1.5,
+would shrink a Gaussian or Laplacian block by 3 % along itself, since a power's cell reaches twice
+as far up as down; 1.45 leaves its length within 0.5 % and costs nothing in direction.
 
 **int2** has one level, ``scale`` times -1, 0 or 1, and error feedback. Its scale is 1.5 times the
 mean magnitude of what is not zero, but from a third of the peak to all of it. Magnitudes are summed
 as integers, cut off at 2**-15 of the peak's power of two, so that no order of adding shows. A value
 beyond half a scale becomes one. Of a Gaussian and a Laplacian block's energy the error is 0.190 and
 0.271, where the best three levels leave 0.190 and 0.264 (Max 1960) and a scale at the peak 0.65 and
-0.69. Four levels without a zero (1 and 3.5 times 0.55 of the mean) leave 0.118 and 0.189, but hold
-0.4 bits more of entropy, give a value to all padding, and give spiky blocks an error larger than
-they are; with feedback both gain the same, within 0.4 %
-(``tests/unit/protocol/test_low_lr_continuation.py``). Here no element is further off than it is
-large, nor than two thirds of its block's peak: a residual never exceeds twice the largest thing
-that was to be sent.
+0.69. No element is further off than it is large, nor than two thirds of its block's peak: a
+residual never exceeds twice the largest thing that was to be sent.
 """
 # pyright: basic
 
@@ -57,8 +52,7 @@ Encoded: TypeAlias = tuple[Array, Array | None]
 """Codes u8 (blocks, code_bytes), and scales u16 (blocks,) of a scheme that has them."""
 
 HALF, QUARTER = BLOCK // 2, BLOCK // 4
-INF_BITS = 0x7F80_0000
-MAGNITUDE = 0x7FFF_FFFF
+INF_BITS, MAGNITUDE = 0x7F80_0000, 0x7FFF_FFFF
 SCALE_FLOOR = 0x0380
 """bf16 bits of 2**-120, the smallest scale."""
 ZERO_PEAK = 0x0300_0000
@@ -140,14 +134,6 @@ def _signed(xp: Numpy, magnitude: Array, sign: Array) -> Array:
     return xp.where(sign > 0, -positive, positive)
 
 
-def _encode_f32(_xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> Encoded:
-    return rows.view(np.uint8), None
-
-
-def _decode_f32(_xp: Numpy, codes: Array) -> Sequence[Array]:
-    return (codes.view(np.float32),)
-
-
 def _encode_bf16(xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> Encoded:
     bits = rows.view(np.uint32)
     half = bits + _U32(0x7FFF) + ((bits >> _U32(16)) & _U32(1))
@@ -156,11 +142,7 @@ def _encode_bf16(xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> Encod
     return (xp.minimum(words ^ sign, np.uint16(BF16_MAX)) | sign).view(np.uint8), None
 
 
-def _decode_bf16(_xp: Numpy, codes: Array) -> Sequence[Array]:
-    return (widened(codes.view(np.uint16)),)
-
-
-def _encode_int8(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> tuple[Array, Array | None]:
+def _encode_int8(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
     codes, scales = _nearest(xp, scheme, rows, peak)
     high = (codes[:, :HALF] >> _FOUR) | (codes[:, HALF:] & _HIGH)
     return xp.concatenate([high, _nibbles(codes)], axis=1), scales
@@ -172,7 +154,7 @@ def _decode_int8(_xp: Numpy, codes: Array) -> Sequence[Array]:
     return first.view(np.int8), second.view(np.int8)
 
 
-def _encode_int4(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> tuple[Array, Array | None]:
+def _encode_int4(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
     codes, scales = _nearest(xp, scheme, rows, peak)
     return _nibbles(codes), scales
 
@@ -182,7 +164,7 @@ def _decode_int4(_xp: Numpy, codes: Array) -> Sequence[Array]:
     return (codes << _FOUR).view(np.int8) >> four, codes.view(np.int8) >> four
 
 
-def _encode_e3m0(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> tuple[Array, Array | None]:
+def _encode_e3m0(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
     scales = _peak_scales(xp, scheme, peak)
     bits = _multiples(xp, rows, scales).view(np.uint32)
     raised = ((bits & _U32(MAGNITUDE)) + _U32(POWER_UP)) >> _U32(23)
@@ -215,7 +197,7 @@ def _ternary_scales(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Arra
     return rounded_up(xp, scheme, level.astype(np.float32) * unit, peak)
 
 
-def _encode_int2(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> tuple[Array, Array | None]:
+def _encode_int2(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
     scales = _ternary_scales(xp, scheme, rows, peak)
     wide = (scales.astype(np.uint32) << _U32(16)) - _U32(1 << 23)
     half = xp.where(scales > 0, wide, _U32(MAGNITUDE))
@@ -232,8 +214,11 @@ def _decode_int2(xp: Numpy, codes: Array) -> Sequence[Array]:
 
 
 ARITHMETIC: Mapping[str, BlockArithmetic] = {
-    "f32": BlockArithmetic(_encode_f32, _decode_f32),
-    "bf16": BlockArithmetic(_encode_bf16, _decode_bf16),
+    "f32": BlockArithmetic(
+        lambda _xp, _scheme, rows, _peak: (rows.view(np.uint8), None),
+        lambda _xp, codes: (codes.view(np.float32),),
+    ),
+    "bf16": BlockArithmetic(_encode_bf16, lambda _xp, codes: (widened(codes.view(np.uint16)),)),
     "int8": BlockArithmetic(_encode_int8, _decode_int8),
     "int4": BlockArithmetic(_encode_int4, _decode_int4),
     "e3m0": BlockArithmetic(_encode_e3m0, _decode_e3m0),

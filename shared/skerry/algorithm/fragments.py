@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 BLOCK = 256
 
 
-def padded(size: int) -> int:
-    """Return ``size`` rounded up to whole blocks."""
-    return -(-size // BLOCK) * BLOCK
+def padded(size: int, grain: int = BLOCK) -> int:
+    """Return ``size`` rounded up to whole blocks, or whole grains of another size."""
+    return -(-size // grain) * grain
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,18 @@ class Fragment:
         return sum(s.size for s in self.slices)
 
     @property
-    def padded_size(self) -> int:
-        """Length of the padded vector: a multiple of BLOCK."""
-        return sum(padded(s.size) for s in self.slices)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the padded vector."""
-        return self.padded_size // BLOCK
-
-    @property
     def offsets(self) -> tuple[int, ...]:
         """The start of each slice in the padded vector, and the end of the last."""
         return tuple(accumulate((padded(s.size) for s in self.slices), initial=0))
+
+    @property
+    def padded_size(self) -> int:
+        """Length of the padded vector: a multiple of BLOCK."""
+        return self.offsets[-1]
+
+    @property
+    def blocks(self) -> int:
+        return self.padded_size // BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def _pieces(sizes: Sequence[int], fragments: int) -> list[Slice]:
     grain = BLOCK
     while sum(-(-size // grain) for size in sizes) < fragments:
         grain //= 2
-    share = _rounded(-(-sum(sizes) // fragments), grain)
+    share = padded(-(-sum(sizes) // fragments), grain)
     pieces = [
         Slice(leaf, start, min(start + share, size))
         for leaf, size in enumerate(sizes)
@@ -202,14 +201,10 @@ def _pieces(sizes: Sequence[int], fragments: int) -> list[Slice]:
     heapq.heapify(largest)
     while len(largest) < fragments:
         negative, leaf, start = heapq.heappop(largest)
-        half = _rounded((1 - negative) // 2, grain)
+        half = padded((1 - negative) // 2, grain)
         heapq.heappush(largest, (-half, leaf, start))
         heapq.heappush(largest, (negative + half, leaf, start + half))
     return [Slice(leaf, start, start - negative) for negative, leaf, start in largest]
-
-
-def _rounded(size: int, grain: int) -> int:
-    return -(-size // grain) * grain
 
 
 def _joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:

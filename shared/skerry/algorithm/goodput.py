@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 """The one use of time that is goodput."""
+FLOAT32_BYTES = 4
 
 
 class Cause(StrEnum):
@@ -39,12 +40,6 @@ class Cause(StrEnum):
 
 USES: tuple[str, ...] = (TRAIN, *(cause.value for cause in Cause))
 """All uses of time."""
-
-IN_ORDER: tuple[str, ...] = (
-    *(TRAIN, Cause.REPLAY.value, Cause.COMPILE.value, Cause.RECOVER.value, Cause.WAIT.value),
-    *(Cause.IDLE.value, Cause.DOWN.value),
-)
-"""The order in which uses count where a learner reports more time than it was allocated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +91,19 @@ def split(spent: Spent, allocated_s: float) -> dict[str, float]:
     The parts add up to ``allocated_s``: the time that the learner did not count is down time, and
     the time that it counted too much (two clocks never agree exactly) is dropped, idle time first.
     """
-    counted = spent.train_s + spent.compile_s + spent.recover_s + spent.wait_s + spent.replay_s
+    counted = {
+        TRAIN: spent.train_s,
+        Cause.REPLAY.value: spent.replay_s,
+        Cause.COMPILE.value: spent.compile_s,
+        Cause.RECOVER.value: spent.recover_s,
+        Cause.WAIT.value: spent.wait_s,
+    }
+    counted[Cause.IDLE.value] = spent.alive_s - sum(counted.values())
     left, found = max(0.0, allocated_s), dict.fromkeys(USES, 0.0)
-    for use, seconds in zip(
-        IN_ORDER,
-        (
-            *(spent.train_s, spent.replay_s, spent.compile_s, spent.recover_s, spent.wait_s),
-            *(spent.alive_s - counted, left),
-        ),
-        strict=True,
-    ):
-        found[use] = taken = min(max(0.0, seconds), left)
-        left -= taken
+    for use, seconds in counted.items():
+        found[use] = min(max(0.0, seconds), left)
+        left -= found[use]
+    found[Cause.DOWN.value] = left
     return found
 
 
@@ -122,3 +118,16 @@ def ratios(splits: Iterable[Mapping[str, float]]) -> dict[str, float]:
             sums[use] += seconds
     total = sum(sums.values())
     return {use: seconds / total if total > 0 else 0.0 for use, seconds in sums.items()}
+
+
+def data_parallel_bytes(params: int, steps_by_learner: Mapping[str, int], learners: int) -> int:
+    """Return the bytes that a ring all-reduce of f32 gradients would have sent for the same steps.
+
+    ``learners`` is M, the number that a run is planned for (``sync.learners``): some names in its
+    log replaced others. Each of M workers sends 2 (M - 1) / M times the gradient per step
+    (Patarasuk and Yuan, 2009).
+    """
+    if learners < 2:
+        return 0
+    steps = sum(steps_by_learner.values())
+    return round(2 * (learners - 1) / learners * params * FLOAT32_BYTES * steps)

@@ -18,11 +18,8 @@ from enum import StrEnum
 
 WINDOW = 100
 """Intervals in the mean: enough to know a variance to sqrt(2 / 100), 14 %."""
-
 OUTAGE_SIGMAS = 6.0
 """An interval this far out has a chance below 1e-9: an outage counts as this long."""
-
-
 CLOSED_PHI = 1.0
 """The level for gone without a connection: one in ten pauses is that long."""
 
@@ -130,7 +127,11 @@ def phi(heartbeat: Heartbeat, now_s: float, expected_s: float) -> float:
     silent_s = now_s - heartbeat.last_s
     if silent_s <= 0:
         return 0.0
-    return _tail_phi((silent_s - mean_s) / _deviation_s(heartbeat, mean_s))
+    z = (silent_s - mean_s) / _deviation_s(heartbeat, mean_s)
+    if z < 30.0:
+        return -math.log10(0.5 * math.erfc(z / math.sqrt(2.0)))
+    density = z * z / 2.0 + 0.5 * math.log(2.0 * math.pi)  # where the tail underflows
+    return (density + math.log(z + 1.0 / z)) / math.log(10.0)
 
 
 def stalled_phi(progress: StepProgress, now_s: float, expected_s: float) -> float:
@@ -182,11 +183,3 @@ def judge(
 
 def _deviation_s(heartbeat: Heartbeat, mean_s: float) -> float:
     return max(math.sqrt(heartbeat.variance), mean_s)
-
-
-def _tail_phi(z: float) -> float:
-    """Return ``-log10`` of the standard normal's upper tail at z, also where that underflows."""
-    if z < 30.0:
-        return -math.log10(0.5 * math.erfc(z / math.sqrt(2.0)))
-    density = z * z / 2.0 + 0.5 * math.log(2.0 * math.pi)
-    return (density + math.log(z + 1.0 / z)) / math.log(10.0)

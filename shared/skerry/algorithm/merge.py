@@ -241,10 +241,21 @@ def _in_order(
     *,
     needed: bool,
 ) -> tuple[list[OuterGradient], NDArray[np.float64], NDArray[np.float64]]:
-    """Sort by content; returns contributions, weights (M,), norms (M, slices; ones if unused)."""
-    ones = (1.0,) * len(fragment.slices)
+    """Sort by content; returns contributions, weights (M,), norms (M, slices; ones if unused).
+
+    Norms that a header lacks, or that cannot be, are computed from its planes.
+    """
+
+    def norms(item: OuterGradient) -> tuple[float, ...]:
+        if not needed:
+            return (1.0,) * len(fragment.slices)
+        usable = len(item.norms) == len(fragment.slices)
+        if usable and all(math.isfinite(norm) and norm >= 0 for norm in item.norms):
+            return item.norms
+        return slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
+
     keys = [
-        (weight, item.scheme, _norms(item, fragment) if needed else ones)
+        (weight, item.scheme, norms(item))
         for weight, item in zip(weights, contributions, strict=True)
     ]
     tied = len(set(keys)) < len(keys)
@@ -255,14 +266,6 @@ def _in_order(
     ordered = [item for _, _, item in ranked]
     shares = np.array([key[0] for key, _, _ in ranked])
     return ordered, shares, np.array([key[2] for key, _, _ in ranked])
-
-
-def _norms(item: OuterGradient, fragment: Fragment) -> tuple[float, ...]:
-    """Return the header's norms if they are usable, else compute them from the planes."""
-    usable = len(item.norms) == len(fragment.slices)
-    if usable and all(math.isfinite(norm) and norm >= 0 for norm in item.norms):
-        return item.norms
-    return slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
 
 
 def _digest(item: OuterGradient) -> bytes:

@@ -10,11 +10,9 @@ quality benchmark:
 - ``adamw``: a learner's AdamW, for mode ``data-parallel``;
 - ``module:function``: any optax transformation, built by your function.
 
-Decoupled DiLoCo (2604.21428) prints no outer learning rate. In experiment ``outer`` of
-docs/quality.md (small models) ``direct`` was better than momentum 0.9 at every H and M tried: 8,
-24, 64, 128 and 256 with M = 4; M = 2 and 8 with H = 24. Momentum 0.5 was better than ``direct`` in
-every pair of runs from H = 24 on, by 0.5 % there and 0.8 to 2 % from 64 on, and worse at H = 8.
-The presets need neither jax nor optax; those of momentum equal ``optax.sgd`` to the last bit.
+Decoupled DiLoCo (2604.21428) prints no outer learning rate; experiment ``outer`` of
+docs/quality.md has the runs that ``auto`` rests on. The presets need neither jax nor optax; those
+of momentum equal ``optax.sgd`` to the last bit.
 """
 # pyright: basic
 
@@ -23,13 +21,13 @@ from __future__ import annotations
 import math
 import re
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from skerry import code
 from skerry.algorithm import backend
-from skerry.algorithm.adamw import AdamW, Moments
 from skerry.algorithm.fragments import padded
 from skerry.algorithm.merge import direction, merge
 from skerry.algorithm.merge_numpy import whole
@@ -42,13 +40,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from optax import GradientTransformation
 
-    from skerry.algorithm.fragments import Fragment
+    from skerry.algorithm.fragments import Fragment, Plan
     from skerry.algorithm.merge_numpy import OuterGradient
 
     F32s = NDArray[np.float32]
 
 MOMENTUM = "momentum"
 FIRST, SECOND, COUNT = "first_moment", "second_moment", "count"
+CHUNK = 64 * 1024
+"""Elements in one pass of AdamW, so that the vectors of a step stay in cache."""
 
 
 class Outer(NamedTuple):
@@ -74,11 +74,11 @@ def make_outer(
     lr: float | None,
     momentum: float | None,
     h_steps: int,
-    adamw: AdamW | None = None,
+    adamw: Outer | None = None,
 ) -> Outer:
     """Build the outer optimizer of a preset; ``lr`` and ``momentum`` override the preset's.
 
-    ``adamw`` is ``AdamW.of`` the run, which the preset of that name needs.
+    ``adamw`` is ``adamw_of`` the run, which the preset of that name needs.
 
     Raises ConfigError for an unknown preset (with the nearest one), a bad number, or a factory
     that cannot be loaded or does not return an optax transformation.
@@ -101,7 +101,13 @@ def make_outer(
         )
         raise ConfigError(msg, path="outer.preset", nearest=nearest)
     if preset == "adamw":
-        return _adamw_outer(adamw, lr, momentum)
+        if adamw is None or (lr, momentum) != (None, None):
+            msg = (
+                "outer.preset 'adamw' takes one fragment of bare gradients, and its rate and decays"
+                " from the training settings: set mode=data-parallel, or another preset"
+            )
+            raise ConfigError(msg, path="outer.preset")
+        return adamw
     name, default = resolved(preset, h_steps)
     sgd = Sgd(default.lr if lr is None else lr, default.momentum if momentum is None else momentum)
     return _sgd_outer(name, sgd)
@@ -168,14 +174,53 @@ def _sgd_outer(name: str, sgd: Sgd) -> Outer:
     return Outer(name, init, apply, leaves, restore, sgd)
 
 
-def _adamw_outer(adamw: AdamW | None, lr: float | None, momentum: float | None) -> Outer:
-    """AdamW on averaged gradients; its state is two moments and a count of its steps."""
-    if adamw is None or adamw.fragments != 1 or (lr, momentum) != (None, None):
-        msg = (
-            "outer.preset 'adamw' takes one fragment of bare gradients, and its rate and decays "
-            "from the training settings: set mode=data-parallel, or another preset"
-        )
-        raise ConfigError(msg, path="outer.preset")
+class Moments(NamedTuple):
+    """First and second moment f32 (padded_size,), and how many steps have been taken."""
+
+    first: F32s
+    second: F32s
+    steps: int
+
+
+def adamw_of(training: Any, plan: Plan) -> Outer | None:
+    """Return the learner's own AdamW as a step on averaged gradients; None unless it can be one.
+
+    For mode ``data-parallel``, whose learners send bare gradients of one fragment: clipping by the
+    global norm needs all of it. In the order of the learner's step: clipping, Adam (arXiv
+    1412.6980) with bias correction and eps = 1e-8, decoupled weight decay on matrices only (AdamW,
+    arXiv 1711.05101), and the run's learning rate at this optimizer's own step. Equal to the
+    learner's up to the order of f32 roundings, in numpy: ``from_optax`` takes five times as long.
+    ``training`` are the settings ``train``.
+    """
+    if training.inner != "gradient" or len(plan.fragments) != 1:
+        return None
+    (fragment,) = plan.fragments
+    spans = zip(fragment.slices, pairwise(fragment.offsets), strict=True)
+    matrices = [span for piece, span in spans if len(plan.leaves[piece.leaf].shape) >= 2]
+    b1, a1 = np.float32(training.b1), np.float32(1 - training.b1)
+    b2, a2 = np.float32(training.b2), np.float32(1 - training.b2)
+    eps, decay = np.float32(1e-8), np.float32(training.weight_decay)
+
+    def apply(master: F32s, merged: F32s, state: Moments) -> tuple[F32s, Moments]:
+        norm = float(np.sqrt(backend.merger().segment_squares(merged, whole(merged))[0]))
+        if norm == 0:  # a round of no work, or of skipped steps
+            return master.copy(), state
+        count, clip = state.steps + 1, np.float32(min(1.0, training.clip / norm))
+        unbias = np.float32(1 - training.b1**count), np.float32(1 - training.b2**count)
+        rate = np.float32(learning_rate(training, state.steps / training.steps))
+        out, first, second = np.empty_like(master), np.empty_like(master), np.empty_like(master)
+        chunks = [slice(at, min(at + CHUNK, master.size)) for at in range(0, master.size, CHUNK)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for at in chunks:
+                g = merged[at] * clip
+                first[at] = a1 * g + b1 * state.first[at]
+                second[at] = a2 * (g * g) + b2 * state.second[at]
+                out[at] = (first[at] / unbias[0]) / (np.sqrt(second[at] / unbias[1]) + eps)
+            for start, stop in matrices:
+                out[start:stop] += decay * master[start:stop]
+            for at in chunks:
+                out[at] = master[at] - rate * out[at]
+        return out, Moments(first, second, count)
 
     def leaves(state: Moments) -> dict[str, F32s]:
         count = np.array([state.steps], np.float32)  # exact up to 2^24 steps
@@ -185,7 +230,20 @@ def _adamw_outer(adamw: AdamW | None, lr: float | None, momentum: float | None) 
         first, second = (_fit(stored, name, master.size).copy() for name in (FIRST, SECOND))
         return Moments(first, second, int(_fit(stored, COUNT, 1)[0]))
 
-    return Outer("adamw", adamw.init, adamw.apply, leaves, restore, bare_gradients=True)
+    def init(master: F32s) -> Moments:
+        return Moments(np.zeros_like(master), np.zeros_like(master), 0)
+
+    return Outer("adamw", init, apply, leaves, restore, bare_gradients=True)
+
+
+def learning_rate(training: Any, done: float) -> float:
+    """Return the learner's rate at ``done`` in [0, 1]: linear warm-up, then a cosine."""
+    done = min(1.0, done)
+    if done < training.warmup:
+        return float(training.lr * max(done / training.warmup, 0.01))
+    falling = (done - training.warmup) / (1.0 - training.warmup)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * falling))
+    return float(training.lr * (training.lr_final + (1.0 - training.lr_final) * cosine))
 
 
 def from_optax(name: str, transformation: GradientTransformation) -> Outer:

@@ -56,19 +56,19 @@ F = TypeVar("F", bound="Callable[..., object]")
 u8, u16, u32, i32, i64 = types.uint8, types.uint16, types.uint32, types.int32, types.int64
 f32, f64, i1 = types.float32, types.float64, types.boolean
 
-_MAGNITUDE = np.int32(MAGNITUDE)
-_INF = np.int32(INF_BITS)
-_ZERO_PEAK = np.int32(ZERO_PEAK)
-_FLOOR = np.int32(SCALE_FLOOR)
+_MAGNITUDE, _INF, _ZERO_PEAK, _FLOOR, _POWER_UP, _POWER_BASE, _FINE_SHIFT, _FINEST = (
+    np.int32(n)
+    for n in (
+        *(MAGNITUDE, INF_BITS, ZERO_PEAK, SCALE_FLOOR),
+        *(POWER_UP, POWER_BASE, FINE_SHIFT, FINEST),
+    )
+)
 _BF16_MAX = np.uint32(BF16_MAX)
-_ROUND_UP = np.int32(0xFFFF)
+_ROUND_UP, _BIAS, _SIGN, _HIGH = (np.int32(n) for n in (0xFFFF, 127, 0x80, 0xF0))
 _ROUND = np.float32(12_582_912.0)
 """1.5 * 2**23: adding and subtracting it rounds a small f32 to an integer, half to even."""
-_POWER_UP, _POWER_BASE = np.int32(POWER_UP), np.int32(POWER_BASE)
-_FINE_SHIFT, _FINEST, _BIAS = np.int32(FINE_SHIFT), np.int32(FINEST), np.int32(127)
-_N1, _N2, _N3, _N6, _N7, _N8 = (np.int32(n) for n in (1, 2, 3, 6, 7, 8))
-_N23, _N30 = np.int32(23), np.int32(30)
-_N0, _N4, _N15, _N16, _N28 = np.int32(0), np.int32(4), np.int32(15), np.int32(16), np.int32(28)
+_N0, _N1, _N2, _N3, _N4, _N6, _N7, _N8 = (np.int32(n) for n in (0, 1, 2, 3, 4, 6, 7, 8))
+_N15, _N16, _N23, _N28, _N30 = (np.int32(n) for n in (15, 16, 23, 28, 30))
 
 
 def array(scalar: types.Type, dims: int, *, written: bool = False) -> types.Type:
@@ -144,9 +144,9 @@ def _ternary_scale(x: F32s, b: int, peak: np.int32, ceiling: np.int32) -> np.int
 
 @compiled(i32)
 def _reciprocal(scale: np.int32) -> np.float32:
-    if scale == _N0:
-        return np.float32(0)
-    return np.float32(1) / np.int32(scale << _N16).view(np.float32)
+    return (
+        np.float32(0) if scale == _N0 else np.float32(1) / np.int32(scale << _N16).view(np.float32)
+    )
 
 
 @compiled(*_ENCODER)
@@ -157,8 +157,7 @@ def _quantise_int4(
         peak = _peak(bits, b)
         if peak >= _INF:
             return False
-        scale = _scale(peak, step, ceiling)
-        scales[b] = scale
+        scale = scales[b] = _scale(peak, step, ceiling)
         inverse = _reciprocal(scale)
         for i in range(HALF):
             first = np.int32((x[b, i] * inverse + _ROUND) - _ROUND)
@@ -171,18 +170,16 @@ def _quantise_int4(
 def _quantise_int8(
     x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
 ) -> bool:
-    high = np.int32(0xF0)
     for b in range(x.shape[0]):
         peak = _peak(bits, b)
         if peak >= _INF:
             return False
-        scale = _scale(peak, step, ceiling)
-        scales[b] = scale
+        scale = scales[b] = _scale(peak, step, ceiling)
         inverse = _reciprocal(scale)
         for i in range(HALF):
             first = np.int32((x[b, i] * inverse + _ROUND) - _ROUND)
             second = np.int32((x[b, i + HALF] * inverse + _ROUND) - _ROUND)
-            codes[b, i] = np.uint8(((first >> _N4) & _N15) | (second & high))
+            codes[b, i] = np.uint8(((first >> _N4) & _N15) | (second & _HIGH))
             codes[b, i + HALF] = np.uint8((first & _N15) | ((second & _N15) << _N4))
     return True
 
@@ -204,8 +201,7 @@ def _quantise_e3m0(
         peak = _peak(bits, b)
         if peak >= _INF:
             return False
-        scale = _scale(peak, step, ceiling)
-        scales[b] = scale
+        scale = scales[b] = _scale(peak, step, ceiling)
         inverse = _reciprocal(scale)
         for i in range(HALF):
             first, second = _power(x[b, i] * inverse), _power(x[b, i + HALF] * inverse)
@@ -227,8 +223,7 @@ def _quantise_int2(
         peak = _peak(bits, b)
         if peak >= _INF:
             return False
-        scale = _ternary_scale(x, b, peak, ceiling)
-        scales[b] = scale
+        scale = scales[b] = _ternary_scale(x, b, peak, ceiling)
         half = np.int32((scale << _N16) - (_N1 << _N23)) if scale > _N0 else _MAGNITUDE
         for i in range(QUARTER):
             first = _ternary(bits[b, i], half)
@@ -279,15 +274,14 @@ def _dequantise_int4(codes: U8s, scales: U16s, out: F32s) -> None:
 
 @compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
 def _dequantise_int8(codes: U8s, scales: U16s, out: F32s) -> None:
-    sign, high = np.int32(0x80), np.int32(0xF0)
     for b in range(codes.shape[0]):
         scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
         for i in range(HALF):
             upper, lower = np.int32(codes[b, i]), np.int32(codes[b, i + HALF])
             first = ((upper & _N15) << _N4) | (lower & _N15)
-            second = (upper & high) | (lower >> _N4)
-            out[b, i] = scale * np.float32(np.int32((first ^ sign) - sign))
-            out[b, i + HALF] = scale * np.float32(np.int32((second ^ sign) - sign))
+            second = (upper & _HIGH) | (lower >> _N4)
+            out[b, i] = scale * np.float32(np.int32((first ^ _SIGN) - _SIGN))
+            out[b, i + HALF] = scale * np.float32(np.int32((second ^ _SIGN) - _SIGN))
 
 
 @compiled(i32)
@@ -338,19 +332,13 @@ def _join_two(high: U8s, low: U8s, out: U32s) -> None:
         out[i] = (np.uint32(high[i]) << np.uint32(24)) | (np.uint32(low[i]) << np.uint32(16))
 
 
-_ENCODERS = {
-    "int8": _quantise_int8,
-    "int4": _quantise_int4,
-    "e3m0": _quantise_e3m0,
-    "int2": _quantise_int2,
+_KERNELS = {
+    "int8": (_quantise_int8, _dequantise_int8),
+    "int4": (_quantise_int4, _dequantise_int4),
+    "e3m0": (_quantise_e3m0, _dequantise_e3m0),
+    "int2": (_quantise_int2, _dequantise_int2),
 }
-_DECODERS = {
-    "int8": _dequantise_int8,
-    "int4": _dequantise_int4,
-    "e3m0": _dequantise_e3m0,
-    "int2": _dequantise_int2,
-}
-COMPILED = frozenset({"f32", "bf16", *_ENCODERS})
+COMPILED = frozenset({"f32", "bf16", *_KERNELS})
 """The schemes that have kernels."""
 
 
@@ -377,7 +365,7 @@ def quantise(scheme: str, x: NDArray[np.float32]) -> Planes:
     elif scheme == "bf16":
         finite = _quantise_bf16(rows.view(np.uint32), codes.view(np.uint16))
     else:
-        encode, ceiling = _ENCODERS[scheme], np.int32(kind.scale_ceiling)
+        encode, ceiling = _KERNELS[scheme][0], np.int32(kind.scale_ceiling)
         finite = encode(rows, rows.view(np.int32), step(kind), ceiling, codes, scales)
     if not finite:
         raise diverged()
@@ -398,7 +386,7 @@ def dequantise(
     elif scheme == "bf16":
         _dequantise_bf16(planes.codes.view(np.uint16), rows.view(np.uint32))
     else:
-        _DECODERS[scheme](planes.codes, planes.scales, rows)
+        _KERNELS[scheme][1](planes.codes, planes.scales, rows)
     return vector
 
 

@@ -178,12 +178,16 @@ class LaunchState(NamedTuple):
         """
         if sum(state.in_flight for state in self.states) >= self.max_in_flight:
             return None, LaunchReason.IN_FLIGHT
-        overdue = self._overdue()
-        if not overdue:
+        missed = (
+            (due_step(self.schedule, s.fragment, s.last_due_step), s.fragment, s.version)
+            for s in self.states
+            if not s.in_flight
+        )
+        since, fragment, version = min(missed, default=(math.inf, 0, 0))
+        if since > self.clock:
             return None, LaunchReason.NOT_DUE
         if self._floor_left_s() > 0:
             return None, LaunchReason.LAUNCH_FLOOR
-        _, fragment, version = overdue[0]
         due = latest_due_step(self.schedule, fragment, self.clock)
         return Launch(fragment, version + 1, due), LaunchReason.DUE
 
@@ -202,15 +206,6 @@ class LaunchState(NamedTuple):
         if self.schedule.blocking or self.step_time_s <= 0:
             return None
         return max(self._floor_left_s(), (due - self.clock) * self.step_time_s)
-
-    def _overdue(self) -> list[tuple[int, int, int]]:
-        """Return (first missed due step, fragment, version) of what is due, most overdue first."""
-        missed = (
-            (due_step(self.schedule, s.fragment, s.last_due_step), s.fragment, s.version)
-            for s in self.states
-            if not s.in_flight
-        )
-        return sorted(entry for entry in missed if entry[0] <= self.clock)
 
     def _floor_left_s(self) -> float:
         if self.last_launch_s is None:

@@ -2,24 +2,19 @@
 
 Sources: Decoupled DiLoCo (arXiv 2604.21428), on dynamic token-weighted merging, and on the syncer
 (late fragments join a later round). A contribution is an outer gradient relative to the sender's
-own anchor, so a late one is a delayed gradient, never a pull back to where the model was. Weighing
-by staleness see C. Xie, S. Koyejo, I. Gupta, "Asynchronous federated optimization" (arXiv
-1903.03934), whose polynomial and hinge
-functions are other choices for ``Discount``.
+own anchor, so a late one is a delayed gradient, never a pull back to where the model was. On
+weighing by staleness see C. Xie, S. Koyejo, I. Gupta, "Asynchronous federated optimization" (arXiv
+1903.03934).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-Discount = Callable[[int], float]
-"""Maps staleness in versions, 1 or more, to a factor in (0, 1]."""
 
 
 class StalenessReason(StrEnum):
@@ -65,22 +60,20 @@ def normalised(weights: Sequence[float]) -> tuple[float, ...]:
 
 
 def discounted(
-    base_version: int, version: int, max_staleness: int, discount: float | Discount
+    base_version: int, version: int, max_staleness: int, discount: float
 ) -> tuple[float | None, StalenessReason]:
     """Return the factor on a contribution's weight and why; None if it is refused.
 
-    ``version`` is the fragment's current one, which the round builds on; ``discount`` is a factor
-    per version of staleness, or a function of the staleness.
+    ``version`` is the fragment's current one, which the round builds on; ``discount`` is the factor
+    for each version of staleness.
     """
     staleness = version - base_version
     if staleness < 0:
         return None, StalenessReason.BASE_IN_FUTURE
     if staleness > max_staleness:
         return None, StalenessReason.TOO_STALE
-    if staleness == 0:
-        return 1.0, StalenessReason.FRESH
-    factor = discount(staleness) if callable(discount) else discount**staleness
-    return factor, StalenessReason.LATE
+    reason = StalenessReason.LATE if staleness else StalenessReason.FRESH
+    return discount**staleness, reason
 
 
 def oldest_base(version: int, max_staleness: int) -> int:

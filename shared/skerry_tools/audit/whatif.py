@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from skerry.algorithm.adamw import AdamW
 from skerry.algorithm.merge import largest, sound
 from skerry.algorithm.merge_numpy import OuterGradient
-from skerry.algorithm.outer import make_outer, merge_and_apply
+from skerry.algorithm.outer import adamw_of, make_outer, merge_and_apply
 from skerry.errors import ConfigError, Diverged
 from skerry.protocol.commit import Batch, weigh, without
 from skerry.protocol.contribution import ContributionRules
@@ -62,7 +61,7 @@ class WhatIfPolicy:
                 given.momentum if self.outer_momentum is None and same else self.outer_momentum
             ),
             h_steps=config.sync.h_steps,
-            adamw=AdamW.of(config.train, plan),
+            adamw=adamw_of(config.train, plan),
         )
 
 

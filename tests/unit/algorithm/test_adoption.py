@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.adoption import Method, adopt, blend, rebase
+from skerry.algorithm.adoption import Method, adopt
 from tests.support.strategies import vectors
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 quick = settings(max_examples=60)
 vector = vectors(300, largest=1e6)
+NONE = np.float32(0)
 
 
 @quick
@@ -32,8 +33,8 @@ def test_overwrite_takes_the_global_fragment_whatever_was_local(
 def test_blending_nothing_is_overwriting_and_blending_all_is_ignoring(
     local: NDArray[np.float32], fresh: NDArray[np.float32]
 ) -> None:
-    assert np.array_equal(blend(local, fresh, np.float32(0)), fresh)
-    assert np.array_equal(blend(local, fresh, np.float32(1)), local)
+    assert np.array_equal(adopt("blend", local, local, fresh, np.float32(0)), fresh)
+    assert np.array_equal(adopt("blend", local, local, fresh, np.float32(1)), local)
 
 
 @quick
@@ -42,14 +43,14 @@ def test_a_blend_lies_between(
     local: NDArray[np.float32], fresh: NDArray[np.float32], alpha: float
 ) -> None:
     slack = 1e-6 * (np.abs(local) + np.abs(fresh)) + 1e-37
-    mixed = blend(local, fresh, np.float32(alpha))
+    mixed = adopt("blend", local, local, fresh, np.float32(alpha))
     assert np.all(mixed <= np.maximum(local, fresh) + slack)
     assert np.all(mixed >= np.minimum(local, fresh) - slack)
 
 
 def test_alpha_is_the_share_of_the_local_value() -> None:
     local, fresh = np.array([4.0], np.float32), np.array([8.0], np.float32)
-    assert blend(local, fresh, np.float32(0.25)).tolist() == [7.0]
+    assert adopt("blend", local, local, fresh, np.float32(0.25)).tolist() == [7.0]
 
 
 @quick
@@ -57,7 +58,7 @@ def test_alpha_is_the_share_of_the_local_value() -> None:
 def test_rebasing_no_steps_is_overwriting(
     captured: NDArray[np.float32], fresh: NDArray[np.float32]
 ) -> None:
-    assert np.array_equal(rebase(captured, captured, fresh), fresh)
+    assert np.array_equal(adopt("rebase", captured, captured, fresh, NONE), fresh)
 
 
 @quick
@@ -66,14 +67,14 @@ def test_rebasing_keeps_what_was_done_since_the_capture(
     local: NDArray[np.float32], captured: NDArray[np.float32], fresh: NDArray[np.float32]
 ) -> None:
     """The next outer gradient holds these steps, neither lost nor contributed a second time."""
-    gradient = fresh - rebase(local, captured, fresh)
+    gradient = fresh - adopt("rebase", local, captured, fresh, NONE)
     scale = np.abs(local) + np.abs(captured) + np.abs(fresh)
     assert np.all(np.abs(gradient - (captured - local)) <= 3e-7 * scale + 1e-37)
 
 
 def test_rebasing_moves_a_learner_that_did_not_contribute_from_its_anchor() -> None:
     anchor, local, fresh = (np.array([value], np.float32) for value in (1.0, 1.5, 3.0))
-    assert rebase(local, anchor, fresh).tolist() == [3.5]
+    assert adopt("rebase", local, anchor, fresh, NONE).tolist() == [3.5]
 
 
 @pytest.mark.parametrize("method", get_args(Method))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.goodput import data_parallel_bytes
 from skerry.algorithm.merge import slice_norms
-from skerry.algorithm.traffic import data_parallel_bytes
 from skerry.cli.traffic import Downlink, measure_uplink
 from skerry.log import contributions, recovery
 from skerry.log.memory import MemoryBroker

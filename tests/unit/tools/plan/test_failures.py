@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.traffic import data_parallel_bytes
+from skerry.algorithm.goodput import data_parallel_bytes
 from skerry_tools.plan.baselines import halting, ring_bits
 from skerry_tools.plan.failures import Absence, FailingLearner, LearnerTimeline, TimeUse, draw, walk
 from skerry_tools.plan.simulation import binomial_uptime, uptime_of
