@@ -32,7 +32,7 @@ from skerry_syncer.loading import OUTER, FragmentVectors
 from skerry_syncer.telemetry import CommitTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from skerry.algorithm.outer import Outer
     from skerry.log.state_writer import StateWriter
     from skerry.protocol.contribution import Contribution
-    from skerry.protocol.messages import Commit, Manifest, RefusalCause
+    from skerry.protocol.messages import Manifest
     from skerry.protocol.shard import PendingFragment, Shard
     from skerry.settings.models import SyncConfig
 
@@ -92,12 +92,13 @@ class Committer:
         batch, held = Batch.take(shard, state), self.vectors.get(state.fragment.index)
         if held is None or not (batch.pending or closing.final):
             return None
-        weighed = weigh(shard, state, batch, lambda c: self._sound(c, state.fragment, held))
+        scale = None if self.outer.bare_gradients else held.master
+        weighed = weigh(shard, state, batch, lambda c: sound(_merged(c), state.fragment, scale))
         while weighed:
+            inputs = [_merged(w.contribution) for w in weighed]
             try:
-                vectors = await self._step(state.fragment, held, weighed)
+                vectors = await self._step(state.fragment, held, inputs, weighed)
             except Diverged:
-                inputs = [_merged(w.contribution) for w in weighed]
                 worst = await asyncio.to_thread(largest, inputs, state.fragment)
                 weighed = without(state, weighed, worst)
                 continue
@@ -107,7 +108,11 @@ class Committer:
         return await self._write(state, batch, [], held, closing)
 
     async def _step(
-        self, fragment: Fragment, held: FragmentVectors, weighed: Sequence[Weighed]
+        self,
+        fragment: Fragment,
+        held: FragmentVectors,
+        inputs: Sequence[OuterGradient],
+        weighed: Sequence[Weighed],
     ) -> FragmentVectors:
         """Return the next master and outer state; Diverged when they would not be finite."""
         merged, outer_state, _ = await asyncio.to_thread(
@@ -115,7 +120,7 @@ class Committer:
             self.outer,
             held.master,
             held.outer,
-            [_merged(w.contribution) for w in weighed],
+            inputs,
             [w.weight for w in weighed],
             self.config.merge,
             fragment,
@@ -123,10 +128,6 @@ class Committer:
             self.spare,
         )
         return FragmentVectors(merged, outer_state)
-
-    def _sound(self, contribution: Contribution, fragment: Fragment, held: FragmentVectors) -> bool:
-        scale = None if self.outer.bare_gradients else held.master
-        return sound(_merged(contribution), fragment, scale)
 
     async def _write(
         self,
@@ -156,28 +157,21 @@ class Committer:
         ]
         manifest = await writer.commit(commit, parts, state.manifest)
         self.spent.written_ns = self.wall_ns()
-        self._replace(state.fragment.index, vectors)
-        state.commit(manifest, [c.id for c in batch.pending], batch.floor)
-        if refused.unnamed:
-            _log_unnamed(manifest.commit, refused.unnamed)
-        return manifest
-
-    def _replace(self, fragment: int, vectors: FragmentVectors) -> None:
-        held = self.vectors.get(fragment)
+        held = self.vectors.get(state.fragment.index)
         before = (held.master, held.outer) if held else ()
         replaced = [v for v in before if v is not vectors.master and v is not vectors.outer]
         self.spare = tuple(cast("Vector", v) for v in replaced if isinstance(v, np.ndarray))
-        self.vectors[fragment] = vectors
-
-
-def _log_unnamed(commit: Commit, unnamed: Mapping[RefusalCause, int]) -> None:
-    log.warning(
-        "refusals_unnamed",
-        fragment=commit.fragment,
-        version=commit.version,
-        named=len(commit.refused),
-        unnamed={cause.value: count for cause, count in unnamed.items()},
-    )
+        self.vectors[state.fragment.index] = vectors
+        state.commit(manifest, [c.id for c in batch.pending], batch.floor)
+        if refused.unnamed:
+            log.warning(
+                "refusals_unnamed",
+                fragment=commit.fragment,
+                version=commit.version,
+                named=len(commit.refused),
+                unnamed={cause.value: count for cause, count in refused.unnamed.items()},
+            )
+        return manifest
 
 
 def _merged(contribution: Contribution) -> OuterGradient:

@@ -70,17 +70,20 @@ class Leadership:
                 if isinstance(cause, Conflict) and await self._stored():
                     continue
                 if isinstance(cause, Conflict | Fenced):
-                    return await self._overtaken(cause)
+                    if self.taken:
+                        return LeadershipEnd.OVERTAKEN
+                    log.info("shard_not_taken", shard=self.shard, cause=str(cause))
+                    await asyncio.sleep(RETRY_S)
+                    return LeadershipEnd.NOT_TAKEN
                 if not isinstance(cause, PASSING):
                     raise cause from error
                 log.warning("session_restarts", shard=self.shard, cause=str(cause))
                 # A traceback holds the session's frames, and those hold all its vectors.
                 del cause
             self.server = self.writer = None
-            if not self.taken:
-                await asyncio.sleep(RETRY_S)
-                return LeadershipEnd.NOT_TAKEN
             await asyncio.sleep(RETRY_S)
+            if not self.taken:
+                return LeadershipEnd.NOT_TAKEN
         return LeadershipEnd.LEFT
 
     def leave(self) -> None:
@@ -140,10 +143,3 @@ class Leadership:
             return False
         self.token = held.token
         return True
-
-    async def _overtaken(self, cause: BaseException) -> LeadershipEnd:
-        if self.taken:
-            return LeadershipEnd.OVERTAKEN
-        log.info("shard_not_taken", shard=self.shard, cause=str(cause))
-        await asyncio.sleep(RETRY_S)
-        return LeadershipEnd.NOT_TAKEN

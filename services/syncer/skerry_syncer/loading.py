@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,14 +21,14 @@ from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
 from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
     import numpy as np
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Plan
     from skerry.algorithm.outer import Outer
-    from skerry.log.base import Bus, StreamInfo
+    from skerry.log.base import Bus, Record, StreamInfo
     from skerry.protocol.contribution import Incarnations
     from skerry.protocol.messages import Manifest
     from skerry.settings.models import RunConfig, SyncConfig
@@ -42,7 +41,6 @@ READ_ATTEMPTS = 3
 MOST_RECENT = 2000
 MOST_ATTEMPTS = 10**6
 """No honest round is opened again so often; numbers stay far from what a record can hold."""
-READ_WINDOW = 16
 
 
 @dataclass(slots=True)
@@ -75,7 +73,13 @@ async def load(
     """
     manifests = await writer.recover()
     streams = {info.name: info for info in await bus.streams()}
-    floors = _floors(writer.run, manifests, streams)
+    stream = streams.get(Subjects(writer.run).stream("CONTRIB"))
+    floors = {index: manifest.commit.contrib_floor for index, manifest in manifests.items()}
+    if max(floors.values(), default=0) > (stream.last_seq if stream else 0):
+        # Not the stream in which they were counted: somebody has removed that, or its end went down
+        # with the machine. What their sequences number now is something else; progress still tells
+        # what was consumed.
+        floors = {}
     sync, data = config.sync, config.data
     shard = Shard.of(
         writer.run,
@@ -91,27 +95,10 @@ async def load(
         index: await _restore(bus, writer.run, plan, manifest, outer, on_bytes)
         for index, manifest in manifests.items()
     }
-    for commit in await _recent(bus, writer.run, sync, streams):
-        if commit.fragment in shard.fragments:
-            shard.fragments[commit.fragment].settle_all(commit)
+    await _settle(bus, shard, sync, streams)
     await _read_starts(bus, writer.run, shard.assembler.incarnations, streams)
     shard.again = await _asked_again(bus, shard, streams, restarted=bool(manifests) and not floors)
     return LoadedShard(shard, vectors)
-
-
-def _floors(
-    run: str, manifests: dict[int, Manifest], streams: dict[str, StreamInfo]
-) -> dict[int, int]:
-    """Return each fragment's floor; none where the stream is not the one they were counted in.
-
-    Somebody has removed it, or its end went down with the machine: sequences count from further
-    down again, and what they number now is not what the floors speak of. Progress still tells what
-    was consumed.
-    """
-    stream = streams.get(Subjects(run).stream("CONTRIB"))
-    newest = stream.last_seq if stream else 0
-    floors = {index: manifest.commit.contrib_floor for index, manifest in manifests.items()}
-    return floors if max(floors.values(), default=0) <= newest else {}
 
 
 async def _asked_again(
@@ -154,65 +141,44 @@ async def _restore(
     outer: Outer,
     on_bytes: Callable[[int], None] | None,
 ) -> FragmentVectors:
-    vectors = {
-        part.name: await _read(bus, run, plan, manifest, part.name, on_bytes)
-        for part in manifest.parts
-        if part.name == MASTER or part.name.startswith(OUTER)
-    }
+    """Read a fragment's vectors; StateLost where bytes of a part stay wrong."""
+    commit, vectors = manifest.commit, dict[str, "NDArray[np.float32]"]()
+    for name in [p.name for p in manifest.parts if p.name == MASTER or p.name.startswith(OUTER)]:
+        attempts = READ_ATTEMPTS
+        while name not in vectors:
+            try:
+                vectors[name] = await read_part(bus, run, plan, manifest, name, on_bytes=on_bytes)
+            except Corrupt as error:
+                attempts -= 1
+                if not attempts:
+                    what = f"its {name!r} cannot be read ({error})"
+                    lost = await state_lost(bus, run, commit.fragment, commit.version, what)
+                    raise lost from error
     master = vectors.pop(MASTER)
     leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
     return FragmentVectors(master, outer.restore(master, leaves))
 
 
-async def _read(
-    bus: Bus,
-    run: str,
-    plan: Plan,
-    manifest: Manifest,
-    name: str,
-    on_bytes: Callable[[int], None] | None,
-) -> NDArray[np.float32]:
-    """Return one part; StateLost where its bytes stay wrong."""
-    for attempt in range(READ_ATTEMPTS):
-        try:
-            return await read_part(bus, run, plan, manifest, name, on_bytes=on_bytes)
-        except Corrupt as error:
-            if attempt + 1 == READ_ATTEMPTS:
-                commit = manifest.commit
-                what = f"its {name!r} cannot be read ({error})"
-                raise await state_lost(bus, run, commit.fragment, commit.version, what) from error
-    raise AssertionError
-
-
-async def _recent(
-    bus: Bus, run: str, config: SyncConfig, streams: dict[str, StreamInfo]
-) -> list[Commit]:
-    """Return the newest commits: what they refused may be read again.
+async def _settle(
+    bus: Bus, shard: Shard, config: SyncConfig, streams: dict[str, StreamInfo]
+) -> None:
+    """Note what the newest commits merged and refused: it may be read again.
 
     What lies above a fragment's floor was sent at most ``max_staleness`` versions ago, since
     nothing older holds a floor down. A ledger holds one commit per fragment and version, and half
     as many other records at the very most.
     """
-    ledger_stream = Subjects(run).stream("LEDGER")
-    if (info := streams.get(ledger_stream)) is None:
-        return []
-    subjects = {Subjects(run).commit(fragment) for fragment in range(config.fragments)}
+    run = shard.assembler.run
+    if (info := streams.get(Subjects(run).stream("LEDGER"))) is None:
+        return
     count = min(MOST_RECENT, 2 * config.fragments * (config.max_staleness + 2))
-    window = asyncio.Semaphore(READ_WINDOW)
-
-    async def read(sequence: int) -> Commit | None:
-        async with window:
-            record = await bus.get(ledger_stream, sequence)
-        if record is None or record.subject not in subjects:
-            return None
-        try:
-            return decode(Commit, record.payload, run=run)
-        except WireError:
-            return None
-
-    first = max(info.first_seq, info.last_seq - count + 1, 1)
-    found = await asyncio.gather(*(read(s) for s in range(first, info.last_seq + 1)))
-    return [commit for commit in found if commit is not None]
+    commits = _records(bus, Subjects(run).commit(), after=max(0, info.last_seq - count))
+    async with aclosing(commits):
+        async for record in commits:
+            with suppress(WireError):
+                commit = decode(Commit, record.payload, run=run)
+                if commit.fragment in shard.fragments:
+                    shard.fragments[commit.fragment].settle_all(commit)
 
 
 async def _read_starts(
@@ -223,19 +189,24 @@ async def _read_starts(
     The ledger knows of the newest ones, also where retention has dropped their ``Start``. A start
     that no learner can have made is left out.
     """
-    subjects = Subjects(run)
-    stream = streams.get(subjects.stream("CONTRIB"))
+    stream = streams.get(Subjects(run).stream("CONTRIB"))
     for member in (await ledger.members(bus, run)).values():
         if 0 < member.contrib_sequence <= (stream.last_seq if stream else 0):
             incarnations.note(member.learner, member.incarnation, member.contrib_sequence)
-    newest = max((r.sequence for r in await bus.last_each(subjects.start())), default=0)
-    if not newest:
+    async with aclosing(_records(bus, Subjects(run).start())) as records:
+        async for record in records:
+            with suppress(WireError):
+                incarnations.start(read(Start, record, run=run), record.sequence)
+
+
+async def _records(bus: Bus, pattern: str, after: int = 0) -> AsyncGenerator[Record]:
+    """Yield what lies after a sequence by now."""
+    newest = max((record.sequence for record in await bus.last_each(pattern)), default=0)
+    if newest <= after:
         return
-    follower = bus.follow(subjects.start(), deliver=Deliver.ALL)
+    follower = bus.follow(pattern, deliver=Deliver.ALL, after=after)
     async with aclosing(follower):
         async for record in follower:
-            with suppress(WireError):
-                started = read(Start, record, run=run)
-                incarnations.start(started, record.sequence)
+            yield record
             if record.sequence >= newest:
-                break
+                return

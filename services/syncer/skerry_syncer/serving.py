@@ -12,14 +12,7 @@ import structlog
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger, run_records
 from skerry.protocol.contribution import Contribution, Refusal
-from skerry.protocol.coordinator import (
-    CommitGenesis,
-    CommitRound,
-    EndReason,
-    EndRun,
-    Publish,
-    may_end,
-)
+from skerry.protocol.coordinator import CommitVersion, EndReason, EndRun, Publish, may_end
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
@@ -28,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.log.base import Bus, Record
-    from skerry.protocol.contribution import ContributionId
     from skerry.protocol.coordinator import Action, RoundCoordinator
     from skerry.protocol.messages import RunRecord
     from skerry_syncer.committer import Committer
@@ -178,26 +170,23 @@ class ShardServer:
                     await self.committer.writer.check()
                 headers = tracing.headers_for(action.round.trace_id)
                 await run_records.publish(self.bus, action.round, headers=headers)
-            case CommitGenesis() | CommitRound():
+            case CommitVersion():
                 await self._commit(action)
             case EndRun():
                 return await self._finish_run()
         return False
 
-    async def _commit(self, action: CommitGenesis | CommitRound) -> None:
+    async def _commit(self, action: CommitVersion) -> None:
         shard = self.coordinator.shard
         state = shard.fragments[action.fragment]
-        origins: dict[ContributionId, str] = {
-            known: contribution.trace_parent for known, contribution in state.pending.items()
-        }
-        opened = action.round if isinstance(action, CommitRound) else None
-        commit = self.committer.merge if opened else self.committer.genesis
+        origins = {known: waiting.trace_parent for known, waiting in state.pending.items()}
+        commit = self.committer.merge if action.round else self.committer.genesis
         manifest = await commit(shard, state, action.closing)
         self.coordinator.committed(action, manifest, now_s())
         if manifest is None:
             log.info("round_empty", fragment=action.fragment, reason=action.closing.reason)
         else:
-            self.telemetry.committed(manifest.commit, opened, origins, self.committer.spent)
+            self.telemetry.committed(manifest.commit, action.round, origins, self.committer.spent)
 
     async def _finish_run(self) -> bool:
         """Mark the run as finished if the other shards are done too; return whether it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -29,19 +29,12 @@ SHY_LEASES = 4.0
 
 
 @dataclass(slots=True)
-class Watch:
-    """What a leadership's progress was when it last changed, and when that was."""
-
-    progress: tuple[int, ...]
-    changed_s: float
-
-
-@dataclass(slots=True)
 class StandBy:
     """One syncer process: a stand-by for every shard that it does not hold.
 
     Its decisions are those of ``skerry.protocol.succession``, made again whenever something is
-    heard or time has passed; each shard that it serves is a task of its own.
+    heard or time has passed; each shard that it serves is a task of its own. ``watched`` is by
+    shard what its progress was when that last changed, and when it did.
     """
 
     served: ServedRun
@@ -50,7 +43,7 @@ class StandBy:
     view: succession.View
     policy: succession.Policy
     leaderships: dict[int, Leadership] = field(default_factory=dict[int, Leadership])
-    watched: dict[int, Watch] = field(default_factory=dict[int, Watch])
+    watched: dict[int, tuple[tuple[int, ...], float]] = field(default_factory=dict[int, Any])
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, "asyncio.Task[None]"])
     shy_until_s: dict[int, float] = field(default_factory=dict[int, float])
     governed_s: float = 0.0
@@ -111,8 +104,11 @@ class StandBy:
                 self._saw(held)
                 continue
             with suppress(BrokerUnavailable):
-                newest = await self._look_again(held.shard, known.token)
-                self._end_under(held.shard, known.token, fences.token_of(newest))
+                newest = fences.token_of(await self._look_again(held.shard, known.token))
+                led = self.leaderships.get(held.shard)
+                if led is not None and led.taken and newest < led.token <= known.token:
+                    # It cannot write, and might not try for long.
+                    self._drop(led, cancel=True)
 
     async def _look_again(self, shard: int, known: int) -> fences.Held | None:
         """Return a shard's fence as the log has it, and forget ``known`` if the log has lost it.
@@ -136,13 +132,6 @@ class StandBy:
             self._saw(held)
         return held
 
-    def _end_under(self, shard: int, known: int, newest: int) -> None:
-        """End a leadership whose fence is lost: it cannot write, and might not try for long."""
-        leadership = self.leaderships.get(shard)
-        if leadership is not None and leadership.taken and newest < leadership.token <= known:
-            self.tasks[shard].cancel()
-            self._drop(leadership)
-
     async def _follow_syncers(self) -> None:
         async for pulse in run_records.follow(self.served.bus, self.served.record.run, SyncerPulse):
             claims = dict(zip(pulse.shards, pulse.fences, strict=False))
@@ -150,51 +139,42 @@ class StandBy:
             self.view = succession.heard(
                 before, now, self.policy, pulse.syncer, pulse.instance, claims
             )
-            if self.leaderships and before.echo_s is not None:
-                self._warn_if_late(now - before.echo_s, pulse.instance)
             self.wake.set()
-
-    def _warn_if_late(self, gap_s: float, instance: str) -> None:
-        if instance == self.instance and gap_s > self.policy.lease_s:
-            log.warning(
-                "pulses_late",
-                gap_s=round(gap_s, 2),
-                lease_s=self.policy.lease_s,
-                hint="other syncers may take its shards: raise sync.lease_s if this happens often",
-            )
+            gap_s = 0.0 if before.echo_s is None else now - before.echo_s
+            if self.leaderships and pulse.instance == self.instance and gap_s > self.policy.lease_s:
+                log.warning(
+                    "pulses_late",
+                    gap_s=round(gap_s, 2),
+                    lease_s=self.policy.lease_s,
+                    hint="other syncers may take its shards: raise sync.lease_s if that happens",
+                )
 
     async def _pulse(self) -> None:
         """Say what is held, a few times per lease and whenever that changes."""
         every_s = self.policy.lease_s / succession.PULSES_PER_LEASE
         while True:
             self.due.clear()
+            holds = sorted(self._holds().items())
+            pulse = SyncerPulse(
+                run=self.served.record.run,
+                syncer=self.served.name,
+                instance=self.instance,
+                sent_ns=self.served.wall_ns(),
+                shards=tuple(shard for shard, _ in holds),
+                fences=tuple(token for _, token in holds),
+                host=self.host,
+            )
             try:
                 async with asyncio.timeout(2 * every_s):
-                    await run_records.publish(self.served.bus, self._said_now())
+                    await run_records.publish(self.served.bus, pulse)
             except (BusError, TimeoutError) as error:
                 log.debug("pulse_not_sent", cause=str(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self.due.wait()
 
-    def _said_now(self) -> SyncerPulse:
-        holds = sorted(self._holds().items())
-        return SyncerPulse(
-            run=self.served.record.run,
-            syncer=self.served.name,
-            instance=self.instance,
-            sent_ns=self.served.wall_ns(),
-            shards=tuple(shard for shard, _ in holds),
-            fences=tuple(token for _, token in holds),
-            host=self.host,
-        )
-
     def _holds(self) -> dict[int, int]:
-        return {
-            shard: leadership.token
-            for shard, leadership in self.leaderships.items()
-            if leadership.taken
-        }
+        return {shard: led.token for shard, led in self.leaderships.items() if led.taken}
 
     async def _govern(self, group: TaskGroup) -> None:
         """Take and hand over what the rule says, for ever."""
@@ -211,16 +191,13 @@ class StandBy:
                 self.leaderships[shard].leave()
             for shard in moves.take:
                 if shard not in self.leaderships and self.shy_until_s.get(shard, now) <= now:
-                    self._take(group, shard)
+                    fence = self.view.fences.get(shard)
+                    led = Leadership(self.served, shard, fence.token if fence else 0, self._tell)
+                    self.leaderships[shard] = led
+                    self.tasks[shard] = group.create_task(self._serve(led), name=f"shard-{shard}")
             with suppress(TimeoutError):
                 async with asyncio.timeout(succession.next_wake_s(now, self.view, self.policy)):
                     await self.wake.wait()
-
-    def _take(self, group: TaskGroup, shard: int) -> None:
-        fence = self.view.fences.get(shard)
-        leadership = Leadership(self.served, shard, fence.token if fence else 0, self._tell)
-        self.leaderships[shard] = leadership
-        self.tasks[shard] = group.create_task(self._serve(leadership), name=f"shard-{shard}")
 
     async def _serve(self, leadership: Leadership) -> None:
         """Serve a shard to the end of its leadership, and say at once that it is not held any more.
@@ -238,20 +215,23 @@ class StandBy:
                 held = await self._look_again(leadership.shard, leadership.token)
                 overtaken = overtaken and fences.token_of(held) > leadership.token
             if overtaken:
-                self._say_overtaken(leadership)
+                log.warning(
+                    "stepped_down",
+                    shard=leadership.shard,
+                    fence=leadership.token,
+                    cause=f"Another syncer has taken shard {leadership.shard} of run"
+                    f" {self.served.record.run!r}: {self.served.name!r} steps down and stands by;"
+                    " nothing is lost.",
+                )
         self._drop(leadership)
 
-    def _say_overtaken(self, leadership: Leadership) -> None:
-        taken = (
-            f"Another syncer has taken shard {leadership.shard} of run {self.served.record.run!r}: "
-            f"{self.served.name!r} steps down and stands by; nothing is lost."
-        )
-        log.warning("stepped_down", shard=leadership.shard, fence=leadership.token, cause=taken)
-
-    def _drop(self, leadership: Leadership) -> None:
-        if self.leaderships.get(leadership.shard) is leadership:
-            del self.leaderships[leadership.shard], self.tasks[leadership.shard]
-            self.watched.pop(leadership.shard, None)
+    def _drop(self, leadership: Leadership, *, cancel: bool = False) -> None:
+        shard = leadership.shard
+        if self.leaderships.get(shard) is leadership:
+            if cancel:
+                self.tasks[shard].cancel()
+            del self.leaderships[shard], self.tasks[shard]
+            self.watched.pop(shard, None)
             self._tell()
 
     def _give_up_stuck(self, now: float) -> None:
@@ -264,14 +244,13 @@ class StandBy:
             self.watched.clear()
         self.governed_s = now
         for shard, leadership in list(self.leaderships.items()):
-            watch = self.watched.get(shard)
-            if watch is None or watch.progress != leadership.progress:
-                self.watched[shard] = Watch(leadership.progress, now)
-            elif now - watch.changed_s >= STUCK_S:
+            progress, changed_s = self.watched.get(shard, ((), now))
+            if progress != leadership.progress:
+                self.watched[shard] = leadership.progress, now
+            elif now - changed_s >= STUCK_S:
                 log.error("shard_stuck", shard=shard, fence=leadership.token, after_s=STUCK_S)
                 self.shy_until_s[shard] = now + SHY_LEASES * self.policy.lease_s
-                self.tasks[shard].cancel()
-                self._drop(leadership)
+                self._drop(leadership, cancel=True)
 
     def _tell(self) -> None:
         """Have the others hear of what has changed without waiting for the next pulse."""

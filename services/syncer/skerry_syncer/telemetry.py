@@ -62,10 +62,6 @@ class RoundTelemetry:
         """Return the id of the trace of a round."""
         return ids.trace_id(self.run.run, fragment, version, self.run.created_ns)
 
-    def root(self, fragment: int, version: int) -> SpanContext:
-        """Return the context of a round's root span."""
-        return tracing.context(self.trace(fragment, version))
-
     def chunk_arrived(self, subject: str, now_ns: int) -> None:
         """Note that a chunk of a contribution is here: the first one begins its arrival."""
         if tracing.on():
@@ -78,10 +74,10 @@ class RoundTelemetry:
     def received(self, whole: Contribution, subject: str, now_ns: int) -> None:
         """Report that a contribution is complete: a span of the round that it was made for."""
         header = whole.header
-        if not tracing.kept(self.trace(header.fragment, header.round_version)):
+        trace, known = self.trace(header.fragment, header.round_version), whole.id
+        if not tracing.kept(trace):
             return
-        root, known = self.root(header.fragment, header.round_version), whole.id
-        origin = tracing.parse(whole.trace_parent)
+        root, origin = tracing.context(trace), tracing.parse(whole.trace_parent)
         message = _message_id(known, header.fragment)
         about: spans.Attributes = {spans.MESSAGING_MESSAGE_ID: message, spans.SCHEME: whole.scheme}
         tracing.emit(
@@ -102,9 +98,9 @@ class RoundTelemetry:
         Where that is known: a late one belongs to a round that is long over, and not to the open
         one.
         """
-        fragment, learner = contributor(got.subject)
-        version = got.round_version
-        with tracing.within(self.root(fragment, version)) if version else nullcontext():
+        (fragment, learner), version = contributor(got.subject), got.round_version
+        root = tracing.context(self.trace(fragment, version)) if version else None
+        with tracing.within(root) if root else nullcontext():
             self.rejections.note(
                 got.cause,
                 fragment=fragment,
@@ -126,30 +122,7 @@ class RoundTelemetry:
             if instruments.on():
                 _measure(commit, opened, spent)
         if root.trace_flags.sampled:
-            self._trace(commit, opened, root, origins, spent)
-
-    def _trace(
-        self,
-        commit: Commit,
-        opened: Round | None,
-        root: SpanContext,
-        origins: Origins,
-        spent: CommitTimes,
-    ) -> None:
-        about: spans.Attributes = {spans.FRAGMENT: commit.fragment, spans.VERSION: commit.version}
-        tracing.emit(_round(commit, opened, root, about, spent.written_ns))
-        process, links = tracing.child(root, spans.PROCESS), _links(commit, origins)
-        took = Interval(spent.began_ns, spent.written_ns)
-        batch = Messages(spans.CONTRIBUTION, batch=len(commit.consumed))
-        tracing.emit(FinishedSpan(spans.PROCESS, process, root, took, about, batch, links))
-        place, took = tracing.child(root, spans.MERGE), Interval(spent.began_ns, spent.merged_ns)
-        method = {**about, spans.MERGE_METHOD: self.merge}
-        tracing.emit(FinishedSpan(spans.MERGE, place, process, took, method))
-        place, took = tracing.child(root, spans.COMMIT), Interval(spent.merged_ns, spent.written_ns)
-        subject = Subjects(commit.run).manifest(commit.fragment)
-        sent = Messages(spans.GLOBAL_FRAGMENT, subject, f"{commit.fragment}/{commit.version}")
-        fence = {**about, spans.FENCE: commit.fence}
-        tracing.emit(FinishedSpan(spans.COMMIT, place, process, took, fence, sent))
+            _trace(commit, opened, root, origins, spent, self.merge)
 
 
 def _log(commit: Commit, spent: CommitTimes) -> None:
@@ -185,49 +158,53 @@ def _measure(commit: Commit, opened: Round | None, spent: CommitTimes) -> None:
     record(metrics.MERGE_DURATION, spent.merge_s, run)
     for merged in commit.consumed:
         record(metrics.STALENESS, merged.staleness, run)
-    for (outcome, cause), many in _outcomes(commit).items():
-        record(metrics.CONTRIBUTIONS, many, {**run, metrics.OUTCOME: outcome, metrics.CAUSE: cause})
-
-
-def _outcomes(commit: Commit) -> Counter[tuple[str, str]]:
-    """Return how many contributions a round had of each outcome and cause."""
     found = Counter(("stale" if merged.staleness else "accepted", "") for merged in commit.consumed)
     # A second offer of initial parameters is no trouble.
     refused = (r.cause for r in commit.refused if r.cause is not RefusalCause.GENESIS)
     found.update(("refused", cause.value) for cause in refused)
-    return found
+    for (outcome, cause), many in found.items():
+        record(metrics.CONTRIBUTIONS, many, {**run, metrics.OUTCOME: outcome, metrics.CAUSE: cause})
 
 
-def _round(
+def _trace(
     commit: Commit,
     opened: Round | None,
     root: SpanContext,
-    about: spans.Attributes,
-    written_ns: int,
-) -> FinishedSpan:
+    origins: Origins,
+    spent: CommitTimes,
+    merge: str,
+) -> None:
+    about: spans.Attributes = {spans.FRAGMENT: commit.fragment, spans.VERSION: commit.version}
     quorum_ns = commit.opened_ns + round(commit.quorum_s * 1e9)
     events = [SpanEvent("closed", commit.closed_ns)] if opened is not None else []
     if opened is not None and commit.reason not in WITHOUT_QUORUM:
         events.insert(0, SpanEvent("quorum_reached", min(quorum_ns, commit.closed_ns)))
-    return FinishedSpan(
-        operation=spans.ROUND,
-        context=root,
-        parent=None,
-        interval=Interval(commit.opened_ns, written_ns),
-        attributes={
-            **about,
-            spans.STEP: commit.step,
-            spans.REASON: why(commit),
-            spans.ATTEMPT: opened.attempt if opened is not None else 0,
-            spans.FINAL: commit.final,
-            spans.QUORUM_S: commit.quorum_s,
-            spans.GRACE_S: commit.grace_s,
-            spans.CONTRIBUTIONS: len(commit.consumed),
-            spans.REFUSED: len(commit.refused),
-            spans.SYNCER: commit.syncer,
-        },
-        events=tuple(events),
-    )
+    closed: spans.Attributes = {
+        **about,
+        spans.STEP: commit.step,
+        spans.REASON: why(commit),
+        spans.ATTEMPT: opened.attempt if opened is not None else 0,
+        spans.FINAL: commit.final,
+        spans.QUORUM_S: commit.quorum_s,
+        spans.GRACE_S: commit.grace_s,
+        spans.CONTRIBUTIONS: len(commit.consumed),
+        spans.REFUSED: len(commit.refused),
+        spans.SYNCER: commit.syncer,
+    }
+    lasted = Interval(commit.opened_ns, spent.written_ns)
+    tracing.emit(FinishedSpan(spans.ROUND, root, None, lasted, closed, events=tuple(events)))
+    process, links = tracing.child(root, spans.PROCESS), _links(commit, origins)
+    took = Interval(spent.began_ns, spent.written_ns)
+    batch = Messages(spans.CONTRIBUTION, batch=len(commit.consumed))
+    tracing.emit(FinishedSpan(spans.PROCESS, process, root, took, about, batch, links))
+    place, took = tracing.child(root, spans.MERGE), Interval(spent.began_ns, spent.merged_ns)
+    method = {**about, spans.MERGE_METHOD: merge}
+    tracing.emit(FinishedSpan(spans.MERGE, place, process, took, method))
+    place, took = tracing.child(root, spans.COMMIT), Interval(spent.merged_ns, spent.written_ns)
+    subject = Subjects(commit.run).manifest(commit.fragment)
+    sent = Messages(spans.GLOBAL_FRAGMENT, subject, f"{commit.fragment}/{commit.version}")
+    fence = {**about, spans.FENCE: commit.fence}
+    tracing.emit(FinishedSpan(spans.COMMIT, place, process, took, fence, sent))
 
 
 def _links(commit: Commit, origins: Origins) -> tuple[Link, ...]:

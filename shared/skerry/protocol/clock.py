@@ -35,6 +35,14 @@ class SeenLearner:
     heartbeat: liveness.Heartbeat
     progress: liveness.StepProgress
 
+    def step_now(self, now_s: float) -> int:
+        """Estimate where a learner is now; at most one pulse interval is extrapolated."""
+        pulse, beat = self.pulse, self.heartbeat
+        if pulse.phase is not LearnerPhase.TRAINING or pulse.step_time_s <= 0:
+            return pulse.step
+        limit, age_s = int(beat.mean_s / pulse.step_time_s), now_s - beat.last_s
+        return schedule.extrapolated_step(pulse.step, age_s, pulse.step_time_s, limit)
+
     def alive(self, now_s: float, policy: liveness.LivenessPolicy) -> bool:
         """Return True if this learner is anything but gone."""
         judged, _ = liveness.judge(
@@ -110,7 +118,7 @@ class LearnerTable:
         working = self.working(now_s)
         counted = [seen for name, seen in working.items() if name in limit.merged]
         steps = [
-            _step_now(seen, now_s) if estimated else seen.pulse.step
+            seen.step_now(now_s) if estimated else seen.pulse.step
             for seen in (counted if len(counted) >= quorum else working.values())
         ]
         clock = schedule.global_clock(steps, quorum)
@@ -158,11 +166,13 @@ class GlobalClock:
 
     def now(self, now_s: float) -> int:
         """Return the clock that rounds are opened by, a little ahead of ``on_record``."""
-        return self._bounded(now_s, estimated=not self.blocking)
+        clock = self.learners.clock(now_s, self.quorum, self.limit, estimated=not self.blocking)
+        return max(clock, self.limit.step)
 
     def on_record(self, now_s: float) -> int:
         """Return the clock by what learners have said: what a round or a commit may say."""
-        return self._bounded(now_s, estimated=False)
+        clock = self.learners.clock(now_s, self.quorum, self.limit, estimated=False)
+        return max(clock, self.limit.step)
 
     def at_close(self, launched_step: int, now_s: float) -> int:
         """Return the clock to put on record; where learners stop for a round, not below its step.
@@ -180,20 +190,3 @@ class GlobalClock:
             since_s=now_s if moved else self.limit.since_s,
             merged=self.limit.merged | {row.learner for row in commit.progress},
         )
-
-    def _bounded(self, now_s: float, *, estimated: bool) -> int:
-        clock = self.learners.clock(now_s, self.quorum, self.limit, estimated=estimated)
-        return max(clock, self.limit.step)
-
-
-def _step_now(seen: SeenLearner, now_s: float) -> int:
-    """Estimate where a learner is now; at most one pulse interval is extrapolated."""
-    pulse, heartbeat = seen.pulse, seen.heartbeat
-    if pulse.phase is not LearnerPhase.TRAINING or pulse.step_time_s <= 0:
-        return pulse.step
-    return schedule.extrapolated_step(
-        pulse.step,
-        now_s - heartbeat.last_s,
-        pulse.step_time_s,
-        int(heartbeat.mean_s / pulse.step_time_s),
-    )

@@ -6,20 +6,14 @@ the same messages in the stream's order and get the same answers. Nothing here w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.planes import allocate
 from skerry.errors import Corrupt, Implausible, WireError
 from skerry.protocol.chunks import Coverage, PlaneAssembler, unseal
-from skerry.protocol.messages import (
-    ContributionKind,
-    RefusalCause,
-    Refused,
-    Start,
-    cause_of,
-)
+from skerry.protocol.messages import ContributionKind, RefusalCause, Refused, Start, cause_of
 from skerry.protocol.records import read
 from skerry.protocol.subjects import TOKEN, Subjects, contributor
 
@@ -231,7 +225,10 @@ class ContributionAssembler:
                 self.incarnations.start(start, stored.sequence)
                 self.incarnations.passed(learner, start.incarnation)
                 return None
-            header, packed = self._unseal(stored)
+            header, packed = unseal(stored.payload, run=self.run, plan=self.plan)
+            if contributor(stored.subject) != (header.fragment, header.sender):
+                msg = f"A contribution of {header.sender!r} came on the subject {stored.subject!r}."
+                raise Corrupt(msg)
         except WireError as error:
             named = learner if TOKEN.fullmatch(learner) else ""
             refused = Refused(cause_of(error), named, sequence=stored.sequence)
@@ -255,25 +252,18 @@ class ContributionAssembler:
         """Return the lowest sequence of an incomplete contribution to ``fragment``, or None."""
         return min((p.first for (f, _), p in self.open.items() if f == fragment), default=None)
 
-    def _unseal(self, stored: StoredMessage) -> tuple[ChunkHeader, memoryview]:
-        header, packed = unseal(stored.payload, run=self.run, plan=self.plan)
-        if contributor(stored.subject) != (header.fragment, header.sender):
-            msg = f"A contribution of {header.sender!r} came on the subject {stored.subject!r}."
-            raise Corrupt(msg)
-        return header, packed
-
     def _take(
         self, stored: StoredMessage, header: ChunkHeader, packed: memoryview
     ) -> Contribution | Refusal | None:
         key = header.fragment, header.sender
         partial, cause = self._partial(key, header, stored.sequence)
         if partial is None:
-            claimed = _plausible(header)
+            claimed: ContributionHeader | None = None
+            with suppress(WireError):
+                claimed = _agreed(header)
             refused = refused_as(cause, claimed or _id(header))
-            version = claimed.round_version if claimed else 0
-            return Refusal(
-                refused, _DETAIL.get(cause, ""), stored.sequence, stored.subject, version
-            )
+            version, detail = claimed.round_version if claimed else 0, _DETAIL.get(cause, "")
+            return Refusal(refused, detail, stored.sequence, stored.subject, version)
         partial.first = min(partial.first, stored.sequence)
         partial.last = max(partial.last, stored.sequence)
         try:
@@ -316,25 +306,19 @@ class ContributionAssembler:
             return held, RefusalCause.INCOMPLETE
         if held is not None and held.id > mine:
             return None, RefusalCause.INCOMPLETE
-        cause = self._screened(header)
-        if cause is not None:
+        if header.scheme not in {self.rules.scheme or header.scheme, GENESIS_SCHEME}:
+            return None, RefusalCause.WRONG_SCHEME
+        if (cause := self.screen(header)) is not None:
             return None, cause
         if held is None and len(self.open) >= MOST_OPEN:
             key_of_oldest = min(self.open, key=lambda k: self.open[k].first)
             self.replaced.append((key_of_oldest[0], self.give_up(key_of_oldest)))
         if held is not None:
             self.replaced.append((header.fragment, held.refused(RefusalCause.INCOMPLETE)))
-        partial = _Partial(mine, self._chunks(header), header.version, sequence, sequence)
-        self.open[key] = partial
+        blocks = self.plan.fragments[header.fragment].blocks
+        chunks = (PlaneAssembler if self.keeps_payload else Coverage)(header.scheme, blocks)
+        self.open[key] = partial = _Partial(mine, chunks, header.version, sequence, sequence)
         return partial, RefusalCause.INCOMPLETE
-
-    def _screened(self, header: ChunkHeader) -> RefusalCause | None:
-        schemes = {self.rules.scheme or header.scheme, GENESIS_SCHEME}
-        return RefusalCause.WRONG_SCHEME if header.scheme not in schemes else self.screen(header)
-
-    def _chunks(self, header: ChunkHeader) -> PlaneAssembler | Coverage:
-        blocks = self.plan.fragments[header.fragment].padded_size // BLOCK
-        return (PlaneAssembler if self.keeps_payload else Coverage)(header.scheme, blocks)
 
 
 _DETAIL = {
@@ -364,14 +348,6 @@ def _agreed(header: ChunkHeader) -> ContributionHeader:
         msg = f"The contribution header of {header.sender!r} contradicts its envelope."
         raise Corrupt(msg)
     return claim
-
-
-def _plausible(header: ChunkHeader) -> ContributionHeader | None:
-    """Return what a chunk says of its contribution, as far as it agrees with its envelope."""
-    try:
-        return _agreed(header)
-    except WireError:
-        return None
 
 
 def _trace_parent(headers: Mapping[str, str]) -> str:

@@ -35,29 +35,22 @@ OTHERS_PATIENCE = 3
 whole, one for its last round, and one in which both are heard of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """Publish an open round, for the first time or again."""
 
     round: Round
 
 
-@dataclass(frozen=True, slots=True)
-class CommitGenesis:
-    """Commit version 1 of a fragment from the initial parameters that wait."""
+class CommitVersion(NamedTuple):
+    """Merge what waits for a fragment and commit its next version; closed at ``closed_s``.
+
+    Without a round: commit version 1 from the initial parameters that wait.
+    """
 
     fragment: int
     closing: Closing
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRound:
-    """Merge what waits for a fragment and commit its next version; closed at ``closed_s``."""
-
-    fragment: int
-    closing: Closing
-    round: Round
-    closed_s: float
+    round: Round | None = None
+    closed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ class EndRun:
     """Nothing of this shard is left: mark the run as finished if nothing else is either."""
 
 
-Action: TypeAlias = Publish | CommitGenesis | CommitRound | EndRun
+Action: TypeAlias = Publish | CommitVersion | EndRun
 
 
 class EndReason(StrEnum):
@@ -213,11 +206,9 @@ class RoundCoordinator:
             late_s, policy = now_s - closed[1], self.settings.policy
             self.timings = rounds.measured_behind(self.timings, EMA_FACTOR, late_s, policy)
 
-    def committed(
-        self, action: CommitGenesis | CommitRound, manifest: Manifest | None, now_s: float
-    ) -> None:
+    def committed(self, action: CommitVersion, manifest: Manifest | None, now_s: float) -> None:
         """Note that an action's version is in the log by now; None: nothing was there to merge."""
-        if isinstance(action, CommitRound):
+        if action.round is not None:
             self.open.pop(action.fragment, None)
             self.end.committed(action.fragment, final=action.closing.final)
             if manifest is None:
@@ -245,14 +236,14 @@ class RoundCoordinator:
             step_s = self.clock.learners.step_time_s(now_s) or None
             self.timings = replace(self.timings, step_s=step_s)
 
-    def _genesis(self, now_ns: int) -> CommitGenesis | None:
+    def _genesis(self, now_ns: int) -> CommitVersion | None:
         for index, state in self.shard.fragments.items():
             if state.version == 0 and state.pending:
                 trace_id = self.new_round(index, 1, 0, now_ns).trace_id
-                return CommitGenesis(index, Closing(None, 0, now_ns, now_ns, trace_id=trace_id))
+                return CommitVersion(index, Closing(None, 0, now_ns, now_ns, trace_id=trace_id))
         return None
 
-    def _close_or_reopen(self, now_s: float, now_ns: int) -> CommitRound | Publish | None:
+    def _close_or_reopen(self, now_s: float, now_ns: int) -> CommitVersion | Publish | None:
         for index, opened in self.open.items():
             view = self._view(index, now_s)
             match rounds.decide(now_s, view, self.settings.policy, self.timings):
@@ -267,7 +258,7 @@ class RoundCoordinator:
 
     def _close(
         self, index: int, view: rounds.RoundView, reason: CloseReason, now: tuple[float, int]
-    ) -> CommitRound:
+    ) -> CommitVersion:
         state, opened, (now_s, now_ns) = self.shard.fragments[index], self.open[index], now
         policy, began_s, began_ns = self.settings.policy, opened.opened_s, opened.record.opened_ns
         quorum_at = rounds.quorum_at_s(view, policy.quorum)
@@ -291,7 +282,7 @@ class RoundCoordinator:
         self.timings = rounds.measured_arrivals(self.timings, EMA_FACTOR, times, policy)
         if quorum_at is not None:  # what comes from here on is late
             self.closed[index] = (state.version + 1, quorum_at)
-        return CommitRound(index, closing, opened.record, now_s)
+        return CommitVersion(index, closing, opened.record, now_s)
 
     def _end(self, now_s: float, now_ns: int) -> Publish | EndRun | None:
         """Collect what is left once training is over.

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from skerry.errors import Corrupt, Implausible
 from skerry.protocol.messages import Commit, ContributionHeader
 from skerry.protocol.subjects import TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 MOST_COUNT = 2**53
 """No count of steps, tokens, versions, bytes or starts is larger: above it floats skip numbers."""
@@ -34,24 +34,15 @@ UNBOUNDED = frozenset({"plan_digest", "text_digest", "params_digest", "master_di
 """Digests use all of their 64 bits."""
 
 
-class Bound(NamedTuple):
-    """The least and the largest value of one field; for text: the least and the most characters."""
-
-    name: str
-    least: float
-    most: float
-    kind: str
-
-
 def check(record: object) -> None:
     """Raise Implausible for a record with a value that no honest service writes.
 
     Of a commit only the durations count: it is a fenced writer's, and what it names as refused is
     what others claimed.
     """
-    for bound in _bounds(type(record)):  # type: ignore[arg-type] # mypy: of a class it asks its instances' hash
-        if not _within(getattr(record, bound.name), bound):
-            msg = f"A {type(record).__name__} says {bound.name}, and that cannot be."
+    for name, allowed in _bounds(type(record)):  # type: ignore[arg-type] # mypy: of a class it asks its instances' hash
+        if not allowed(getattr(record, name)):
+            msg = f"A {type(record).__name__} says {name}, and that cannot be."
             raise Implausible(msg)
 
 
@@ -76,30 +67,25 @@ def saturated(counts: Iterable[int]) -> int:
 
 
 @cache
-def _bounds(kind: type[Any]) -> tuple[Bound, ...]:
-    found = (_bound(field.name, str(field.type)) for field in fields(kind))
-    return tuple(
-        bound
-        for bound in found
-        if bound is not None and (kind is not Commit or bound.name.endswith("_s"))
-    )
+def _bounds(kind: type[Any]) -> list[tuple[str, Callable[[Any], bool]]]:
+    """Return the fields of a class that have bounds, and what says whether a value is within."""
+    found = [
+        (f.name, _bound(f.name, str(f.type)))
+        for f in fields(kind)
+        if f.name not in UNBOUNDED and (kind is not Commit or f.name.endswith("_s"))
+    ]
+    return [(name, allowed) for name, allowed in found if allowed is not None]
 
 
-def _bound(name: str, kind: str) -> Bound | None:
-    if name in UNBOUNDED or kind not in {"int", "float", "str"}:
-        return None
+def _bound(name: str, kind: str) -> Callable[[Any], bool] | None:
+    if name in NAMES:
+        return lambda text: TOKEN.fullmatch(text) is not None
     if kind == "str":
-        return Bound(name, 1 if name in NAMES else 0, LARGEST.get(name, MOST_TEXT), kind)
+        return lambda text: len(text) <= LARGEST.get(name, MOST_TEXT)
     if kind == "int":
-        return Bound(name, 0, MOST_NS if name.endswith("_ns") else MOST_COUNT, kind)
-    if name == "step_time_s":
-        return Bound(name, LEAST_STEP_S, MOST_STEP_S, kind)
-    return Bound(name, 0.0, MOST_S, kind) if name.endswith("_s") else None
-
-
-def _within(value: str | float, bound: Bound) -> bool:
-    if isinstance(value, str):
-        named = bound.name not in NAMES or TOKEN.fullmatch(value) is not None
-        return named and len(value) <= bound.most
-    unmeasured = bound.name == "step_time_s" and value == 0
-    return unmeasured or bound.least <= value <= bound.most
+        return lambda count: 0 <= count <= (MOST_NS if name.endswith("_ns") else MOST_COUNT)
+    if name == "step_time_s":  # 0: none was measured
+        return lambda s: s == 0 or LEAST_STEP_S <= s <= MOST_STEP_S
+    if kind == "float" and name.endswith("_s"):
+        return lambda s: 0.0 <= s <= MOST_S
+    return None

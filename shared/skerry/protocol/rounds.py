@@ -7,6 +7,7 @@ window costs neither. How long that window may be is ours: see ``grace_s``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -94,22 +95,10 @@ def ema(old: float | None, new: float, factor: float) -> float:
     return new if old is None else old + factor * (new - old)
 
 
-def measured(
-    timings: Timings,
-    factor: float,
-    *,
-    step_s: float | None = None,
-    quorum_s: float | None = None,
-    sync_s: float | None = None,
-) -> Timings:
-    """Return the timings with what was measured folded in."""
-    if step_s is not None:
-        timings = replace(timings, step_s=ema(timings.step_s, step_s, factor))
-    if quorum_s is not None:
-        timings = replace(timings, quorum_s=ema(timings.quorum_s, quorum_s, factor))
-    if sync_s is not None:
-        timings = replace(timings, sync_s=ema(timings.sync_s, sync_s, factor))
-    return timings
+def measured(timings: Timings, factor: float, **seconds: float | None) -> Timings:
+    """Return the timings with what was measured folded in, by the names of their fields."""
+    known = {name: new for name, new in seconds.items() if new is not None}
+    return replace(timings, **{n: ema(getattr(timings, n), v, factor) for n, v in known.items()})
 
 
 def measured_behind(
@@ -124,12 +113,11 @@ def measured_behind(
     if behind_s > most_grace_s(policy, timings):
         if timings.behind_s is None:
             return timings
-        off_s = ema(timings.behind_off_s, 0.0, factor)
-        return replace(timings, behind_s=ema(timings.behind_s, 0.0, factor), behind_off_s=off_s)
+        return measured(timings, factor, behind_s=0.0, behind_off_s=0.0)
     if timings.behind_s is None:
         return replace(timings, behind_s=behind_s, behind_off_s=behind_s / 2)
-    off_s = ema(timings.behind_off_s, abs(behind_s - timings.behind_s), factor)
-    return replace(timings, behind_s=ema(timings.behind_s, behind_s, factor), behind_off_s=off_s)
+    off_s = abs(behind_s - timings.behind_s)
+    return measured(timings, factor, behind_s=behind_s, behind_off_s=off_s)
 
 
 def measured_arrivals(
@@ -141,8 +129,7 @@ def measured_arrivals(
     """
     times = sorted(arrivals)
     for at_s in times[policy.quorum :]:
-        behind_s = at_s - times[policy.quorum - 1]
-        timings = measured_behind(timings, factor, behind_s, policy)
+        timings = measured_behind(timings, factor, at_s - times[policy.quorum - 1], policy)
     return timings
 
 
@@ -276,9 +263,9 @@ def quorum_at_s(view: RoundView, quorum: int) -> float | None:
 
 def _grace_end_s(view: RoundView, policy: RoundPolicy, timings: Timings) -> float:
     reached = quorum_at_s(view, policy.quorum)
-    return float("inf") if reached is None else reached + grace_s(policy, timings)
+    return math.inf if reached is None else reached + grace_s(policy, timings)
 
 
 def _short_end_s(view: RoundView, policy: RoundPolicy) -> float:
     since = view.short_since_s
-    return float("inf") if since is None else since + policy.round_timeout_s
+    return math.inf if since is None else since + policy.round_timeout_s

@@ -22,19 +22,14 @@ if TYPE_CHECKING:
 
 PULSES_PER_LEASE = 4
 """Times per lease that a syncer says what it holds."""
-
 DEAF_LEASES = 0.5
 """A syncer that has not heard itself for this part of a lease may have missed others."""
-
 SETTLED_LEASES = 1.25
 """Leases after which a newcomer may be given shards: it has listened for one by then."""
-
 OVERDUE_LEASES = 2.0
 """A shard that has been free for this long is anybody's: whose share it is does not come for it."""
-
 LEAST_WAIT_S = 0.001
 """A wait that rounding leaves of a time that has passed; below it, time might not go on at all."""
-
 FORGET_LEASES = 20.0
 """Leases of silence after which a syncer is forgotten altogether."""
 
@@ -118,7 +113,7 @@ def heard(
     view: View, now: float, policy: Policy, name: str, instance: str, claims: Mapping[int, int]
 ) -> View:
     """Fold in one pulse of a syncer, this one's own included."""
-    claimed = {s: now for s, token in claims.items() if _valid(view, s, token)}
+    claimed = dict.fromkeys(_valid(view, claims), now)
     view = replace(view, claimed_s={**view.claimed_s, **claimed})
     if instance == view.instance:
         deaf = view.echo_s is None or now - view.echo_s > DEAF_LEASES * policy.lease_s
@@ -166,15 +161,19 @@ def unfenced(view: View, shard: int) -> View:
 
 def decide(now: float, view: View, policy: Policy) -> tuple[Moves, SuccessionReason]:
     """Return which shards this syncer should take and which it should hand over, and why."""
-    loads = _loads(now, view, policy)
+    living, mine = _living(now, view, policy), sorted(_valid(view, view.holds))
+    claims = {peer.instance: _valid(view, peer.claims) for peer in living}
+    loads = {(view.name, view.instance): len(mine)}
+    for peer in living:
+        if claims[peer.instance] or now - peer.first_s >= SETTLED_LEASES * policy.lease_s:
+            loads[peer.name, peer.instance] = len(claims[peer.instance])
     shares = _shares(loads, policy.shards)
-    unclaimed = [s for s in range(policy.shards) if not _claimed(now, view, policy, s)]
+    unclaimed = sorted({*range(policy.shards)}.difference(mine, *claims.values()))
     free = [s for s in unclaimed if _free(now, view, policy, s)]
     take = _assigned(view.instance, free, loads, shares)
     take += [s for s in free if s not in take and _overdue(now, view, policy, s)]
     if take:
         return Moves(take=tuple(sorted(take))), SuccessionReason.FREE
-    mine = sorted(_mine(view))
     above = len(mine) - shares[view.name, view.instance]
     if above > 0:
         return Moves(hand_over=tuple(mine[-above:])), SuccessionReason.ABOVE_SHARE
@@ -193,10 +192,9 @@ def next_wake_s(now: float, view: View, policy: Policy) -> float:
     return max(LEAST_WAIT_S, min(t - now for t in times if t > now))
 
 
-def _valid(view: View, shard: int, token: int) -> bool:
-    """Return True if a claim rests on the newest fence; an overtaken syncer's does not."""
-    fence = view.fences.get(shard)
-    return fence is None or token >= fence.token
+def _valid(view: View, claims: Mapping[int, int]) -> list[int]:
+    """Return the shards whose claims rest on the newest fence; an overtaken syncer's do not."""
+    return [s for s, t in claims.items() if s not in view.fences or t >= view.fences[s].token]
 
 
 def _living(now: float, view: View, policy: Policy) -> list[Peer]:
@@ -210,30 +208,6 @@ def _living(now: float, view: View, policy: Policy) -> list[Peer]:
         for peer in view.peers.values()
         if now - peer.heard_s < policy.lease_s and (peer.name != view.name or peer.pulses > 1)
     ]
-
-
-def _mine(view: View) -> list[int]:
-    return [s for s, token in view.holds.items() if _valid(view, s, token)]
-
-
-def _claims(view: View, peer: Peer) -> list[int]:
-    return [s for s, token in peer.claims.items() if _valid(view, s, token)]
-
-
-def _claimed(now: float, view: View, policy: Policy, shard: int) -> bool:
-    return shard in _mine(view) or any(
-        shard in _claims(view, peer) for peer in _living(now, view, policy)
-    )
-
-
-def _loads(now: float, view: View, policy: Policy) -> dict[tuple[str, str], int]:
-    """Return how many shards each syncer holds that could hold any: itself, and the settled."""
-    loads = {(view.name, view.instance): len(_mine(view))}
-    for peer in _living(now, view, policy):
-        claims = _claims(view, peer)
-        if claims or now - peer.first_s >= SETTLED_LEASES * policy.lease_s:
-            loads[peer.name, peer.instance] = len(claims)
-    return loads
 
 
 def _shares(loads: Mapping[tuple[str, str], int], shards: int) -> dict[tuple[str, str], int]:
