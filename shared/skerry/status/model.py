@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.algorithm.fragments import plan
-from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.algorithm.goodput import data_parallel_bytes
+from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Round
 from skerry.status.alerts import Situation, alerts
 from skerry.status.commit_totals import CommitTotals

@@ -48,11 +48,6 @@ def test_a_blend_lies_between(
     assert np.all(mixed >= np.minimum(local, fresh) - slack)
 
 
-def test_alpha_is_the_share_of_the_local_value() -> None:
-    local, fresh = np.array([4.0], np.float32), np.array([8.0], np.float32)
-    assert adopt("blend", local, local, fresh, np.float32(0.25)).tolist() == [7.0]
-
-
 @quick
 @given(captured=vector, fresh=vector)
 def test_rebasing_no_steps_is_overwriting(
@@ -70,11 +65,6 @@ def test_rebasing_keeps_what_was_done_since_the_capture(
     gradient = fresh - adopt("rebase", local, captured, fresh, NONE)
     scale = np.abs(local) + np.abs(captured) + np.abs(fresh)
     assert np.all(np.abs(gradient - (captured - local)) <= 3e-7 * scale + 1e-37)
-
-
-def test_rebasing_moves_a_learner_that_did_not_contribute_from_its_anchor() -> None:
-    anchor, local, fresh = (np.array([value], np.float32) for value in (1.0, 1.5, 3.0))
-    assert adopt("rebase", local, anchor, fresh, NONE).tolist() == [3.5]
 
 
 @pytest.mark.parametrize("method", get_args(Method))

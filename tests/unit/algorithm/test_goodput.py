@@ -24,23 +24,11 @@ shares = st.lists(st.builds(Share, st.floats(0, 1e6), st.floats(0, 1e6)), max_si
 
 def test_it_is_busy_over_allocated_time_summed_over_learners() -> None:
     assert goodput([Share(90, 100), Share(30, 200)]) == pytest.approx(0.4)
-
-
-def test_a_learner_that_is_down_lowers_it() -> None:
-    down = Share(50, allocated_s(joined_s=0, now_s=100))
-    assert goodput([down]) == 0.5
-
-
-def test_time_after_the_end_is_not_allocated() -> None:
+    assert goodput([Share(50, allocated_s(joined_s=0, now_s=100))]) == 0.5
+    assert goodput([Share(300, 100), Share(0, 100)]) == 0.5, "a clock that runs ahead lifts others"
     assert allocated_s(joined_s=10, now_s=500, ended_s=60) == 50
-
-
-def test_it_is_zero_before_any_time_has_passed() -> None:
     assert goodput([]) == goodput([Share(0, 0)]) == 0.0
-
-
-def test_a_clock_that_runs_ahead_cannot_lift_the_others() -> None:
-    assert goodput([Share(300, 100), Share(0, 100)]) == 0.5
+    assert ratios([]) == dict.fromkeys(USES, 0.0)
 
 
 @settings(max_examples=100)
@@ -71,11 +59,6 @@ def test_incarnations_add_up() -> None:
 def test_a_learner_that_counts_too_much_loses_its_idle_time_first_and_its_steps_last() -> None:
     told = split(Spent(train_s=90, compile_s=20, alive_s=130), 100)
     assert (told[TRAIN], told[Cause.COMPILE], told[Cause.IDLE]) == (90, 10, 0)
-
-
-def test_there_are_no_shares_of_no_time() -> None:
-    assert set(ratios([]).values()) == {0.0}
-    assert tuple(ratios([])) == USES
 
 
 @settings(max_examples=200)

@@ -17,7 +17,6 @@ from skerry.algorithm.liveness import (
     judge,
     observe,
     phi,
-    stalled_phi,
 )
 
 quick = settings(max_examples=100)
@@ -111,11 +110,6 @@ def test_the_mean_stays_within_what_was_seen(intervals: list[float]) -> None:
     assert heartbeat.variance >= 0
 
 
-def test_a_pulse_from_before_the_last_does_not_turn_time_back() -> None:
-    heartbeat = rhythm([0.5])
-    assert observe(heartbeat, 0.1).last_s == heartbeat.last_s
-
-
 STUCK = StepProgress(step=7, advanced_s=0.0, step_time_s=0.1)
 
 
@@ -150,22 +144,15 @@ def test_one_that_stops_for_the_others_must_pulse_and_not_step() -> None:
 
 def test_one_that_said_goodbye_is_gone_at_once() -> None:
     heartbeat = rhythm([0.5])
-    verdict = judge(heartbeat, heartbeat.last_s, POLICY, activity=Activity.STOPPED)
-    assert verdict == (Liveness.GONE, "stopped")
-
-
-def test_nothing_is_stalled_before_a_step_time_is_known() -> None:
-    assert stalled_phi(StepProgress(0, 0.0, 0.0), 1e6, 0.5) == 0.0
+    for closed in (False, True):
+        found = judge(heartbeat, heartbeat.last_s, POLICY, activity=Activity.STOPPED, closed=closed)
+        assert found == (Liveness.GONE, "stopped")
 
 
 def test_only_a_higher_step_is_an_advance() -> None:
     first = StepProgress(5, 1.0, 0.1)
     assert advance(first, 5, 2.0, 0.2) == StepProgress(5, 1.0, 0.2)
     assert advance(first, 6, 2.0, 0.2) == StepProgress(6, 2.0, 0.2)
-
-
-def test_the_policy_is_what_the_settings_say() -> None:
-    assert LivenessPolicy(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0) == POLICY
 
 
 @pytest.mark.parametrize(("silence_s", "gone"), [(0.9, False), (1.2, True)])
@@ -177,9 +164,3 @@ def test_of_one_that_lost_its_connection_a_short_silence_is_enough(
     expected = (Liveness.GONE, "disconnected") if gone else (Liveness.ALIVE, "pulsing")
     assert judge(heartbeat, now_s, POLICY, closed=True) == expected
     assert judge(heartbeat, now_s, POLICY) == (Liveness.ALIVE, "pulsing")
-
-
-def test_whoever_said_goodbye_has_not_lost_its_connection() -> None:
-    heartbeat = rhythm([0.5] * 20)
-    verdict = judge(heartbeat, heartbeat.last_s, POLICY, activity=Activity.STOPPED, closed=True)
-    assert verdict == (Liveness.GONE, "stopped")

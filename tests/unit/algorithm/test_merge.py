@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.algorithm import backend, merge, merge_numpy, quantise_numpy
+from skerry.algorithm import merge, quantise_numpy
 from skerry.algorithm.fragments import BLOCK, Fragment, Slice
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.planes import Planes, peak
@@ -103,12 +103,6 @@ def test_rda_keeps_the_norm_whatever_m(count: int) -> None:
     assert merged == pytest.approx(weights @ norms, rel=1e-5)
 
 
-def test_averaging_shrinks_what_rda_keeps() -> None:
-    items = [contribution(vector(seed)) for seed in range(16)]
-    averaged = merge.merge("average", items, [1 / 16] * 16, FRAGMENT, NO_EMBEDDING)
-    assert np.linalg.norm(averaged) < 0.3 * np.linalg.norm(rda(items, [1 / 16] * 16))
-
-
 def test_embeddings_are_averaged_even_by_rda() -> None:
     items = [contribution(vector(seed), "int4") for seed in range(3)]
     weights = [0.5, 0.3, 0.2]
@@ -139,12 +133,6 @@ def test_nothing_but_zeros_merges_to_zero() -> None:
     assert not rda([zero, zero], [0.5, 0.5]).any()
 
 
-def test_a_zero_contribution_shortens_but_does_not_turn() -> None:
-    x = vector(6)
-    zero = contribution(np.zeros_like(x))
-    assert rda([contribution(x), zero], [0.75, 0.25]) == pytest.approx(0.75 * x, rel=1e-5)
-
-
 def test_padding_stays_zero() -> None:
     merged = rda([contribution(vector(seed), "int8") for seed in range(3)], [0.2, 0.3, 0.5])
     assert not merged[1000 : FRAGMENT.offsets[1]].any()
@@ -167,20 +155,6 @@ def test_header_norms_that_cannot_be_are_ignored(norms: tuple[float, ...]) -> No
     item = contribution(vector(7))
     lying = OuterGradient(item.scheme, item.planes, norms)
     assert np.array_equal(rda([lying], [1.0]), rda([item], [1.0]))
-
-
-def test_the_merged_norm_is_known_without_another_pass() -> None:
-    items = [contribution(vector(seed), "int4") for seed in range(3)]
-    found = merge.direction("rda", items, [0.2, 0.3, 0.5], FRAGMENT, (True, False, False))
-    merged = merge.merge("rda", items, [0.2, 0.3, 0.5], FRAGMENT, (True, False, False))
-    assert found.norm == pytest.approx(float(np.linalg.norm(merged)), rel=1e-5)
-
-
-def test_numpy_and_numba_merge_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = [contribution(vector(seed), "int4") for seed in range(4)]
-    fast = rda(items, [0.1, 0.2, 0.3, 0.4])
-    monkeypatch.setattr(backend, "merger", lambda: merge_numpy)
-    assert rda(items, [0.1, 0.2, 0.3, 0.4]) == pytest.approx(fast, rel=1e-6)
 
 
 def test_slice_norms_survive_values_whose_squares_leave_f32() -> None:

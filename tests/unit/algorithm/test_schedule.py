@@ -170,18 +170,6 @@ def test_nothing_is_launched_below_the_floor() -> None:
     assert next_round(schedule, 8, 10.21, 10.0, 0.1, states, 2)[1] == "due"
 
 
-def test_nothing_is_launched_while_enough_is_in_flight() -> None:
-    states = [flying(0), flying(1), idle(2)]
-    assert next_round(Schedule(3, 3, 2), 9, 0.0, None, 0.1, states, 2) == (None, "in_flight")
-
-
-def test_a_fragment_in_flight_is_not_opened_again() -> None:
-    assert next_round(Schedule(2, 4, 2), 5, 0.0, None, 0.1, [flying(0), idle(1, 2)], 2) == (
-        None,
-        "not_due",
-    )
-
-
 @quick
 @given(
     schedule=schedules,
@@ -240,8 +228,3 @@ def test_floors_of_all_parts_together_allow_as_many_launches_as_one(shards: int)
     parts = [len(range(shard, 8, shards)) for shard in range(shards)]
     rates = [1 / launch_floor_s(Schedule(8, 24, 2, own=part), 0.5) for part in parts]
     assert sum(rates) == pytest.approx(1 / launch_floor_s(Schedule(8, 24, 2), 0.5))
-
-
-def test_part_of_the_fragments_has_its_part_of_the_room_in_the_air() -> None:
-    assert max_in_flight(Schedule(8, 1, 0, own=3)) == 3
-    assert offset(Schedule(8, 24, 2, own=3), 7) == offset(Schedule(8, 24, 2), 7)

@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.algorithm.goodput import USES
-from skerry.algorithm.traffic import data_parallel_bytes
+from skerry.algorithm.goodput import USES, data_parallel_bytes
 from skerry.cli import viewer
 from skerry.cli.board import board, line, sparkline, split_bar
 from skerry.cli.viewer import Following, Screen, keys, snapshot_json

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import struct
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.planes import Planes, allocate
+from skerry.algorithm.planes import Planes
 from skerry.algorithm.quantise_numpy import quantise
 from skerry.algorithm.schemes import SCHEMES, raw_bytes
 from skerry.errors import (
     Corrupt,
     Diverged,
     Truncated,
-    UnknownScheme,
     WireError,
 )
 from skerry.protocol import codec
@@ -84,24 +83,7 @@ def test_chunks_come_back_bit_for_bit(scheme: str, name: str) -> None:
 @SCHEME
 @settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(4096, 40_000), st.randoms(use_true_random=False))
-def test_any_order_gives_the_same_planes(
-    scheme: str, blocks: int, chunk_bytes: int, shuffle: random.Random
-) -> None:
-    x = gaussian(blocks)
-    chunks = chunks_of(scheme, x, chunk_bytes)
-    shuffle.shuffle(chunks)
-    assembler = PlaneAssembler(scheme, blocks)
-    for chunk in chunks:
-        assembler.add(header_of(chunk), chunk.packed)
-
-    assert_equal(assembler.planes, quantise(scheme, x))
-    assert max(len(chunk.packed) for chunk in chunks) <= chunk_bytes
-
-
-@SCHEME
-@settings(max_examples=30)
-@given(st.integers(1, 60), st.integers(4096, 40_000), st.randoms(use_true_random=False))
-def test_chunks_decoded_as_they_come_equal_the_planes_decoded_at_the_end(
+def test_any_order_gives_the_same_planes_and_the_same_vector(
     scheme: str, blocks: int, chunk_bytes: int, shuffle: random.Random
 ) -> None:
     x = gaussian(blocks)
@@ -112,21 +94,10 @@ def test_chunks_decoded_as_they_come_equal_the_planes_decoded_at_the_end(
         planes.add(header_of(chunk), chunk.packed)
         vector.add(header_of(chunk), chunk.packed)
 
+    assert_equal(planes.planes, quantise(scheme, x))
+    assert max(len(chunk.packed) for chunk in chunks) <= chunk_bytes
     np.testing.assert_array_equal(vector.vector, cpu().dequantise(scheme, planes.planes))
     assert vector.digest == vector_digest(vector.vector)
-
-
-def test_a_damaged_chunk_leaves_its_place_to_a_whole_one(three: list[Chunk]) -> None:
-    assembler = VectorAssembler("int4", 100)
-    first = three[0]
-    for chunk in three[1:]:
-        assembler.add(header_of(chunk), chunk.packed)
-    with pytest.raises(WireError):
-        assembler.add(header_of(first), first.packed[:-8])
-    with pytest.raises(Truncated):
-        _ = assembler.vector
-    assert assembler.add(header_of(first), first.packed)
-    assert assembler.digest == vector_digest(assembler.vector)
 
 
 def test_a_vector_with_a_chunk_missing_is_not_given_out(three: list[Chunk]) -> None:
@@ -160,12 +131,9 @@ def test_a_chunk_decodes_alone(scheme: str) -> None:
 def test_chunks_are_within_the_size_asked_for_even_if_nothing_shrinks(scheme: str) -> None:
     blocks = codec.blocks_per_chunk(scheme, 50_000)
 
-    assert codec.packed_bound(scheme, blocks) <= 50_000 < codec.packed_bound(scheme, blocks + 1)
-
-
-def test_a_chunk_too_small_for_a_block_is_refused() -> None:
     with pytest.raises(ValueError, match="does not hold one block"):
-        codec.blocks_per_chunk("f32", 1000)
+        codec.blocks_per_chunk(scheme, 1)
+    assert codec.packed_bound(scheme, blocks) <= 50_000 < codec.packed_bound(scheme, blocks + 1)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +206,6 @@ def three() -> list[Chunk]:
     return chunks_of("int4", gaussian(100), 4096)
 
 
-def test_the_same_chunk_twice_is_no_harm(three: list[Chunk]) -> None:
-    assembler = PlaneAssembler("int4", 100)
-    for chunk in itertools.chain(three, three):
-        assembler.add(header_of(chunk), chunk.packed)
-
-    assert_equal(assembler.planes, quantise("int4", gaussian(100)))
-
-
 def test_a_different_chunk_of_the_same_index_is_refused(three: list[Chunk]) -> None:
     other = chunks_of("int4", gaussian(100, seed=1), 4096)
     assembler = PlaneAssembler("int4", 100)
@@ -258,24 +218,13 @@ def test_a_different_chunk_of_the_same_index_is_refused(three: list[Chunk]) -> N
     assert_equal(assembler.planes, quantise("int4", gaussian(100)))
 
 
-def test_missing_chunks_are_no_vector(three: list[Chunk]) -> None:
-    assembler = PlaneAssembler("int4", 100)
-    assembler.add(header_of(three[0]), three[0].packed)
-    with pytest.raises(Truncated, match=r"1 of \d chunks"):
-        _ = assembler.planes
-
-
-def test_another_scheme_is_refused(three: list[Chunk]) -> None:
-    with pytest.raises(UnknownScheme):
-        PlaneAssembler("int8", 100).add(header_of(three[0]), three[0].packed)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"first_block": 30},
         {"first_block": 90},
         {"first_block": 2**63},
+        {"scheme": "int8"},
         {"index": 4},
         {"index": 9},
         {"count": 2},
@@ -287,7 +236,7 @@ def test_another_scheme_is_refused(three: list[Chunk]) -> None:
     ids=str,
 )
 def test_a_chunk_that_does_not_fit_the_others_is_refused(
-    three: list[Chunk], change: dict[str, int]
+    three: list[Chunk], change: dict[str, Any]
 ) -> None:
     assembler = PlaneAssembler("int4", 100)
     assembler.add(header_of(three[0]), three[0].packed)
@@ -316,29 +265,7 @@ def test_chunks_that_leave_blocks_out_are_refused_with_the_last_one() -> None:
         assembler.add(header_of(short[-1]), short[-1].packed)
 
 
-def test_a_vector_longer_than_the_plan_says_is_refused(three: list[Chunk]) -> None:
-    assembler = PlaneAssembler("int4", 60)
-    assembler.add(header_of(three[0]), three[0].packed)
-    with pytest.raises(WireError):
-        assembler.add(header_of(three[1]), three[1].packed)
-
-
 # --- what lies inside of a valid envelope ---
-
-
-@SCHEME
-def test_every_truncation_of_a_payload_is_a_wire_error(scheme: str) -> None:
-    (chunk,) = chunks_of(scheme, gaussian(2))
-    for size in range(len(chunk.packed)):
-        with pytest.raises(WireError):
-            unpack(header_of(chunk), chunk.packed[:size])
-
-
-@SCHEME
-def test_trailing_bytes_are_a_wire_error(scheme: str) -> None:
-    (chunk,) = chunks_of(scheme, gaussian(2))
-    with pytest.raises(WireError):
-        unpack(header_of(chunk), chunk.packed + b"\0")
 
 
 @SCHEME
@@ -395,9 +322,3 @@ def test_the_digest_is_of_little_endian_f32_bytes() -> None:
     assert vector_digest(x) == vector_digest(np.arange(8, dtype=np.float32)[:4])
     assert vector_digest(x) != vector_digest(x + 1)
     assert vector_digest(x) == vector_digest(x.astype(">f4"))
-
-
-def test_planes_of_undefined_contents_are_not_handed_out() -> None:
-    assert allocate("int4", 4).codes.shape == (4, 128)
-    with pytest.raises(Truncated, match="0 of unknown"):
-        _ = PlaneAssembler("int4", 4).planes

@@ -22,14 +22,14 @@ from skerry.log.base import Receipt
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.codec import encode_vector
-from skerry.protocol.messages import Commit, ContributionHeader, ContributionKind, Round, RunState
+from skerry.protocol.messages import Commit, Round, RunState
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import MOST_REFUSED
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.service import stand_by
 from skerry_tools.virtual import VirtualLoop
-from tests.support.builders import run_record
+from tests.support.builders import header, run_record
 from tests.support.history import read_history
 from tests.support.learners import STEPS, TOKENS, FakeLearner, ScriptedLearner, walk
 
@@ -429,22 +429,13 @@ async def send_boasting(
 ) -> None:
     """Contribute a gradient ``scale`` times as long as usual that claims a norm (0: none)."""
     fragment = cut.fragments[-1]
-    header = ContributionHeader(
-        kind=ContributionKind.OUTER_GRADIENT,
-        learner="boaster",
-        incarnation=1,
-        identity=base,
+    sent = header(
+        base,
+        "boaster",
         fragment=fragment.index,
         base_version=base,
-        round_version=base + 1,
-        step=10,
         steps=10,
-        tokens=1000,
-        cursor_from=0,
-        cursor_to=10,
-        loss=1.0,
-        captured_ns=1,
         norms=(norm,) * len(fragment.slices) if norm else (),
     )
     chunks = encode_vector("f32", walk(fragment, "boast") * np.float32(scale), 4096)
-    await contributions.Sender(bus, RUN, cut).send(header, chunks)
+    await contributions.Sender(bus, RUN, cut).send(sent, chunks)

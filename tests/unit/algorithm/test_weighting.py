@@ -1,4 +1,4 @@
-"""Tokens, and tokens per step, decide how much a contribution counts."""
+"""Tokens, tokens per step, and staleness decide how much a contribution counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.weighting import normalised, weight
+from skerry.algorithm.weighting import discounted, normalised, weight
 from tests.support.strategies import weights, work
 
 quick = settings(max_examples=150)
@@ -16,14 +16,7 @@ quick = settings(max_examples=150)
 
 def test_a_weight_is_tokens_times_tokens_per_step() -> None:
     assert weight(1000, 10) == 1000 * 100
-
-
-def test_no_steps_weigh_nothing() -> None:
     assert weight(1000, 0) == 0.0
-
-
-def test_the_same_tokens_in_fewer_steps_weigh_more() -> None:
-    assert weight(1000, 5) > weight(1000, 10)
 
 
 @quick
@@ -72,3 +65,36 @@ def test_the_smallest_weights_do_not_vanish() -> None:
 def test_impossible_weights_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
         normalised([1.0, bad])
+
+
+@pytest.mark.parametrize(
+    ("base", "version", "verdict"),
+    [
+        (7, 7, (1.0, "fresh")),
+        (6, 7, (0.5, "late")),
+        (4, 7, (0.125, "late")),
+        (3, 7, (None, "too_stale")),
+        (8, 7, (None, "base_in_future")),
+    ],
+)
+def test_verdicts(base: int, version: int, verdict: tuple[float | None, str]) -> None:
+    assert discounted(base, version, 3, 0.5) == verdict
+
+
+def test_without_tolerance_only_fresh_ones_count() -> None:
+    assert [discounted(base, 5, 0, 0.5)[0] for base in (4, 5)] == [None, 1.0]
+
+
+@settings(max_examples=100)
+@given(
+    version=st.integers(0, 1000),
+    bases=st.tuples(st.integers(0, 1000), st.integers(0, 1000)),
+    tolerance=st.integers(0, 20),
+    factor=st.floats(0.01, 1.0),
+)
+def test_being_staler_never_counts_more(
+    version: int, bases: tuple[int, int], tolerance: int, factor: float
+) -> None:
+    older, newer = sorted(min(base, version) for base in bases)
+    low, high = (discounted(base, version, tolerance, factor)[0] or 0.0 for base in (older, newer))
+    assert 0.0 <= low <= high <= 1.0
