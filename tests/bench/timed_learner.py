@@ -17,8 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from skerry.data.prefetch import Prefetch
-from skerry.data.stream import Stream
+from skerry.data.stream import Prefetch, Stream
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.learner import LearnerPolicy, TrainingProgress
 from skerry.service.entry import run_service

@@ -10,8 +10,7 @@ import pytest
 
 from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
-from skerry.models.base import specs_of
-from skerry.models.factory import build_model
+from skerry.models.base import build_model, specs_of
 from skerry.protocol.messages import Evaluation
 from skerry.settings import loading
 from skerry.settings.models import RunConfig

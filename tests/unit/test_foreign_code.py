@@ -15,7 +15,7 @@ from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.restore import restore as restore_into
 from skerry_checkpointer.service import Checkpointer
-from skerry_evaluator.commands import print_sample, print_scores
+from skerry_evaluator.checkpoints import print_sample, print_scores
 from skerry_evaluator.service import Evaluator
 from skerry_learner.joining import find_or_create
 from skerry_syncer.run import ServedRun

@@ -71,7 +71,7 @@ def evaluate(
 ) -> None:
     """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
     from skerry.service.entry import exit_on_error
-    from skerry_evaluator.commands import print_scores
+    from skerry_evaluator.checkpoints import print_scores
 
     with exit_on_error():
         print_scores(checkpoints, batches=batches, as_json=json, sets=set_ or [])
@@ -94,7 +94,7 @@ def sample(
 ) -> None:
     """Continue a prompt with a checkpoint's model."""
     from skerry.service.entry import exit_on_error
-    from skerry_evaluator.commands import print_sample
+    from skerry_evaluator.checkpoints import print_sample
 
     with exit_on_error():
         print_sample(

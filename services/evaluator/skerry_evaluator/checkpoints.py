@@ -1,24 +1,25 @@
-"""Checkpoints as models with parameters, verified, and their loss on held-out text."""
+"""The commands ``skerry eval`` and ``skerry sample``: checkpoints as models with parameters."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from skerry.data.corpus import Corpus
+from skerry.data.corpus import Corpus, load_corpus
 from skerry.errors import ModelError
-from skerry.models.base import Model, Params, specs_of
-from skerry.models.factory import build_model
+from skerry.models.base import Model, Params, build_model, specs_of
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
 from skerry.store.finding import is_url, locate
-from skerry_evaluator.held_out import HeldOutText, Score
+from skerry_evaluator.global_model import HeldOutText, Score
+from skerry_evaluator.sampling import Sampler, to_text, to_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,12 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointScore:
+class CheckpointScore(Score):
     """A checkpoint's score; ``text`` is the digest of the held-out text."""
 
     checkpoint: str
     step: int
     tokens: int
-    score: Score
     evaluated_tokens: int
     text: str
 
@@ -50,11 +50,12 @@ def evaluate(restored: Restored, corpus: Corpus, *, batches: int | None = None) 
     wanted = restored.config.eval.batches if batches is None else batches
     held_out = HeldOutText.of(corpus, wanted, getattr(restored.model, "vocab", None))
     loss = jax.jit(restored.model.loss)
+    score = held_out.score([float(loss(restored.params, row)) for row in held_out.rows])
     return CheckpointScore(
-        checkpoint=str(restored.path),
+        **asdict(score),
+        checkpoint=restored.path,
         step=restored.step,
         tokens=restored.tokens,
-        score=held_out.score([float(loss(restored.params, row)) for row in held_out.rows]),
         evaluated_tokens=held_out.tokens,
         text=f"{held_out.digest:016x}",
     )
@@ -79,3 +80,60 @@ def restore(path: str | Path, sets: Sequence[str] = ()) -> Restored:
     tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
     params: Params = jax.tree.unflatten(tree, leaves)
     return Restored(str(path), config, model, params, saved.step, saved.tokens)
+
+
+def print_scores(
+    paths: Sequence[str | Path],
+    *,
+    batches: int | None,
+    as_json: bool,
+    sets: Sequence[str] = (),
+) -> None:
+    """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
+
+    In JSON infinity and NaN are null.
+    """
+    corpora: dict[str, Corpus] = {}
+    for path in paths:
+        restored = restore(path, sets)
+        data = restored.config.data
+        key = data.model_dump_json()
+        if key not in corpora:
+            corpora[key] = load_corpus(data)
+        found = evaluate(restored, corpora[key], batches=batches)
+        if as_json:
+            floats = {name: v for name, v in asdict(found).items() if isinstance(v, float)}
+            nothing = {name: None for name, value in floats.items() if not math.isfinite(value)}
+            print(json.dumps(asdict(found) | nothing), flush=True)
+            continue
+        bits = found.bits_per_byte
+        per_byte = "" if bits is None else f", {bits:.4f} bits per byte"
+        print(
+            f"{found.checkpoint}: step {found.step}, held-out loss {found.loss:.4f} nats per"
+            f" token{per_byte}, perplexity {found.perplexity:.3f} ({found.evaluated_tokens} tokens"
+            f" of text {found.text})",
+            flush=True,
+        )
+
+
+def print_sample(
+    path: str | Path,
+    *,
+    prompt: str,
+    count: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+    sets: Sequence[str] = (),
+) -> None:
+    """Print a prompt and its continuation."""
+    restored = restore(path, sets)
+    start = to_tokens(restored.config.data, prompt)
+    sampler = Sampler(restored.model, restored.config.data.seq_len, temperature)
+    tokens = list(sampler.tokens(restored.params, start, count, seed))
+    text = to_text(restored.config.data, tokens)
+    if as_json:
+        print(json.dumps({"checkpoint": str(path), "prompt": prompt, "text": text}))
+    else:
+        space = " " if restored.config.data.source == "tokens" else ""  # between numbers
+        print(f"{prompt}{space}{text}")

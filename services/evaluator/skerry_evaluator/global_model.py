@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import structlog
+import xxhash
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan, scatter
-from skerry.data.corpus import load_corpus
+from skerry.data.corpus import Batch, Corpus, load_corpus
+from skerry.data.stream import check_tokens
 from skerry.errors import ModelError
-from skerry.models.base import specs_of
-from skerry.models.factory import build_model
+from skerry.models.base import build_model, specs_of
 from skerry.settings.models import RunConfig
-from skerry_evaluator.held_out import HeldOutText
 from skerry_evaluator.sampling import SampleWriter
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """``loss`` in nats per token; ``bits_per_byte`` only where a token is a byte."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutText:
+    """Batches int32 [batch, seq_len + 1], and xxh3-64 over all of them."""
+
+    rows: tuple[Batch, ...]
+    digest: int
+    of_bytes: bool
+
+    @classmethod
+    def of(cls, corpus: Corpus, batches: int, vocab: int | None) -> HeldOutText:
+        """Return the batches of a corpus; CorpusError for a token beyond the model's ``vocab``."""
+        rows = tuple(corpus.held_out_batches(corpus.config.batch, batches))
+        digest = xxhash.xxh3_64()
+        for row in rows:
+            check_tokens(row, vocab)
+            digest.update(row.astype("<i4", copy=False).data.cast("B"))
+        return cls(rows, digest.intdigest(), corpus.config.source != "tokens")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are predicted."""
+        return sum(row[:, 1:].size for row in self.rows)
+
+    def score(self, losses: Sequence[float]) -> Score:
+        """Return the score for the mean losses of all batches, one each."""
+        loss = sum(losses) / len(losses)
+        bits = loss / math.log(2) if self.of_bytes else None
+        return Score(loss, perplexity=math.exp(min(loss, 700.0)), bits_per_byte=bits)
 
 
 class GlobalModel:
@@ -37,14 +78,17 @@ class GlobalModel:
             raise ModelError(msg, path="model.factory")
         self._plan = plan
         self._config = config
-        self._logits: Any = getattr(model, "logits", None)
-        self._writes = config.eval.sample_tokens > 0
+        self._model = model
+        self._writes = config.eval.sample_tokens > 0 and hasattr(model, "logits")
         self._writer: SampleWriter | None = None
         self._leaves = [np.zeros(spec.shape, np.float32) for spec in plan.leaves]
         self._tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
         vocab: int | None = getattr(model, "vocab", None)
         self.held_out = HeldOutText.of(load_corpus(config.data), config.eval.batches, vocab)
-        self._loss = self._compiled(jax.jit(model.loss))
+        # Ahead of time, so that no evaluation includes a compilation.
+        row = self.held_out.rows[0]
+        tokens, loss = jax.ShapeDtypeStruct(row.shape, row.dtype), jax.jit(model.loss)
+        self._loss: Any = loss.lower(self._shapes(), tokens).compile()
 
     def set_fragment(self, fragment: int, vector: NDArray[np.float32]) -> None:
         """Set the parameters of a fragment: f32 [padded_size]."""
@@ -59,10 +103,10 @@ class GlobalModel:
     def compile_writer(self) -> None:
         """Compile what ``write`` needs, once; a model that cannot be sampled writes nothing."""
         wanted, self._writes = self._writes, False
-        if not wanted or self._logits is None:
+        if not wanted:
             return
         try:
-            self._writer = SampleWriter(self._logits, self._config, self._shapes())
+            self._writer = SampleWriter(self._model, self._config, self._shapes())
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything
             log.warning("model_not_sampled", cause=str(error)[:200], fix="see eval.sample_tokens")
 
@@ -78,9 +122,3 @@ class GlobalModel:
     def _shapes(self) -> Any:
         shapes = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, shapes)
-
-    def _compiled(self, loss: Any) -> Any:
-        """Compile ahead of time, so that no evaluation includes a compilation."""
-        row = self.held_out.rows[0]
-        tokens = jax.ShapeDtypeStruct(row.shape, row.dtype)
-        return loss.lower(self._shapes(), tokens).compile()

@@ -1,13 +1,9 @@
-"""Text that a model writes: the continuation of a prompt, and a sample for people who watch a run.
-
-The sample comes from one compiled loop over one short window, so that it costs less than the
-evaluation that it goes with.
-"""
+"""Text that a model writes: after a prompt, or as a sample for people who watch a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +12,6 @@ import numpy as np
 from skerry.errors import ConfigError, ModelError
 from skerry.protocol.messages import MOST_SAMPLE_BYTES
 from skerry.settings.models import DataConfig, RunConfig
-from skerry_evaluator.checkpoints import Restored
 
 TEMPERATURE = 0.8
 """Of the samples that go with evaluations."""
@@ -45,82 +40,59 @@ def to_text(data: DataConfig, tokens: Sequence[int]) -> str:
     return bytes(t if 0 <= t < BYTES else 0xFF for t in tokens).decode(errors="replace")
 
 
-def clipped(text: str) -> str:
-    """Return the part of a text that fits into MOST_SAMPLE_BYTES of UTF-8."""
-    return text.encode()[:MOST_SAMPLE_BYTES].decode(errors="ignore")
+class Sampler:
+    """Continues tokens; compiled once for a window of ``size`` tokens, which slides.
 
-
-def sample(
-    restored: Restored, prompt: Sequence[int], *, count: int, temperature: float, seed: int
-) -> Iterator[int]:
-    """Yield ``count`` tokens after ``prompt``; temperature 0 takes the likeliest each time.
-
-    The window is as long as training sequences were, so one compilation serves all positions.
-    Raises ModelError if the model has no ``logits``.
+    Temperature 0 takes the likeliest token each time. Raises ModelError if the model has no
+    ``logits``.
     """
-    choose = _chooser(restored, temperature)
-    size = restored.config.data.seq_len
-    key = jax.random.key(seed)
-    text = list(prompt)
-    for _ in range(count):
-        seen = text[-size:]
-        window = np.zeros((1, size), np.int32)
-        window[0, : len(seen)] = seen
-        key, one = jax.random.split(key)
-        text.append(int(choose(restored.params, window, np.int32(len(seen) - 1), one)))
-        yield text[-1]
 
+    def __init__(self, model: object, size: int, temperature: float) -> None:
+        logits: Any = getattr(model, "logits", None)
+        if logits is None:
+            msg = "This model has no logits(params, tokens), which sampling needs: add it."
+            raise ModelError(msg, path="model.factory")
 
-def _chooser(restored: Restored, temperature: float) -> Callable[..., jax.Array]:
-    logits = getattr(restored.model, "logits", None)
-    if logits is None:
-        msg = "This model has no logits(params, tokens), which sampling needs: add it."
-        raise ModelError(msg, path="model.factory")
+        def choose(params: Any, window: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
+            scores = logits(params, window)[0, last]
+            if temperature <= 0:
+                return jnp.argmax(scores)
+            return jax.random.categorical(key, scores / temperature)
 
-    def choose(params: Any, window: jax.Array, last: jax.Array, key: jax.Array) -> jax.Array:
-        scores = cast("jax.Array", logits(params, window))[0, last]
-        if temperature <= 0:
-            return jnp.argmax(scores)
-        return jax.random.categorical(key, scores / temperature)
+        self._size = size
+        self._choose: Any = jax.jit(choose)
 
-    return jax.jit(choose)
+    def compile(self, params: Any) -> None:
+        """Compile for these parameters, or their shapes, before the first token is wanted."""
+        window, key = np.zeros((1, self._size), np.int32), jax.random.key(0)
+        self._choose = self._choose.lower(params, window, np.int32(0), key).compile()
+
+    def tokens(self, params: Any, prompt: Sequence[int], count: int, seed: int) -> Iterator[int]:
+        """Yield ``count`` tokens after ``prompt``."""
+        key = jax.random.key(seed % 2**31)
+        text = list(prompt)
+        for _ in range(count):
+            seen = text[-self._size :]
+            window = np.zeros((1, self._size), np.int32)
+            window[0, : len(seen)] = seen
+            key, one = jax.random.split(key)
+            text.append(int(self._choose(params, window, np.int32(len(seen) - 1), one)))
+            yield text[-1]
 
 
 class SampleWriter:
-    """Samples ``config.eval.sample_tokens`` tokens; compiled for the shapes of ``params``."""
+    """Writes ``eval.sample_tokens`` tokens after a line break, in a window of just that size."""
 
-    def __init__(self, logits: Callable[..., jax.Array], config: RunConfig, params: Any) -> None:
+    def __init__(self, model: object, config: RunConfig, params: Any) -> None:
+        """``params`` are those that ``write`` will get, or their shapes."""
         self._data = config.data
         self._count = min(config.eval.sample_tokens, config.data.seq_len - 1)
-        loop = jax.jit(_loop(logits, self._count))
-        self._loop: Callable[..., Any] = loop.lower(params, self._start(), _key(0)).compile()
+        self._sampler = Sampler(model, self._count, TEMPERATURE)
+        self._sampler.compile(params)
 
     def write(self, params: Any, seed: int) -> str:
-        """Return text of at most MOST_SAMPLE_BYTES that the parameters write for this seed."""
-        window = self._loop(params, self._start(), _key(seed))
-        return clipped(to_text(self._data, [int(token) for token in np.asarray(window)[0, 1:]]))
-
-    def _start(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Return int32 [1, count + 1] that begins with a line break, where tokens are bytes."""
-        window = np.zeros((1, self._count + 1), np.int32)
-        window[0, 0] = 0 if self._data.source == "tokens" else NEWLINE
-        return window
-
-
-def _key(seed: int) -> jax.Array:
-    return jax.random.key(seed % 2**31)
-
-
-def _loop(logits: Callable[..., jax.Array], count: int) -> Callable[..., jax.Array]:
-    def loop(params: Any, window: jax.Array, key: jax.Array) -> jax.Array:
-        def body(at: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            seen, rest = state
-            rest, one = jax.random.split(rest)
-            scores = logits(params, seen)[0, at] / TEMPERATURE
-            token = jax.random.categorical(one, scores).astype(jnp.int32)
-            return seen.at[0, at + 1].set(token), rest
-
-        written: jax.Array = jax.lax.fori_loop(0, count, body, (window, key))[0]
-        return written
-
-    return loop
+        """Return text of at most MOST_SAMPLE_BYTES, cut between two characters."""
+        start = [0 if self._data.source == "tokens" else NEWLINE]
+        tokens = list(self._sampler.tokens(params, start, self._count, seed))
+        text = to_text(self._data, tokens).encode()
+        return text[:MOST_SAMPLE_BYTES].decode(errors="ignore")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -98,39 +98,33 @@ class Evaluator:
             return None
         turn = TurnTrace(self.record, spans.EVALUATE, spans.JUDGE)
         with turn.working():
-            return await self._evaluate(model, turn)
-
-    async def _evaluate(self, model: GlobalModel, turn: TurnTrace) -> Evaluation:
-        if self.evaluated:  # not before the first: no stop shall wait for that
-            await in_thread(model.compile_writer)
-        began_s, cpu_s = time.monotonic(), time.process_time()
-        await self._read(model)
-        turn.has_read()
-        evaluation = self._evaluation(model, await _losses(model))
-        sample = await in_thread(model.write, sum(evaluation.versions))
-        evaluation = replace(evaluation, sample=sample)
-        await ledger.record_evaluation(self.bus, evaluation)
-        self.evaluated = evaluation.versions
-        cpu_s = time.process_time() - cpu_s
-        self.rest_s = cpu_s / MOST_SHARE
-        self._report(evaluation, time.monotonic() - began_s, cpu_s)
-        attributes: dict[str, spans.Value] = {
-            spans.LOSS: evaluation.loss,
-            spans.STEP: evaluation.step,
-            spans.VERSIONS: evaluation.versions,
-        }
-        turn.over(self.held.values(), attributes)
-        return evaluation
+            if self.evaluated:  # not before the first: no stop shall wait for that
+                await in_thread(model.compile_writer)
+            began_s, cpu_s = time.monotonic(), time.process_time()
+            await self._read(model)
+            turn.has_read()
+            evaluation = await self._evaluation(model)
+            await ledger.record_evaluation(self.bus, evaluation)
+            self.evaluated = evaluation.versions
+            cpu_s = time.process_time() - cpu_s
+            self.rest_s = cpu_s / MOST_SHARE
+            self._report(evaluation, time.monotonic() - began_s, cpu_s)
+            attributes: dict[str, spans.Value] = {
+                spans.LOSS: evaluation.loss,
+                spans.STEP: evaluation.step,
+                spans.VERSIONS: evaluation.versions,
+            }
+            turn.over(self.held.values(), attributes)
+            return evaluation
 
     async def _built(self) -> GlobalModel:
         if self.model is None:
-            self.model = await in_thread(_build, self.config, self.plan)
-            log.info(
-                "evaluator_ready",
-                run=self.record.run,
-                evaluated_tokens=self.model.held_out.tokens,
-                text=f"{self.model.held_out.digest:016x}",
-            )
+            from skerry_evaluator.global_model import GlobalModel  # imports JAX
+
+            self.model = await in_thread(GlobalModel, self.config, self.plan)
+            held_out = self.model.held_out
+            tokens, text = held_out.tokens, f"{held_out.digest:016x}"
+            log.info("evaluator_ready", run=self.record.run, evaluated_tokens=tokens, text=text)
         return self.model
 
     async def _recorded(self, versions: tuple[int, ...], digest: int) -> bool:
@@ -173,21 +167,27 @@ class Evaluator:
             await in_thread(model.set_fragment, fragment.index, parts[MASTER])
             self.held[fragment.index] = manifest.commit
 
-    def _evaluation(self, model: GlobalModel, losses: list[float]) -> Evaluation:
+    async def _evaluation(self, model: GlobalModel) -> Evaluation:
+        """Evaluate what the model holds; a cancellation takes effect between two batches."""
         commits = [self.held[fragment.index] for fragment in self.plan.fragments]
+        versions = tuple(commit.version for commit in commits)
+        rest, losses = model.losses(), list[float]()
+        while (loss := await in_thread(next, rest, None)) is not None:
+            losses.append(loss)
         score = model.held_out.score(losses)
         return Evaluation(
             run=self.record.run,
             evaluator=self.name,
             step=step_of(commits),
             tokens=tokens_of(commits),
-            versions=tuple(commit.version for commit in commits),
+            versions=versions,
             loss=score.loss,
             perplexity=score.perplexity,
             bits_per_byte=math.nan if score.bits_per_byte is None else score.bits_per_byte,
             evaluated_tokens=model.held_out.tokens,
             text_digest=model.held_out.digest,
             evaluated_ns=time.time_ns(),
+            sample=await in_thread(model.write, sum(versions)),
         )
 
     def _report(self, evaluation: Evaluation, took_s: float, cpu_s: float) -> None:
@@ -207,21 +207,6 @@ class Evaluator:
         instruments.record(metrics.EVALUATION_DURATION, took_s, run)
         evaluator = {**run, metrics.EVALUATOR_NAME: evaluation.evaluator}
         instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, evaluator)
-
-
-def _build(config: RunConfig, plan: Plan) -> GlobalModel:
-    from skerry_evaluator.global_model import GlobalModel  # imports JAX
-
-    return GlobalModel(config, plan)
-
-
-async def _losses(model: GlobalModel) -> list[float]:
-    """Return the losses of all batches; a cancellation takes effect between two of them."""
-    losses = model.losses()
-    found: list[float] = []
-    while (loss := await in_thread(next, losses, None)) is not None:
-        found.append(loss)
-    return found
 
 
 async def evaluator(bus: Bus, run: str, name: str, shutdown_s: float) -> None:

@@ -19,8 +19,7 @@ from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus, StreamSpec
 from skerry.log.recovery import find_run
 from skerry.log.streams import specs
-from skerry.models.base import Model, specs_of
-from skerry.models.factory import build_model
+from skerry.models.base import Model, build_model, specs_of
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
 from skerry.protocol.subjects import Subjects

@@ -13,8 +13,7 @@ from contextvars import copy_context
 import jax
 import structlog
 
-from skerry.data.prefetch import Prefetch
-from skerry.data.stream import Stream
+from skerry.data.stream import Prefetch, Stream
 from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, RunState
 from skerry.service.shell import serve, yield_to_others

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from skerry.data.prefetch import Prefetched
+from skerry.data.stream import Prefetched
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase
 from skerry.settings.models import RunConfig, TrainConfig

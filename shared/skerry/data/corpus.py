@@ -2,8 +2,12 @@
 
 Machines need neither the same text nor a message to agree: equal pieces are on the same side on all
 of them, so that no machine trains on text that another holds out. That needs corpora that are cut
-alike. Two kinds are not: small ones (below ``pieces.FEWEST_PIECES`` of full size) of different
+alike. Two kinds are not: small ones (below ``FEWEST_PIECES`` of full size) of different
 length, and those without a low hash, of which the pieces with the lowest are held out.
+
+Text is cut after lines whose last bytes hash low, as deduplicating backups do: a file that is
+longer on another machine, or missing, moves no cut in any other text. Tokens have no lines; their
+shards are files that machines share as they are, and are cut at equal lengths.
 """
 
 from __future__ import annotations
@@ -17,13 +21,26 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from skerry.data import pieces
 from skerry.data.source import Document, Places, Tokens, read_source
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 
 Batch = NDArray[np.int32]
 Hashes = NDArray[np.uint64]
+PIECE_TOKENS = 4_096
+"""Average tokens of a piece, unless ``PIECE_SEQUENCES`` sequences are more."""
+PIECE_SEQUENCES = 16
+LONGEST = 4
+"""A piece of text without a cut for this many averages is cut at equal lengths, too."""
+SHARD_TOKENS = 32_768
+FEWEST_PIECES = 16
+LINE_BYTES = 32
+"""Average bytes of a line of text, which sets the share of lines that end a piece."""
+LINE = 10
+"""The byte that ends a line."""
+WINDOW_WORDS = 6
+"""Words of 8 bytes before a line's end that decide whether a cut follows it."""
+MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Sequences:
@@ -153,7 +170,7 @@ class _Cut:
 
     @classmethod
     def of(cls, document: Document, seq_len: int, total: int) -> _Cut:
-        ends, tokens = pieces.ends(document, seq_len, total), document.tokens
+        ends, tokens = _ends(document, seq_len, total), document.tokens
         begins = chain([0], ends)
         parts = (tokens[begin:end] for begin, end in zip(begins, ends, strict=False))
         hashes = [xxhash.xxh3_64_intdigest(part.data.cast("B")) for part in parts]
@@ -165,3 +182,41 @@ class _Cut:
         at = np.concatenate([[0], self.ends])
         for first, end in edges.reshape(-1, 2):
             yield self.tokens[at[first] : at[end]]
+
+
+def _ends(document: Document, seq_len: int, total: int) -> Places:
+    """Return where the pieces of a document end, ascending; the last is its length.
+
+    ``total`` are the tokens of the whole corpus: a small one is cut finer.
+    """
+    tokens, files = document.tokens, document.files
+    size = max(PIECE_TOKENS, PIECE_SEQUENCES * (seq_len + 1))
+    if files is None:
+        size = max(size, SHARD_TOKENS)
+    size = max(seq_len + 1, min(size, total // FEWEST_PIECES))
+    length = np.array([len(tokens)], np.int64)
+    if files is None:
+        return np.unique(np.concatenate([np.arange(size, len(tokens), size), length]))
+    cuts = np.unique(np.concatenate([files, _lines(tokens, files, size), length]))
+    begins = np.concatenate([[0], cuts[:-1]])
+    long = np.flatnonzero(cuts - begins > LONGEST * size)
+    more = [np.arange(begins[n] + size, cuts[n], size) for n in long]
+    return np.unique(np.concatenate([cuts, *more])) if more else cuts
+
+
+def _lines(text: Tokens, files: Places, size: int) -> Places:
+    """Return the ends of lines that end a piece; only bytes of the line's own file decide."""
+    window = 8 * WINDOW_WORDS
+    lines: Places = np.flatnonzero(text == LINE) + 1
+    begun = np.concatenate([[0], files])[np.searchsorted(files, lines, side="right")]
+    lines = lines[lines - begun >= window]
+    if not len(lines):
+        return lines
+    words = np.ndarray((len(text) - 7,), "<u8", text.data, strides=(1,))
+    mixed = np.zeros(len(lines), np.uint64)
+    for word in range(WINDOW_WORDS):
+        mixed = (mixed ^ words[lines - window + 8 * word]) * MIX
+        mixed ^= mixed >> np.uint64(32)
+    low: NDArray[np.bool_] = mixed <= np.uint64(min(2**64 - 1, int(LINE_BYTES / size * 2**64)))
+    chosen: Places = lines[low]
+    return chosen

@@ -4,15 +4,68 @@ An epoch is a permutation of all training sequences. Of it, shard r of S reads t
 r, r + S, r + 2S, ...; a learner of rank S or above reads a reshuffle of shard ``rank mod S``. Under
 ``data.partition = "contiguous"`` shard r is the r-th part of the text instead, in an order of its
 own each epoch, so that learners differ in what they read. The cursor counts the sequences
-consumed since the run began; a stream needs nothing else to resume.
+consumed since the run began; a stream needs nothing else to resume. A thread reads batches ahead
+and puts them on the device before the trainer asks for them.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import jax
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from skerry.data.corpus import Batch, Corpus
-from skerry.data.permutation import Permutation
+from skerry.errors import CorpusError, SkerryError
+
+DEPTH = 4
+"""Batches that are read ahead."""
+PATIENCE_S = 0.2
+Indices = NDArray[np.uint64]
+ROUNDS = 4
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+FINISH = np.uint64(0xD6E8FEB86659FD93)
+SHIFT = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """A bijection of ``range(size)`` without a table; other keys give unrelated ones.
+
+    A Feistel network that walks cycles: four rounds over the smallest even number of bits that
+    holds ``size``; values that land outside are permuted again until they land inside (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+    """
+
+    size: int
+    key: tuple[int, ...]
+
+    def __call__(self, positions: NDArray[np.integer]) -> Indices:
+        """Return where each of ``positions`` (any shape, values below ``size``) goes, as uint64."""
+        values = np.asarray(positions).astype(np.uint64)
+        outside = np.ones(values.shape, np.bool_)
+        with np.errstate(over="ignore"):
+            while outside.any():
+                values[outside] = self._network(values[outside])
+                outside = values >= np.uint64(self.size)
+        return values
+
+    def _network(self, values: Indices) -> Indices:
+        half = max(1, (max(1, self.size - 1).bit_length() + 1) // 2)
+        shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+        left, right = values >> shift, values & mask
+        for turn in range(ROUNDS):
+            text = ":".join(map(str, (*self.key, turn)))
+            round_key = np.uint64(xxhash.xxh3_64_intdigest(text.encode()))
+            mixed = (right + round_key) * MULTIPLIER
+            mixed = (mixed ^ (mixed >> SHIFT)) * FINISH
+            left, right = right, left ^ ((mixed ^ (mixed >> SHIFT)) & mask)
+        return (left << shift) | right
 
 
 class Stream:
@@ -45,3 +98,78 @@ class Stream:
     def read(self, cursor: int, count: int) -> Batch:
         """Return ``count`` sequences from ``cursor`` on, a new int32 [count, seq_len + 1]."""
         return self._corpus.train.read(self.order(cursor, count))
+
+
+class Prefetched(NamedTuple):
+    """``tokens`` int32 [batch, seq_len + 1] on the device; ``cursor`` once they are consumed."""
+
+    tokens: jax.Array
+    cursor: int
+
+
+class Prefetch:
+    """An endless iterator over a stream; a context manager that owns its thread.
+
+    An error in the thread (a missing shard, a token out of range) is raised by the next ``next``.
+    Every batch is a new array, because ``device_put`` may alias it.
+    """
+
+    def __init__(self, stream: Stream, cursor: int, *, batch: int, vocab: int | None) -> None:
+        self._stream = stream
+        self._cursor = cursor
+        self._batch = batch
+        self._vocab = vocab
+        self._ready: queue.Queue[Prefetched | Exception] = queue.Queue(DEPTH)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Prefetched:
+        item = self._ready.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def _fill(self) -> None:
+        try:
+            while not self._stop.is_set():
+                rows = self._stream.read(self._cursor, self._batch)
+                check_tokens(rows, self._vocab)
+                self._cursor += self._batch
+                self._offer(Prefetched(jax.device_put(rows), self._cursor))
+        except SkerryError as error:
+            self._offer(error)
+        except (OSError, ValueError) as error:
+            failure = CorpusError(f"The corpus can no longer be read ({error}): restore its files.")
+            failure.__cause__ = error
+            self._offer(failure)
+        except Exception as error:  # noqa: BLE001  a device out of memory: raised where it is read
+            self._offer(error)
+
+    def _offer(self, item: Prefetched | Exception) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._ready.put(item, timeout=PATIENCE_S)
+            except queue.Full:
+                continue
+        return None
+
+
+def check_tokens(rows: Batch, vocab: int | None) -> None:
+    """Raise CorpusError for a token beyond the model's vocabulary; None: any is allowed."""
+    if vocab is not None and int(rows.max()) >= vocab:
+        msg = (
+            f"The corpus holds token {int(rows.max())} but model.vocab is {vocab}:"
+            " raise model.vocab."
+        )
+        raise CorpusError(msg, path="model.vocab")

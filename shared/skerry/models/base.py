@@ -1,18 +1,25 @@
-"""The Model protocol, and the names and shapes of a model's parameters."""
+"""The Model protocol, its parameters by name, and how settings become a model."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 
+from skerry import code
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
+from skerry.models.sizes import sizes_of
+from skerry.models.transformer import Transformer
+from skerry.settings.models import ModelConfig, TrainConfig
 
 Params: TypeAlias = Any
 """A pytree of float32 arrays, of any structure."""
 
 EMBEDDING_PARTS = ("embed",)
+AMPERE = 8.0
+"""NVIDIA's first compute capability with matrix units for bfloat16."""
 
 
 @runtime_checkable
@@ -69,3 +76,36 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
         msg = f"The model's init failed ({error}): it must return a tree of arrays from one key."
         raise ModelError(msg, path="model.factory") from error
     return leaf_specs(shapes, getattr(model, "embeddings", EMBEDDING_PARTS))
+
+
+def has_bfloat16(device: Any) -> bool:
+    """Return True if a device multiplies fast in bfloat16: no CPU does, nor NVIDIA before Ampere.
+
+    A device without a compute capability like NVIDIA's (``"7.5"``) is a TPU or another GPU: all
+    that JAX supports do.
+    """
+    capability = str(getattr(device, "compute_capability", ""))
+    try:
+        return float(capability) >= AMPERE
+    except ValueError:
+        return bool(device.platform != "cpu")
+
+
+def build_model(config: ModelConfig, train: TrainConfig) -> Model:
+    """Return the model that a run trains: a preset with overrides, or ``module:function``'s.
+
+    With precision ``auto`` its arithmetic is bfloat16 where the hardware has it. Raises ModelError
+    if the settings make none.
+    """
+    if not config.factory:
+        fast = train.precision == "auto" and has_bfloat16(jax.devices()[0])
+        narrow = fast or train.precision == "bfloat16"
+        return Transformer(sizes_of(config), jnp.bfloat16 if narrow else jnp.float32)
+    model = code.build(config.factory, "model.factory", config.options, ModelError)
+    if not isinstance(model, Model):
+        msg = (
+            f"model.factory {config.factory!r} returned a {type(model).__name__} without init and"
+            " loss: see skerry.models.base.Model."
+        )
+        raise ModelError(msg, path="model.factory")
+    return model

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.models.base import Params
 from skerry.models.sizes import Sizes
 
 INIT_STD = 0.02
@@ -67,7 +66,7 @@ class Transformer:
     def vocab(self) -> int:
         return self.sizes.vocab
 
-    def init(self, key: jax.Array) -> Params:
+    def init(self, key: jax.Array) -> Any:
         """Return fresh parameters: normal weights, residual outputs shrunk with depth."""
         s = self.sizes
         keys = jax.random.split(key, s.layers + 1)
@@ -89,7 +88,7 @@ class Transformer:
         ones = jnp.ones((s.d_model,), jnp.float32)
         return block | {"norm_attention": ones, "norm_mlp": ones}
 
-    def logits(self, params: Params, tokens: jax.Array) -> jax.Array:
+    def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
         """Score what follows each of ``tokens`` int32 [batch, seq]: f32 [batch, seq, vocab]."""
         batch, seq = tokens.shape
         table = params["embed"].astype(self.compute)
@@ -101,7 +100,7 @@ class Transformer:
         scores = jnp.einsum("nd,vd->nv", final, table, preferred_element_type=jnp.float32)
         return scores.reshape(batch, seq, -1)
 
-    def loss(self, params: Params, tokens: jax.Array) -> jax.Array:
+    def loss(self, params: Any, tokens: jax.Array) -> jax.Array:
         """Return the mean next-token loss in nats over int32 [batch, seq + 1], a float32 scalar."""
         scores = self.logits(params, tokens[:, :-1])
         picked = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from skerry.algorithm.goodput import Share, allocated_s
-from skerry.data.prefetch import Prefetched, check_tokens
-from skerry.data.stream import Stream
+from skerry.data.stream import Prefetched, Stream, check_tokens
 from skerry.log.base import Bus
 from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress

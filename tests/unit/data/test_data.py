@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.data.corpus import Batch, Corpus, Sequences, load_corpus, split
-from skerry.data.permutation import Permutation
-from skerry.data.prefetch import Prefetch
 from skerry.data.source import Document, text
-from skerry.data.stream import Stream
+from skerry.data.stream import Permutation, Prefetch, Stream
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import subprocess
 import sys
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.algorithm.fragments import gather
 from skerry.errors import (
     BrokerUnavailable,
     CorpusError,
@@ -26,78 +25,19 @@ from skerry.errors import (
     first_cause,
 )
 from skerry.log import ledger, run_records, state
-from skerry.log.memory import MemoryBus
-from skerry.log.state import MASTER, PARAMS
-from skerry.log.state_writer import NewPart, StateWriter
-from skerry.protocol.messages import Commit, Evaluation, Manifest, RunRecord
+from skerry.protocol.messages import Evaluation
 from skerry.service import shell
-from skerry.settings.models import EvalConfig, RunConfig
 from skerry.store.local import LocalStore
-from skerry_checkpointer.service import Checkpointer
 from skerry_evaluator import service
 from skerry_evaluator.checkpoints import evaluate, restore
-from skerry_evaluator.commands import print_scores
 from skerry_evaluator.service import MOST_SHARE, Evaluator
-from skerry_learner.joining import Work, find_or_create
-from tests.support.builders import commit, evaluation, progress
+from tests.support.builders import evaluation
+from tests.unit.evaluator.committed import CommittedRun
 
 DEADLINE_S = 60.0
 
 
-@pytest.fixture
-def config(config: RunConfig) -> RunConfig:
-    return config.model_copy(update={"eval": EvalConfig(every_s=0.01, batches=3)})
-
-
-@dataclass
-class Global:
-    """A run whose global state the test commits by hand: fresh parameters from a seed."""
-
-    bus: MemoryBus
-    record: RunRecord
-    work: Work
-    writer: StateWriter
-    held: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
-
-    @classmethod
-    async def begin(cls, bus: MemoryBus, config: RunConfig) -> Global:
-        record, work = await find_or_create(bus, "run", config)
-        writer = await StateWriter.acquire(
-            bus, "run", work.plan, holder="s", now_ns=1, chunk_bytes=65536
-        )
-        return cls(bus, record, work, writer)
-
-    async def commit(self, seed: int, fragments: tuple[int, ...] = (0, 1)) -> None:
-        """Commit the next version of these fragments."""
-        fresh = self.work.model.init(jax.random.key(seed))
-        leaves = [np.array(leaf) for leaf in jax.tree.leaves(fresh)]
-        for index in fragments:
-            vector = gather(self.work.plan.fragments[index], leaves)
-            parts = [NewPart(PARAMS, "bf16", vector), NewPart(MASTER, "f32", vector)]
-            before = self.held.get(index)
-            version = 1 + (before.commit.version if before else 0)
-            draft = self._draft(index, version)
-            self.held[index] = await self.writer.commit(draft, parts, before)
-
-    def _draft(self, fragment: int, version: int) -> Commit:
-        tokens = 100 * version + fragment
-        rows = (progress(tokens=tokens),)
-        digest = self.work.plan.digest
-        return commit(version, fragment, plan_digest=digest, step=10 * version, progress=rows)
-
-    def evaluator(self, name: str = "e") -> Evaluator:
-        return Evaluator.of(self.bus, self.record, name)
-
-    async def noted(self) -> list[Evaluation]:
-        return await run_records.read_all(self.bus, "run", Evaluation)
-
-
-@pytest.fixture
-async def run(bus: MemoryBus, config: RunConfig) -> Global:
-    return await Global.begin(bus, config)
-
-
-async def test_a_new_state_is_evaluated_once(run: Global) -> None:
+async def test_a_new_state_is_evaluated_once(run: CommittedRun) -> None:
     await run.commit(0)
     judging = run.evaluator()
     said = await judging.evaluate()
@@ -111,7 +51,9 @@ async def test_a_new_state_is_evaluated_once(run: Global) -> None:
     assert said.evaluated_tokens == 3 * 2 * 16
 
 
-async def test_from_the_second_evaluation_on_it_says_what_the_model_writes(run: Global) -> None:
+async def test_from_the_second_evaluation_on_it_says_what_the_model_writes(
+    run: CommittedRun,
+) -> None:
     judging, samples = run.evaluator(), list[str]()
     for seed in range(3):
         await run.commit(seed)
@@ -123,12 +65,12 @@ async def test_from_the_second_evaluation_on_it_says_what_the_model_writes(run: 
     assert samples[1] != samples[2]
 
 
-@pytest.mark.parametrize("broken", [None, lambda *_: 1 / 0])
 async def test_a_model_that_cannot_be_sampled_is_evaluated_all_the_same(
-    run: Global, broken: object
+    run: CommittedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("skerry.models.transformer.Transformer.logits", lambda *_: 1 / 0)
+    monkeypatch.setattr("skerry.models.transformer.Transformer.loss", lambda *_: jnp.float32(1.0))
     judging = run.evaluator()
-    (await judging._built())._logits = broken
     for seed in range(2):
         await run.commit(seed)
         said = await judging.evaluate()
@@ -136,13 +78,13 @@ async def test_a_model_that_cannot_be_sampled_is_evaluated_all_the_same(
         assert said.sample == ""
 
 
-async def test_a_state_that_lacks_a_fragment_is_not_evaluated(run: Global) -> None:
+async def test_a_state_that_lacks_a_fragment_is_not_evaluated(run: CommittedRun) -> None:
     await run.commit(0, fragments=(1,))
     assert await run.evaluator().evaluate() is None
 
 
 async def test_only_what_has_changed_is_read_again(
-    run: Global, monkeypatch: pytest.MonkeyPatch
+    run: CommittedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
 
@@ -162,24 +104,19 @@ async def test_only_what_has_changed_is_read_again(
 
 
 async def test_what_it_says_of_a_state_is_what_eval_says_of_a_checkpoint_of_it(
-    run: Global, tmp_path: Path
+    run: CommittedRun, tmp_path: Path
 ) -> None:
     await run.commit(7)
-    store = LocalStore(tmp_path / "checkpoints")
-    written = await Checkpointer.of(run.bus, run.record, store).save()
+    path = await run.checkpoint(LocalStore(tmp_path / "checkpoints"))
     said = await run.evaluator().evaluate()
-    assert written is not None
+    found = evaluate(restore(path), run.work.corpus)
     assert said is not None
-    verdict = evaluate(restore(store.where(written.name)), run.work.corpus)
-    assert verdict.score.loss == said.loss
-    assert verdict.score.perplexity == said.perplexity
-    assert verdict.score.bits_per_byte == said.bits_per_byte
-    assert verdict.text == f"{said.text_digest:016x}"
-    assert (verdict.step, verdict.tokens) == (said.step, said.tokens)
-    assert verdict.evaluated_tokens == said.evaluated_tokens
+    for name in ("loss", "perplexity", "bits_per_byte", "step", "tokens", "evaluated_tokens"):
+        assert getattr(found, name) == getattr(said, name)
+    assert found.text == f"{said.text_digest:016x}"
 
 
-async def test_two_evaluators_say_one_thing_once(run: Global) -> None:
+async def test_two_evaluators_say_one_thing_once(run: CommittedRun) -> None:
     await run.commit(0)
     one, other = run.evaluator("one"), run.evaluator("other")
     assert await one.evaluate() is not None
@@ -191,7 +128,7 @@ async def test_two_evaluators_say_one_thing_once(run: Global) -> None:
 
 
 async def test_an_evaluator_with_another_text_is_noticed_once_and_hinders_nobody(
-    run: Global,
+    run: CommittedRun,
 ) -> None:
     await run.commit(0)
     judging = run.evaluator()
@@ -207,7 +144,7 @@ async def test_an_evaluator_with_another_text_is_noticed_once_and_hinders_nobody
     assert len(await run.noted()) == 4
 
 
-async def test_it_waits_for_a_state_follows_the_run_and_ends_with_it(run: Global) -> None:
+async def test_it_waits_for_a_state_follows_the_run_and_ends_with_it(run: CommittedRun) -> None:
     judging = asyncio.create_task(run.evaluator().run())
     await run.commit(0)
     evaluations = run_records.follow(run.bus, "run", Evaluation)
@@ -221,7 +158,7 @@ async def test_it_waits_for_a_state_follows_the_run_and_ends_with_it(run: Global
     assert (await run.noted())[-1].versions == (3, 3)
 
 
-async def test_a_run_that_has_ended_is_evaluated_at_its_end(run: Global) -> None:
+async def test_a_run_that_has_ended_is_evaluated_at_its_end(run: CommittedRun) -> None:
     await run.commit(0)
     await ledger.finish_run(run.bus, run.record)
     for _ in range(2):
@@ -230,7 +167,7 @@ async def test_a_run_that_has_ended_is_evaluated_at_its_end(run: Global) -> None
 
 
 async def test_an_evaluation_that_fails_is_tried_again(
-    run: Global, monkeypatch: pytest.MonkeyPatch
+    run: CommittedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail = iter([True])
 
@@ -251,7 +188,7 @@ async def test_an_evaluation_that_fails_is_tried_again(
 
 
 async def test_a_broker_that_is_away_ends_a_session_and_not_the_evaluator(
-    run: Global, monkeypatch: pytest.MonkeyPatch
+    run: CommittedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = iter([True])
     read = state.read_manifests
@@ -273,7 +210,7 @@ async def test_a_broker_that_is_away_ends_a_session_and_not_the_evaluator(
 
 
 async def test_a_long_evaluation_is_followed_by_a_long_rest(
-    run: Global, monkeypatch: pytest.MonkeyPatch
+    run: CommittedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run.commit(0)
     spent = iter([10.0, 13.0])
@@ -283,16 +220,10 @@ async def test_a_long_evaluation_is_followed_by_a_long_rest(
     assert judging.rest_s == pytest.approx(3.0 / MOST_SHARE)
 
 
-def lost(config: RunConfig) -> str:
-    """Remove the text of a run and return its path."""
-    (path,) = config.data.paths
-    Path(path).unlink()
-    return path
-
-
-async def test_a_text_that_this_machine_lacks_is_named(run: Global) -> None:
+async def test_a_text_that_this_machine_lacks_is_named(run: CommittedRun) -> None:
     await run.commit(0)
-    text = lost(run.work.config)
+    (text,) = run.work.config.data.paths
+    await asyncio.to_thread(os.remove, text)
     with pytest.raises(BaseExceptionGroup) as caught:
         await service.evaluator(run.bus, "run", "e", shutdown_s=1.0)
     cause = first_cause(caught.value)
@@ -300,7 +231,7 @@ async def test_a_text_that_this_machine_lacks_is_named(run: Global) -> None:
     assert str(cause) == f"Corpus path {text} does not exist: correct data.paths."
 
 
-async def test_other_model_code_than_the_runs_is_refused(run: Global) -> None:
+async def test_other_model_code_than_the_runs_is_refused(run: CommittedRun) -> None:
     await run.commit(0)
     other = run.work.config.model.model_copy(update={"d_ff": 32})
     judging = run.evaluator()
@@ -309,7 +240,7 @@ async def test_other_model_code_than_the_runs_is_refused(run: Global) -> None:
         await judging.evaluate()
 
 
-async def test_a_run_that_was_cut_otherwise_is_refused(run: Global) -> None:
+async def test_a_run_that_was_cut_otherwise_is_refused(run: CommittedRun) -> None:
     with pytest.raises(RunMismatch, match="another release"):
         Evaluator.of(run.bus, replace(run.record, plan_digest=1), "e")
 
@@ -317,15 +248,3 @@ async def test_a_run_that_was_cut_otherwise_is_refused(run: Global) -> None:
 def test_jax_is_not_imported_before_there_is_a_state_to_evaluate() -> None:
     code = "import sys, skerry_evaluator.service; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-async def test_eval_takes_as_many_batches_as_the_evaluator_unless_told(
-    run: Global, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await run.commit(0)
-    store = LocalStore(tmp_path / "checkpoints")
-    written = await Checkpointer.of(run.bus, run.record, store).save()
-    assert written is not None
-    for batches, tokens in ((None, 3 * 2 * 16), (1, 2 * 16)):
-        print_scores([store.where(written.name)], batches=batches, as_json=False)
-        assert f"({tokens} tokens of text " in capsys.readouterr().out

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, fragments
-from skerry.models.base import specs_of
-from skerry.models.factory import build_model
+from skerry.models.base import build_model, specs_of
 from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import ContributionKind
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig

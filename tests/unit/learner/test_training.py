@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from skerry.algorithm import fragments, weighting
-from skerry.data.prefetch import Prefetched
+from skerry.data.stream import Prefetched
 from skerry.models.base import specs_of
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, Pulse

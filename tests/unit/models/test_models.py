@@ -15,8 +15,7 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
-from skerry.models.base import leaf_specs, specs_of
-from skerry.models.factory import build_model, has_bfloat16
+from skerry.models.base import build_model, has_bfloat16, leaf_specs, specs_of
 from skerry.models.sizes import PRESETS, Sizes, leaf_specs_of, sizes_of
 from skerry.models.transformer import Transformer
 from skerry.settings.models import ModelConfig, TrainConfig

@@ -1,4 +1,4 @@
-"""Evaluating and sampling checkpoints that the checkpointer wrote."""
+"""The commands that evaluate and sample a checkpoint, and what a model writes."""
 
 from __future__ import annotations
 
@@ -6,59 +6,86 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from skerry.algorithm.fragments import gather
 from skerry.errors import CheckpointCorrupt, ModelError
-from skerry.log.memory import MemoryBroker
-from skerry.log.state import MASTER, PARAMS
-from skerry.log.state_writer import NewPart, StateWriter
-from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig
+from skerry.protocol.messages import MOST_SAMPLE_BYTES
+from skerry.settings.models import DataConfig, RunConfig
 from skerry.store.base import MANIFEST
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
-from skerry_checkpointer.service import Checkpointer
-from skerry_evaluator.checkpoints import Restored, restore
-from skerry_evaluator.commands import print_sample, print_scores
-from skerry_evaluator.sampling import sample, to_text, to_tokens
-from skerry_learner.joining import find_or_create
-from tests.support.builders import commit
+from skerry_evaluator.checkpoints import print_sample, print_scores, restore
+from skerry_evaluator.sampling import Sampler, SampleWriter, to_text
 from tests.support.s3_server import BUCKET, S3Server
+from tests.unit.evaluator.committed import CommittedRun
+
+VOCAB = 256
+STRONG = np.float32(1000)
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
-    return RunConfig(
-        model=ModelConfig(layers=1, d_model=16, heads=2, kv_heads=1, d_ff=24),
-        data=DataConfig(source="text", paths=(str(text),), batch=2, seq_len=16, streams=2),
-        sync=SyncConfig(learners=1, fragments=2, h_steps=8),
-    )
-
-
-@pytest.fixture
-async def folder(tmp_path: Path, config: RunConfig) -> Path:
+async def folder(run: CommittedRun, tmp_path: Path) -> Path:
     """A checkpoint of fresh parameters, written the way a run writes it."""
-    async with MemoryBroker().connect() as bus:
-        record, work = await find_or_create(bus, "run", config)
-        leaves = [np.array(x) for x in jax.tree.leaves(work.model.init(jax.random.key(0)))]
-        writer = await StateWriter.acquire(
-            bus, "run", work.plan, holder="s", now_ns=1, chunk_bytes=65536
-        )
-        for fragment in work.plan.fragments:
-            vector = gather(fragment, leaves)
-            parts = [NewPart(PARAMS, "bf16", vector), NewPart(MASTER, "f32", vector)]
-            await writer.commit(
-                commit(1, fragment.index, plan_digest=work.plan.digest, step=3), parts, None
-            )
-        store = LocalStore(tmp_path / "checkpoints")
-        written = await Checkpointer.of(bus, record, store).save()
-    assert written is not None
-    return Path(store.where(written.name))
+    await run.commit(0)
+    return Path(await run.checkpoint(LocalStore(tmp_path / "checkpoints")))
+
+
+class Counting:
+    """Its logits make it always write the byte after the last one."""
+
+    def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
+        return params * jax.nn.one_hot((tokens + 1) % VOCAB, VOCAB)
+
+
+class Even:
+    """Its logits make every lower-case letter equally likely."""
+
+    def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
+        letters = (jnp.arange(VOCAB) >= ord("a")) & (jnp.arange(VOCAB) <= ord("z"))
+        return jnp.broadcast_to(jnp.where(letters, params, -1e9), (*tokens.shape, VOCAB))
+
+
+def writer(model: object, source: str = "text", tokens: int = 8, seq_len: int = 32) -> SampleWriter:
+    data = {"source": source, "paths": ["x"], "seq_len": seq_len}
+    config = RunConfig.model_validate({"data": data, "eval": {"sample_tokens": tokens}})
+    return SampleWriter(model, config, STRONG)
+
+
+@pytest.mark.parametrize(
+    ("source", "tokens", "said"),
+    [("text", 8, "".join(map(chr, range(11, 19)))), ("tokens", 4, "1 2 3 4")],
+)
+def test_it_writes_what_the_logits_say_after_a_line_break(
+    source: str, tokens: int, said: str
+) -> None:
+    assert writer(Counting(), source, tokens).write(STRONG, 1) == said
+
+
+def test_one_seed_writes_one_text_and_another_one_another() -> None:
+    even = writer(Even(), tokens=24)
+    assert even.write(STRONG, 5) == even.write(STRONG, 5) != even.write(STRONG, 6)
+
+
+def test_it_writes_no_more_than_a_training_sequence_holds() -> None:
+    assert len(writer(Even(), tokens=500, seq_len=16).write(STRONG, 0)) == 15
+
+
+def test_a_sample_is_cut_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "skerry_evaluator.sampling.to_text", lambda *_: "x" + "é" * MOST_SAMPLE_BYTES
+    )
+    said = writer(Even()).write(STRONG, 0)
+    assert said == "x" + "é" * ((MOST_SAMPLE_BYTES - 1) // 2)
+
+
+def test_text_that_is_no_utf8_still_is_text() -> None:
+    wrong = to_text(DataConfig(), [104, 105, 255, 300])
+    assert wrong == "hi\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_checkpoint_comes_back_with_its_parameters(folder: Path) -> None:
@@ -66,7 +93,7 @@ def test_a_checkpoint_comes_back_with_its_parameters(folder: Path) -> None:
     fresh = restored.model.init(jax.random.key(0))
     for mine, theirs in zip(jax.tree.leaves(restored.params), jax.tree.leaves(fresh), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    assert restored.step == 3
+    assert restored.step == 10
 
 
 def test_a_checkpoint_in_a_bucket_reads_the_same(
@@ -98,7 +125,7 @@ def test_eval_prints_one_json_object_per_checkpoint(
     assert first["loss"] == pytest.approx(math.log(256), rel=0.1)
     assert first["bits_per_byte"] == pytest.approx(first["loss"] / math.log(2))
     assert first["perplexity"] == pytest.approx(math.exp(first["loss"]))
-    assert (first["step"], first["checkpoint"]) == (3, str(folder))
+    assert (first["step"], first["checkpoint"]) == (10, str(folder))
 
 
 def test_a_loss_that_is_no_number_is_none_in_json(
@@ -106,18 +133,26 @@ def test_a_loss_that_is_no_number_is_none_in_json(
 ) -> None:
     restored = restore(folder)
     broken = replace(restored, params=jax.tree.map(lambda leaf: leaf * np.nan, restored.params))
-    monkeypatch.setattr("skerry_evaluator.commands.restore", lambda *_: broken)
+    monkeypatch.setattr("skerry_evaluator.checkpoints.restore", lambda *_: broken)
     print_scores([folder], batches=1, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert (told["loss"], told["perplexity"], told["bits_per_byte"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(("batches", "tokens"), [(None, 3 * 2 * 16), (1, 2 * 16)])
+def test_eval_takes_as_many_batches_as_the_evaluator_unless_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], batches: int | None, tokens: int
+) -> None:
+    print_scores([folder], batches=batches, as_json=False)
+    assert f"({tokens} tokens of text " in capsys.readouterr().out
 
 
 def test_sampling_repeats_with_its_seed_and_outlives_the_window(folder: Path) -> None:
     restored = restore(folder)
 
     def written(seed: int, temperature: float) -> list[int]:
-        prompt = to_tokens(restored.config.data, "def ")
-        return list(sample(restored, prompt, count=40, temperature=temperature, seed=seed))
+        sampler = Sampler(restored.model, 16, temperature)
+        return list(sampler.tokens(restored.params, list(b"def "), 40, seed))
 
     assert written(0, 1.0) == written(0, 1.0) != written(1, 1.0)
     assert written(0, 0.0) == written(1, 0.0)
@@ -125,9 +160,8 @@ def test_sampling_repeats_with_its_seed_and_outlives_the_window(folder: Path) ->
 
 
 def test_greedy_sampling_takes_the_likeliest_token(folder: Path) -> None:
-    restored = restore(folder)
-    prompt = to_tokens(restored.config.data, "brown")
-    (token,) = sample(restored, prompt, count=1, temperature=0.0, seed=0)
+    restored, prompt = restore(folder), list(b"brown")
+    (token,) = Sampler(restored.model, 16, 0.0).tokens(restored.params, prompt, 1, 0)
     logits = restored.model.logits(restored.params, np.array([prompt], np.int32))  # type: ignore[attr-defined]
     assert token == int(np.argmax(logits[0, -1]))
 
@@ -144,14 +178,10 @@ def test_sampled_token_numbers_stay_apart(
     data = restored.config.data.model_copy(update={"source": "tokens"})
     config = restored.config.model_copy(update={"data": data})
     tokens = replace(restored, config=config)
-    monkeypatch.setattr("skerry_evaluator.commands.restore", lambda *_: tokens)
+    monkeypatch.setattr("skerry_evaluator.checkpoints.restore", lambda *_: tokens)
     print_sample(folder, prompt="7 8", count=3, temperature=0.0, seed=0, as_json=False)
     words = capsys.readouterr().out.split()
     assert (len(words), words[:2]) == (5, ["7", "8"])
-
-
-def test_text_that_is_no_utf8_is_shown_all_the_same(folder: Path) -> None:
-    assert to_text(restore(folder).config.data, [104, 105, 255]) == "hi\ufffd"
 
 
 def test_one_flipped_bit_is_refused(folder: Path) -> None:
@@ -163,18 +193,6 @@ def test_one_flipped_bit_is_refused(folder: Path) -> None:
         restore(folder)
 
 
-class Mute:
-    """A model that cannot be sampled."""
-
-    def init(self, key: jax.Array) -> jax.Array:
-        return key
-
-    def loss(self, params: jax.Array, tokens: jax.Array) -> jax.Array:
-        del tokens
-        return params
-
-
-def test_a_model_without_logits_cannot_be_sampled(folder: Path, config: RunConfig) -> None:
-    mute = Restored(str(folder), config, Mute(), None, 0, 0)
+def test_a_model_without_logits_cannot_be_sampled() -> None:
     with pytest.raises(ModelError, match="logits"):
-        list(sample(mute, [1], count=1, temperature=1.0, seed=0))
+        Sampler(object(), 16, 1.0)
