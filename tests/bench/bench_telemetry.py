@@ -177,7 +177,7 @@ def _measured(
 ) -> Cost:
     """Report many rounds and send all of it."""
     settings = TelemetrySettings(endpoint=url)
-    exporters = export.start(
+    exporters = export.Telemetry(
         export.Identity("bench", "bench", reporter, "0"), settings, lambda _: None
     )
     report(1)

@@ -14,7 +14,7 @@ import pytest
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Commit
-from skerry.telemetry import ids, metrics, spans
+from skerry.telemetry import metrics, spans, tracing
 from skerry.telemetry.metrics import MetricKind
 from tests.support.cluster import Cluster, Service
 from tests.support.nats_server import NatsServer
@@ -108,7 +108,7 @@ def check_round(found: list[Received], commit: Commit) -> None:
     by_id = {span.span_id: span for span in found}
     assert len(by_id) == len(found), "a span was emitted twice"
     (root,) = [span for span in found if not span.parent]
-    assert (root.name, root.span_id) == ("round", ids.span_id(commit.trace_id))
+    assert (root.name, root.span_id) == ("round", tracing.span_id(commit.trace_id))
     assert root.attributes[spans.REASON] == commit.reason
     assert [span for span in found if span.parent and span.parent not in by_id] == []
     (process,) = [span for span in found if span.name.startswith("process ")]
@@ -120,10 +120,12 @@ def check_round(found: list[Received], commit: Commit) -> None:
         mark = (learner, int(incarnation), int(identity))
         assert about[spans.STALENESS] == merged[mark].staleness
         assert (link.trace_id == commit.trace_id) == (merged[mark].staleness == 0)
-        assert link.span_id == ids.span_id(link.trace_id, "publish", *mark)
+        assert link.span_id == tracing.span_id(link.trace_id, "publish", *mark)
     for span in found:
         if span.name.endswith(spans.GLOBAL_FRAGMENT) and span.service == LEARNER:
-            assert [link.span_id for link in span.links] == [ids.span_id(commit.trace_id, "commit")]
+            assert [link.span_id for link in span.links] == [
+                tracing.span_id(commit.trace_id, "commit")
+            ]
 
 
 def check_readers(found: list[Received], rounds: set[str]) -> None:

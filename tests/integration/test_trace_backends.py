@@ -28,7 +28,7 @@ from skerry.protocol.messages import (
     Pulse,
 )
 from skerry.settings.models import TelemetrySettings
-from skerry.telemetry import export, ids, instruments, metrics, tracing
+from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.export import Identity
 from skerry.telemetry.metrics import MetricKind, prometheus_name
 from skerry.telemetry.spans import Interval
@@ -148,7 +148,7 @@ def committed(version: int, offers: list[ContributionHeader]) -> Commit:
 
 @contextmanager
 def sending(service: str, name: str, settings: TelemetrySettings) -> Generator[None]:
-    exporters = export.start(Identity(service, RUN, name, "1.0"), settings, print)
+    exporters = export.Telemetry(Identity(service, RUN, name, "1.0"), settings, print)
     try:
         yield
     finally:
@@ -219,7 +219,7 @@ async def test_mlflow_shows_each_round_as_one_trace_with_its_links(
     traces = {trace["trace"]: trace["spans"] for trace in json.loads(out)}
     for done in commits:
         by_id = {span["id"]: span for span in traces[done.trace_id]}
-        root = by_id[ids.span_id(done.trace_id)]
+        root = by_id[tracing.span_id(done.trace_id)]
         assert (root["name"], root["parent"]) == ("round", None)
         assert all(span["parent"] in by_id for span in by_id.values() if span is not root)
         (process,) = [span for span in by_id.values() if span["name"].startswith("process ")]
@@ -239,13 +239,13 @@ async def test_phoenix_shows_each_round_as_one_trace(tmp_path: Path) -> None:
         commits = await asyncio.to_thread(
             report, TelemetrySettings(traces_endpoint=f"{url}/v1/traces")
         )
-        wanted = {ids.span_id(done.trace_id) for done in commits}
+        wanted = {tracing.span_id(done.trace_id) for done in commits}
         async with asyncio.timeout(DEADLINE_S):
             # It takes spans in at its leisure.
             while not wanted <= (by_id := await phoenix_spans(url)).keys():  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
     for done in commits:
-        root = by_id[ids.span_id(done.trace_id)]
+        root = by_id[tracing.span_id(done.trace_id)]
         assert (root["name"], root["parent_id"]) == ("round", None)
         inside = [s for s in by_id.values() if s["context"]["trace_id"] == done.trace_id]
         names = {span["name"].split()[0] for span in inside}

@@ -21,7 +21,7 @@ from skerry.service.shell import outlast, serve
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed
 from skerry.tasks import TaskGroup
-from skerry.telemetry.points import flat
+from skerry.telemetry.metrics import flat
 from skerry_health_monitor.alert_log import AlertLog
 from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.exporting import export, metrics_route
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus, Room, StreamInfo
     from skerry.settings.models import HealthSettings, LocalSettings
     from skerry.status.model import RunModel, RunSnapshot
-    from skerry.telemetry.points import Figure
+    from skerry.telemetry.metrics import Figure
     from skerry_health_monitor.metrics.outlets import Outlet
     from skerry_health_monitor.web.faults import FaultTarget
 

@@ -16,7 +16,7 @@ from skerry.protocol.contribution import id_of
 from skerry.protocol.messages import RefusalCause, why
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.subjects import Subjects, contributor
-from skerry.telemetry import ids, instruments, metrics, spans, tracing
+from skerry.telemetry import instruments, metrics, spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent, seconds
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RoundTelemetry:
 
     def trace(self, fragment: int, version: int) -> str:
         """Return the id of the trace of a round."""
-        return ids.trace_id(self.run.run, fragment, version, self.run.created_ns)
+        return tracing.trace_id(self.run.run, fragment, version, self.run.created_ns)
 
     def chunk_arrived(self, subject: str, now_ns: int) -> None:
         """Note that a chunk of a contribution is here: the first one begins its arrival."""

@@ -144,7 +144,7 @@ def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Genera
     broker = urlsplit(local.nats.url.split(",")[0].strip())
     address = (broker.hostname, broker.port or 4222) if broker.hostname else None
     identity = export.Identity(service, run, name, version("skerry"), broker=address)
-    exporters = export.start(
+    exporters = export.Telemetry(
         identity, wanted, lambda trouble: log.warning("telemetry_trouble", cause=trouble)
     )
     log.info(

@@ -20,7 +20,7 @@ from skerry.log import ledger, run_records
 from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
-from skerry.telemetry import ids, spans, tracing
+from skerry.telemetry import spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ class TurnTrace:
     def __post_init__(self) -> None:
         self.began_ns = self.read_ns = self.wall_ns()
         run = self.record
-        self.root = tracing.context(ids.turn_id(run.run, run.created_ns, self.name, self.began_ns))
+        self.root = tracing.context(
+            tracing.turn_id(run.run, run.created_ns, self.name, self.began_ns)
+        )
 
     def working(self) -> AbstractContextManager[object]:
         """Return a block whose log lines carry the ids of this turn."""

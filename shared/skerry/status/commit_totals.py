@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from skerry.protocol.messages import CloseReason, RefusalCause, is_round
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.telemetry import metrics
-from skerry.telemetry.points import Point, Spread
+from skerry.telemetry.metrics import Point, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.protocol.messages import Commit
-    from skerry.telemetry.points import Figure
+    from skerry.telemetry.metrics import Figure
 
 ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
 CAUSES = tuple(cause for cause in RefusalCause if cause is not RefusalCause.GENESIS)

@@ -80,10 +80,28 @@ class Identity:
 
 
 class Telemetry:
-    """Running exporters; ``stop`` them at the end of the process."""
+    """Running exporters of spans and metrics; ``stop`` them at the end of the process."""
 
-    def __init__(self, *providers: SpanProcessor | MeterProvider) -> None:
-        self._providers = providers
+    def __init__(self, identity: Identity, settings: TelemetrySettings, complain: Complain) -> None:
+        """Send to the addresses that ``settings`` name, from now on.
+
+        ``complain`` is called from another thread, once a minute at most, with what is wrong with
+        a collector.
+        """
+        logger = logging.getLogger("opentelemetry")
+        logger.handlers, logger.propagate = [_Warnings(complain)], False
+        self._providers: list[SpanProcessor | MeterProvider] = []
+        if settings.traces_url:
+            processor = BatchSpanProcessor(OTLPSpanExporter(settings.traces_url))
+            tracing.install(SpanExporter(identity, processor).export, settings.sample_ratio)
+            self._providers.append(processor)
+        if settings.metrics_url:
+            reader = PeriodicExportingMetricReader(
+                OTLPMetricExporter(settings.metrics_url), settings.metrics_interval_s * 1e3
+            )
+            provider = MeterProvider([reader], identity.resource(), shutdown_on_exit=False)
+            instruments.install(provider.get_meter(SCOPE, identity.version, SCHEMA_URL))
+            self._providers.append(provider)
 
     def stop(self, within_s: float) -> bool:
         """Send what is left, for at most that long; return False if some may be lost."""
@@ -100,30 +118,6 @@ class Telemetry:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
-
-
-def start(identity: Identity, settings: TelemetrySettings, complain: Complain) -> Telemetry:
-    """Send this process's spans and metrics to the addresses that ``settings`` name, from now on.
-
-    ``complain`` is called from another thread, once a minute at most, with what is wrong with a
-    collector.
-    """
-    logger = logging.getLogger("opentelemetry")
-    logger.handlers, logger.propagate = [_Warnings(complain)], False
-    providers: list[SpanProcessor | MeterProvider] = []
-    if settings.traces_url:
-        processor = BatchSpanProcessor(OTLPSpanExporter(settings.traces_url))
-        exporter = SpanExporter(identity, processor)
-        tracing.install(exporter.export, settings.sample_ratio)
-        providers.append(processor)
-    if settings.metrics_url:
-        reader = PeriodicExportingMetricReader(
-            OTLPMetricExporter(settings.metrics_url), settings.metrics_interval_s * 1e3
-        )
-        provider = MeterProvider([reader], identity.resource(), shutdown_on_exit=False)
-        instruments.install(provider.get_meter(SCOPE, identity.version, SCHEMA_URL))
-        providers.append(provider)
-    return Telemetry(*providers)
 
 
 class SpanExporter:
@@ -156,7 +150,7 @@ class SpanExporter:
             events=[Event(e.name, e.attributes, e.time_ns) for e in span.events],
             links=span.links,
             kind=span.kind,
-            status=Status(StatusCode.ERROR, span.detail) if span.error else UNSET,
+            status=UNSET,
             start_time=start_ns,
             end_time=max(start_ns, end_ns),
             instrumentation_scope=self._scope,

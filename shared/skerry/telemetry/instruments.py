@@ -14,7 +14,6 @@ from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
 from skerry.telemetry.metrics import Metric, MetricKind
 
-Attributes = Mapping[str, str]
 Observer = Callable[[CallbackOptions], Iterable[Observation]]
 OFF = NoOpMeter("skerry")
 
@@ -40,7 +39,7 @@ def on() -> bool:
     return _instruments.meter is not OFF
 
 
-def record(metric: Metric, value: float, attributes: Attributes) -> None:
+def record(metric: Metric, value: float, attributes: Mapping[str, str]) -> None:
     """Add to a counter, set a gauge, or count a histogram's value, in the metric's own unit.
 
     Inside ``tracing.within`` the span is the value's exemplar.
@@ -51,8 +50,7 @@ def record(metric: Metric, value: float, attributes: Attributes) -> None:
 
 def observe(metric: Metric, observer: Observer) -> None:
     """Read a counter's total or a gauge from ``observer`` at each collection."""
-    meter = _instruments.meter
-    counts = metric.kind is MetricKind.COUNTER
+    meter, counts = _instruments.meter, metric.kind is MetricKind.COUNTER
     create = meter.create_observable_counter if counts else meter.create_observable_gauge
     create(metric.name, [observer], metric.unit, metric.description)
 

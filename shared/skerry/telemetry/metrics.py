@@ -11,14 +11,14 @@ its incarnation, also where the health monitor reports them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from math import isfinite
 
-LEARNER = "learner"
-SYNCER = "syncer"
-CHECKPOINTER = "checkpointer"
-EVALUATOR = "evaluator"
+LEARNER, SYNCER, CHECKPOINTER, EVALUATOR = "learner", "syncer", "checkpointer", "evaluator"
 MONITOR = "health-monitor"
 
 
@@ -68,38 +68,20 @@ def prometheus_name(metric: Metric) -> str:
     return "_".join(words)
 
 
-# Keys of attributes.
-
-RUN = "run"
-"""The run's id: an attribute of every metric but the broker's own."""
-LEARNER_NAME = "learner"
-EVALUATOR_NAME = "evaluator"
-FRAGMENT = "fragment"
-REASON = "reason"
-"""Why a round closed: ``Commit.reason``."""
-OUTCOME = "outcome"
-"""Of a contribution: ``accepted``, ``stale`` (merged with a discount) or ``refused``."""
-CAUSE = "cause"
-"""Why a contribution was refused (empty for others), or what time was lost to."""
-DIRECTION = "direction"
-"""``up`` from a learner to the log or ``down``; ``in`` to the broker or ``out``."""
-USE = "use"
-"""What time went into: ``train``, or a cause of badput (``skerry.algorithm.goodput``)."""
-STATE = "state"
-"""Of learners: ``alive``, ``suspect`` or ``gone``."""
-OPERATION = "operation"
-"""Of the codec: ``encode`` or ``decode``."""
-MESSAGE = "message"
-"""Kind of a record in the log: ``pulse``, ``commit``, ..."""
-STREAM = "stream"
-SERVER = "server"
-SEVERITY = "severity"
-ALERT_KEY = "alert"
-"""Which alert of the page: ``no-commit``, ``gone``, ..."""
-MODE = "mode"
-VERSION = "version"
-STORAGE = "storage"
-"""Of the broker: ``memory`` or ``file``."""
+# Keys of attributes; the run's id is one of every metric but the broker's own.
+RUN, FRAGMENT, STREAM, SERVER = "run", "fragment", "stream", "server"
+LEARNER_NAME, EVALUATOR_NAME = "learner", "evaluator"
+MODE, VERSION = "mode", "version"
+REASON = "reason"  # why a round closed: ``Commit.reason``
+OUTCOME = "outcome"  # of a contribution: accepted, stale (merged with a discount) or refused
+CAUSE = "cause"  # why a contribution was refused (empty for others), or what time was lost to
+DIRECTION = "direction"  # up from a learner to the log or down; in to the broker or out
+USE = "use"  # what time went into: train, or a cause of badput (``skerry.algorithm.goodput``)
+STATE = "state"  # of learners: alive, suspect or gone
+OPERATION = "operation"  # of the codec: encode or decode
+MESSAGE = "message"  # kind of a record in the log: pulse, commit, ...
+STORAGE = "storage"  # of the broker: memory or file
+ALERT_KEY, SEVERITY = "alert", "severity"  # which alert of the page, and how bad it is
 
 LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -129,9 +111,7 @@ _broker = partial(_metric, of=(SERVER,))
 
 # A table: two lines for most metrics.
 # fmt: off
-
 # The run as a whole.
-
 RUN_INFO = _run("skerry.run.info", GAUGE, "{run}", "Always 1; says what the run is.", MODE, VERSION)
 RUN_FINISHED = _run("skerry.run.finished", GAUGE, "{run}", "1 once the run is finished.")
 RUN_STEP = _run("skerry.run.step", GAUGE, "{step}", "The global clock's step.")
@@ -156,9 +136,7 @@ GOODPUT = _run("skerry.goodput.ratio", GAUGE, "1",
     "Training time over the time given to the run, all learners.")
 BADPUT = _run("skerry.badput.ratio", GAUGE, "1",
     "Share of the time given to the run lost to each cause.", CAUSE)
-
 # Rounds.
-
 ROUND_DURATION = _round("skerry.round.duration", HISTOGRAM, "s",
     "From the opening of a round until it closed.", REASON, buckets=LONG_S)
 QUORUM_WAIT = _round("skerry.round.quorum_wait", HISTOGRAM, "s",
@@ -174,9 +152,7 @@ MERGE_DURATION = _round("skerry.merge.duration", HISTOGRAM, "s",
     "Time to merge a round and take the outer step.", buckets=SHORT_S)
 COMMIT_DURATION = _metric("skerry.commit.duration", HISTOGRAM, "s",
     "From a merge until the log has its commit.", buckets=SHORT_S, by=(SYNCER,))
-
 # Contributions, and what they weigh on the wire.
-
 CONTRIBUTIONS = _round("skerry.contributions", COUNTER, "{contribution}",
     "Contributions that rounds decided about, by what became of them.", OUTCOME, CAUSE)
 STALENESS = _round("skerry.contribution.staleness", HISTOGRAM, "{version}",
@@ -188,9 +164,7 @@ WIRE_IO = _learner("skerry.wire.io", COUNTER, "By",
     "Payload between a learner and the log.", DIRECTION)
 WIRE_UNCOMPRESSED = _learner("skerry.wire.uncompressed", COUNTER, "By",
     "The same payload in float32; over skerry.wire.io it is the compression ratio.", DIRECTION)
-
 # Learners.
-
 LEARNERS = _run("skerry.learners", GAUGE, "{learner}",
     "Learners by how they look; those that have stopped, or finished and left, are not in.", STATE)
 LEARNERS_MISSED = _run("skerry.learners.missed", GAUGE, "{learner}",
@@ -222,9 +196,7 @@ STEPS_SKIPPED = _metric("skerry.steps.skipped", COUNTER, "{step}",
     LEARNER_NAME, by=(LEARNER,))
 STEP_TIME = _watched("skerry.step.time", GAUGE, "s", "Moving average of its inner step.")
 LOSS = _learner("skerry.loss", GAUGE, "{nat}", "Its training loss per token.")
-
 # Checkpoints.
-
 CHECKPOINT_AGE = _run("skerry.checkpoint.age", GAUGE, "s",
     "Time since the newest checkpoint, or since the run began.")
 CHECKPOINT_INTERVAL = _run("skerry.checkpoint.interval", GAUGE, "s",
@@ -237,9 +209,7 @@ CHECKPOINT_SIZE = _metric("skerry.checkpoint.size", GAUGE, "By",
     "Size of the newest one.", by=(CHECKPOINTER, MONITOR))
 CHECKPOINT_DURATION = _metric("skerry.checkpoint.duration", HISTOGRAM, "s",
     "Time to capture, write and read back one.", buckets=LONG_S, by=(CHECKPOINTER,))
-
 # The log, its reader and its broker.
-
 STREAM_MESSAGES = _run("skerry.stream.messages", GAUGE, "{message}",
     "Messages that a stream of the run holds.", STREAM)
 STREAM_SIZE = _run("skerry.stream.size", GAUGE, "By",
@@ -285,3 +255,69 @@ ALL: tuple[Metric, ...] = tuple(
 def of(source: str) -> tuple[Metric, ...]:
     """Return the metrics that a service emits."""
     return tuple(metric for metric in ALL if source in metric.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One number; ``labels`` are the values of the metric's attributes, in their order."""
+
+    metric: Metric
+    value: float
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One value out of a histogram's bucket, the trace it came from, and when it was."""
+
+    value: float
+    trace_id: str
+    at_s: float
+
+
+@dataclass(slots=True)
+class Spread:
+    """One histogram; ``counts`` has a number per bucket, that of all larger values at its end.
+
+    ``examples`` is the newest one of each bucket, by its index, where one is known.
+    """
+
+    metric: Metric
+    labels: tuple[str, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+    examples: dict[int, Example] = field(default_factory=dict[int, Example])
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.metric.buckets) + 1)
+
+    def add(self, value: float, *, trace_id: str = "", at_s: float = 0.0) -> None:
+        """Count one value; buckets hold their upper bound. What is no number is left out."""
+        if not isfinite(value):
+            return
+        bucket = bisect_left(self.metric.buckets, value)
+        self.counts[bucket] += 1
+        self.total += value
+        if trace_id:
+            self.examples[bucket] = Example(value, trace_id, at_s)
+
+
+Figure = Point | Spread
+
+
+def flat(figures: Iterable[Figure]) -> dict[str, float]:
+    """Return each number by ``name{key=value,...}``, a histogram by its count and its sum.
+
+    The run is left out: what these are written to names it once.
+    """
+    found: dict[str, float] = {}
+    for figure in figures:
+        metric = figure.metric
+        pairs = zip(metric.attributes, figure.labels, strict=True)
+        labels = ",".join(f"{key}={value}" for key, value in pairs if key != RUN)
+        name = f"{metric.name}{{{labels}}}" if labels else metric.name
+        if isinstance(figure, Point):
+            found[name] = figure.value
+        else:
+            found |= {f"{name}.count": sum(figure.counts), f"{name}.sum": figure.total}
+    return found

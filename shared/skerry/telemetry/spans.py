@@ -18,30 +18,16 @@ from opentelemetry.trace import Link, SpanContext, SpanKind
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = Mapping[str, Value]
 
-
 # Names of spans. One round has the first eight; a round of n learners 4 + 6n spans.
-
-ROUND = "round"
-CAPTURE = "capture"
-QUANTISE = "quantise"
-PUBLISH = "publish"
-RECEIVE = "receive"
-PROCESS = "process"
-MERGE = "merge"
-COMMIT = "commit"
-ADOPT = "adopt"
-CHECKPOINT = "checkpoint"
-WRITE = "write"
-EVALUATE = "evaluate"
-JUDGE = "judge"
-"""What the broker does with a message."""
+ROUND, CAPTURE, QUANTISE, PUBLISH = "round", "capture", "quantise", "publish"
+RECEIVE, PROCESS, MERGE, COMMIT, ADOPT = "receive", "process", "merge", "commit", "adopt"
+CHECKPOINT, WRITE, EVALUATE, JUDGE = "checkpoint", "write", "evaluate", "judge"
 
 CONTRIBUTION = "skerry.{run}.contrib.{fragment}.{learner}"
 """Destination templates: what subjects look like, with their variables left open."""
 GLOBAL_FRAGMENT = "skerry.{run}.state.{fragment}.manifest"
 
 # Keys of OpenTelemetry's semantic conventions.
-
 MESSAGING_SYSTEM = "messaging.system"
 MESSAGING_CLIENT_ID = "messaging.client.id"
 MESSAGING_OPERATION_NAME = "messaging.operation.name"
@@ -53,42 +39,24 @@ MESSAGING_MESSAGE_BODY_SIZE = "messaging.message.body.size"
 MESSAGING_BATCH_MESSAGE_COUNT = "messaging.batch.message_count"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
-ERROR_TYPE = "error.type"
 
-NATS = "nats"
-"""The messaging system: the conventions have no page for it, and allow the value."""
+NATS = "nats"  # the conventions have no page for this system, and allow the value
 
 # Keys of our own.
-
-RUN = "skerry.run"
-"""The run's id: an attribute of the resource, so of every span."""
-FRAGMENT = "skerry.fragment"
-VERSION = "skerry.version"
-"""The version that a round makes of its fragment."""
-STEP = "skerry.step"
-REASON = "skerry.round.reason"
-ATTEMPT = "skerry.round.attempt"
-FINAL = "skerry.round.final"
-QUORUM_S = "skerry.round.quorum_s"
-GRACE_S = "skerry.round.grace_s"
+RUN = "skerry.run"  # an attribute of the resource, so of every span
+FRAGMENT, VERSION, STEP = "skerry.fragment", "skerry.version", "skerry.step"
+REASON, ATTEMPT = "skerry.round.reason", "skerry.round.attempt"
+FINAL, REFUSED = "skerry.round.final", "skerry.round.refused"
+QUORUM_S, GRACE_S = "skerry.round.quorum_s", "skerry.round.grace_s"
 CONTRIBUTIONS = "skerry.round.contributions"
-REFUSED = "skerry.round.refused"
-LEARNER = "skerry.learner"
+LEARNER, SYNCER, FENCE = "skerry.learner", "skerry.syncer", "skerry.fence"
 BASE_VERSION = "skerry.base_version"
-STALENESS = "skerry.staleness"
-"""How many versions late: above 0 on a link, it leads to an earlier round's trace."""
-WEIGHT = "skerry.weight"
-STEPS = "skerry.steps"
-SCHEME = "skerry.scheme"
-MERGE_METHOD = "skerry.merge.method"
-SYNCER = "skerry.syncer"
-FENCE = "skerry.fence"
-ADOPTION = "skerry.adoption"
-CHECKPOINT_PATH = "skerry.checkpoint.path"
-CHECKPOINT_SIZE = "skerry.checkpoint.size"
+STALENESS = "skerry.staleness"  # in versions: above 0 on a link, it leads to an earlier round
+WEIGHT, STEPS, SCHEME = "skerry.weight", "skerry.steps", "skerry.scheme"
+MERGE_METHOD, ADOPTION = "skerry.merge.method", "skerry.adoption"
+CHECKPOINT_PATH, CHECKPOINT_SIZE = "skerry.checkpoint.path", "skerry.checkpoint.size"
 LEDGER_SEQUENCE = "skerry.ledger.sequence"
-VERSIONS = "skerry.versions"
-LOSS = "skerry.loss"
+VERSIONS, LOSS = "skerry.versions", "skerry.loss"
 
 TRACE_PARENT = "traceparent"
 """The W3C header; on the wire exactly so, since nats-server looks for it letter by letter."""
@@ -138,11 +106,7 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinishedSpan:
-    """A span that is over.
-
-    ``error`` is the type of what went wrong, in a word, and ``detail`` the sentence; both empty if
-    nothing did.
-    """
+    """A span that is over."""
 
     operation: str
     context: SpanContext
@@ -152,8 +116,6 @@ class FinishedSpan:
     messages: Messages | None = None
     links: tuple[Link, ...] = ()
     events: tuple[SpanEvent, ...] = ()
-    error: str = ""
-    detail: str = ""
 
     @property
     def name(self) -> str:
@@ -166,10 +128,8 @@ class FinishedSpan:
         return OPERATIONS[self.operation][0] if self.messages is not None else SpanKind.INTERNAL
 
     def all_attributes(self) -> dict[str, Value]:
-        """Return all attributes, those of messaging and errors too, in a dict of the caller's."""
+        """Return all attributes, those of messaging too, in a dict of the caller's."""
         found = dict(self.attributes)
-        if self.error:
-            found[ERROR_TYPE] = self.error
         if self.messages is None:
             return found
         template, subject, message, batch = self.messages

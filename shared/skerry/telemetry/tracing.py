@@ -1,23 +1,27 @@
 """Trace context in code and in messages, and where finished spans go.
 
-OpenTelemetry's API carries the context. Ids are computed (``skerry.telemetry.ids``), and a span is
-emitted once, when it is over: it costs nothing while it lasts, may begin in one thread and end in
-another, and a log line names it whether traces are collected or not. Spans go nowhere until
-``skerry.telemetry.export`` installs its exporter.
+One sync round is one trace, and no id is handed out. A trace's is a hash of (run, fragment,
+version), so every service that takes part in a round knows its trace, whatever message was lost or
+came first; a span's id is a hash of its trace and of what the span is about. Whether a trace is
+kept is read off its id by OpenTelemetry's own ratio rule, so all services keep the same traces.
+
+OpenTelemetry's API carries the context. A span is emitted once, when it is over: it costs nothing
+while it lasts, may begin in one thread and end in another, and a log line names it whether traces
+are collected or not. Spans go nowhere until ``skerry.telemetry.export`` installs its exporter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, TraceFlags
 
-from skerry.telemetry import ids
 from skerry.telemetry.spans import TRACE_PARENT, FinishedSpan
 
 TRACE_DIGITS = 32
@@ -38,6 +42,43 @@ class _Recording:
 
 
 _recording = _Recording()
+
+
+@lru_cache(maxsize=4096)
+def trace_id(run: str, fragment: int, version: int, created_ns: int = 0) -> str:
+    """Return the trace of the round that makes ``version`` of a fragment: 32 hexadecimal digits.
+
+    ``created_ns`` is when the run was created: a second run of the same id has traces of its own.
+    """
+    return _hash(b"skerry.round", 16, run, str(created_ns), str(fragment), str(version))
+
+
+def turn_id(run: str, created_ns: int, name: str, began_ns: int) -> str:
+    """Return the trace of what a service does with the global state outside of any round."""
+    return _hash(b"skerry.turn", 16, run, str(created_ns), name, str(began_ns))
+
+
+def span_id(trace_id: str, *what: str | int) -> str:
+    """Return the id of a span of a trace, by what it is about: 16 hexadecimal digits.
+
+    Without ``what`` it is that of the trace's root.
+    """
+    return _hash(b"skerry.span", 8, trace_id, *map(str, what))
+
+
+def sampled(trace_id: str, ratio: float) -> bool:
+    """Return True if a trace is kept at this ratio: OpenTelemetry's ``TraceIdRatioBased``.
+
+    A trace that is kept at one ratio is kept at every higher one.
+    """
+    return int(trace_id[16:], 16) < round(ratio * 2**64)
+
+
+def _hash(person: bytes, size: int, *parts: str) -> str:
+    """Return that many bytes in hexadecimal, never all zero, which is no valid id."""
+    text = "".join([f"{len(part)}:{part}" for part in parts])
+    digest = blake2b(text.encode(), digest_size=size, person=person).hexdigest()
+    return digest if digest.strip("0") else _hash(person, size, *parts, "again")
 
 
 def install(export: Callable[[FinishedSpan], None] | None, ratio: float = 1.0) -> None:
@@ -66,12 +107,12 @@ def _context(trace_id: str, what: tuple[str | int, ...], ratio: float) -> SpanCo
     """Return a context; several spans and lines ask for the same one."""
     try:
         number = int(trace_id, 16) if len(trace_id) == TRACE_DIGITS else 0
-        kept = ratio > 0 and ids.sampled(trace_id, ratio)
+        kept = ratio > 0 and sampled(trace_id, ratio)
     except ValueError:
         return INVALID_SPAN_CONTEXT
     if number <= 0:
         return INVALID_SPAN_CONTEXT
-    own = int(ids.span_id(trace_id, *what), 16)
+    own = int(span_id(trace_id, *what), 16)
     return SpanContext(number, own, is_remote=True, trace_flags=KEPT if kept else DROPPED)
 
 
@@ -82,7 +123,7 @@ def kept(trace_id: str) -> bool:
 
 def child(parent: SpanContext, *what: str | int) -> SpanContext:
     """Return the context of the span about ``what`` in a trace, kept where ``parent`` is."""
-    own = ids.span_id(trace.format_trace_id(parent.trace_id), *what)
+    own = span_id(trace.format_trace_id(parent.trace_id), *what)
     return SpanContext(
         parent.trace_id, int(own, 16), is_remote=True, trace_flags=parent.trace_flags
     )
@@ -111,17 +152,6 @@ def parse(text: str) -> SpanContext | None:
         return None
     flags = KEPT if int(found[4], 16) & TraceFlags.SAMPLED else DROPPED
     return SpanContext(int(found[2], 16), int(found[3], 16), is_remote=True, trace_flags=flags)
-
-
-def extract(headers: Mapping[str, str]) -> SpanContext | None:
-    """Return the trace context in a message's headers, in whatever case their keys are.
-
-    NATS keeps the case that a sender chose, and W3C's key has none.
-    """
-    for key, value in headers.items():
-        if key.lower() == TRACE_PARENT:
-            return parse(value)
-    return None
 
 
 def headers(place: SpanContext | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from skerry.telemetry import metrics
-from skerry.telemetry.points import Figure, Point
+from skerry.telemetry.metrics import Figure, Point
 from skerry_health_monitor.metrics.exporting import export
 from tests.support.telemetry import Collected
 

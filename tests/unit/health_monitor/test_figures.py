@@ -28,8 +28,16 @@ from skerry.status.commit_totals import CommitTotals
 from skerry.status.model import RunModel
 from skerry.status.sources import MOST_LEARNERS, MessageCounts, RunMessage
 from skerry.telemetry import metrics
-from skerry.telemetry.metrics import Metric, MetricKind, of, prometheus_name
-from skerry.telemetry.points import Figure, Point, Spread, flat
+from skerry.telemetry.metrics import (
+    Figure,
+    Metric,
+    MetricKind,
+    Point,
+    Spread,
+    flat,
+    of,
+    prometheus_name,
+)
 from skerry_health_monitor.metrics.broker import Server, parsed
 from skerry_health_monitor.metrics.exporting import exposition
 from skerry_health_monitor.metrics.figures import Observed, figures

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from skerry.protocol.messages import (
     Pulse,
 )
-from skerry.telemetry import ids, metrics, tracing
+from skerry.telemetry import metrics, tracing
 from skerry.telemetry.spans import MESSAGING_MESSAGE_ID, Interval
 from skerry_learner.sync.encode import Stopwatch
 from skerry_learner.sync.telemetry import (
@@ -93,7 +93,7 @@ def test_all_spans_of_a_round_are_in_its_trace_below_its_root(
     telemetry.published(HEADER, 100, 6_000)
     telemetry.received(commit(5), 100, TOOK)
     telemetry.adopted(commit(5), 4, "rebase", TOOK)
-    root = tracing.context(ids.trace_id("run", 0, 5, 7))
+    root = tracing.context(tracing.trace_id("run", 0, 5, 7))
     assert {span.context.trace_id for span in collected.spans} == {root.trace_id}
     assert [span.parent for span in collected.spans] == [root] * 5
     assert len({span.context.span_id for span in collected.spans}) == 5
@@ -153,4 +153,4 @@ def test_a_stopwatch_passes_everything_on() -> None:
 def test_the_header_of_a_contribution_names_its_span_without_a_collector_too() -> None:
     place = ME.publishing(0, 5, 8)
     assert not place.trace_flags.sampled
-    assert tracing.extract({"Traceparent": tracing.trace_parent(place)}) == place
+    assert tracing.parse(tracing.trace_parent(place)) == place

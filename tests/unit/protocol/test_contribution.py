@@ -25,7 +25,7 @@ from skerry.protocol.contribution import (
 from skerry.protocol.messages import ContributionHeader, RefusalCause, Refused, Start
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.telemetry import ids, tracing
+from skerry.telemetry import tracing
 from tests.support.builders import header
 from tests.support.learners import walk
 from tests.support.telemetry import Collected
@@ -201,7 +201,7 @@ async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> 
 async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_back(
     collected: Collected,
 ) -> None:
-    place = tracing.context(ids.trace_id(RUN, 0, 2), "publish")
+    place = tracing.context(tracing.trace_id(RUN, 0, 2), "publish")
     parent = tracing.trace_parent(place)
     records = await sent(offered(1, trace_parent=parent))
     assert len(records) > 1
@@ -214,7 +214,7 @@ async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_
 
 
 async def test_a_sender_that_only_sets_the_header_is_linked_by_it() -> None:
-    parent = f"00-{ids.trace_id(RUN, 0, 2)}-b7ad6b7169203331-01"
+    parent = f"00-{tracing.trace_id(RUN, 0, 2)}-b7ad6b7169203331-01"
     first, *rest = await sent(offered(1))
     assembler = ContributionAssembler(RUN, PLAN)
     told = replace(first, headers={"TraceParent": parent})

@@ -16,7 +16,7 @@ from skerry.service.entry import bus_from, exit_on_error, run_service
 from skerry.service.reporting import ForgivingStream, add_span, telemetry
 from skerry.settings import loading
 from skerry.settings.models import LocalSettings, NatsSettings, TelemetrySettings
-from skerry.telemetry import export, ids, tracing
+from skerry.telemetry import export, tracing
 from skerry.telemetry.export import Complain, Identity, Telemetry
 
 FULL = """
@@ -55,11 +55,11 @@ def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_line_carries_the_ids_of_the_span_it_is_written_in_and_of_no_other() -> None:
-    trace = ids.trace_id("run", 0, 2)
+    trace = tracing.trace_id("run", 0, 2)
     with tracing.within(tracing.context(trace)):
         inside = add_span(None, "info", {"event": "x"})
         named = add_span(None, "info", {"event": "x", "trace_id": "its own"})
-    assert (inside["trace_id"], inside["span_id"]) == (trace, ids.span_id(trace))
+    assert (inside["trace_id"], inside["span_id"]) == (trace, tracing.span_id(trace))
     assert named["trace_id"] == "its own"
     assert add_span(None, "info", {"event": "x"}) == {"event": "x"}
 
@@ -133,11 +133,11 @@ def test_a_missing_sdk_is_one_sentence_with_the_fix_and_leaves_no_main_pending(
 def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Identity, TelemetrySettings]] = []
 
-    def start(identity: Identity, settings: TelemetrySettings, _: Complain) -> Telemetry:
+    def start(identity: Identity, settings: TelemetrySettings, complain: Complain) -> Telemetry:
         seen.append((identity, settings))
-        return Telemetry()
+        return Telemetry(identity, TelemetrySettings(), complain)
 
-    monkeypatch.setattr(export, "start", start)
+    monkeypatch.setattr(export, "Telemetry", start)
     nats = "nats.url=tls://me:secret@broker:4443,nats://other"
     wanted = local("telemetry.endpoint=http://c:4318", nats)
     with telemetry(wanted, "learner", "run", "a"):

@@ -19,7 +19,7 @@ from skerry.protocol.messages import (
 from skerry.settings.models import RunConfig
 from skerry.status.model import MOST_LINES, RunModel
 from skerry.status.timeline import AHEAD_S
-from skerry.telemetry.points import flat
+from skerry.telemetry.metrics import flat
 from tests.support.builders import commit, consumed, member, ns, pulse, refused, run_record
 
 PULSE_S = 0.5

@@ -22,7 +22,7 @@ from skerry.protocol.messages import (
     Refused,
 )
 from skerry.protocol.rounds import WITHOUT_QUORUM
-from skerry.telemetry import ids, metrics, spans, tracing
+from skerry.telemetry import metrics, spans, tracing
 from skerry.telemetry.spans import Interval
 from skerry_syncer.telemetry import CommitTimes, RoundTelemetry
 from tests.support.builders import commit, consumed, round_, run_record
@@ -35,7 +35,7 @@ TIMES = CommitTimes(2 * S, 2 * S + S // 2, 3 * S + S // 2)
 
 
 def context(version: int, *what: str | int) -> SpanContext:
-    return tracing.context(ids.trace_id("run", 0, version, 7), *what)
+    return tracing.context(tracing.trace_id("run", 0, version, 7), *what)
 
 
 def publishing(version: int, identity: int) -> SpanContext:
@@ -54,7 +54,7 @@ def merged(identity: int, staleness: int) -> Consumed:
 
 def committed(*taken: Consumed, **changes: Any) -> Commit:
     times = {"opened_ns": S, "closed_ns": 2 * S, "quorum_s": 0.75}
-    trace = ids.trace_id("run", 0, 5, 7)
+    trace = tracing.trace_id("run", 0, 5, 7)
     base: dict[str, Any] = {"reason": CloseReason.GRACE_OVER, "trace_id": trace, **times}
     return commit(5, consumed=taken, **(base | changes))
 

@@ -15,13 +15,13 @@ from opentelemetry.trace import Link
 
 from skerry.service.reporting import STOP_S
 from skerry.settings.models import TelemetrySettings
-from skerry.telemetry import export, ids, instruments, metrics, spans, tracing
+from skerry.telemetry import export, instruments, metrics, spans, tracing
 from skerry.telemetry.export import Identity
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent
 from tests.support.otlp import Receiver
 
 IDENTITY = Identity("syncer", "run", "s", "1.0", broker=("nats", 4222))
-TRACE = ids.trace_id("run", 0, 2)
+TRACE = tracing.trace_id("run", 0, 2)
 OF = {metrics.RUN: "run"}
 
 
@@ -44,7 +44,7 @@ def receiver() -> Iterator[Receiver]:
 @contextmanager
 def sending(url: str) -> Generator[export.Telemetry]:
     """Send everything to ``url``; all of it has arrived once the block ends."""
-    telemetry = export.start(IDENTITY, TelemetrySettings(endpoint=url), lambda _: None)
+    telemetry = export.Telemetry(IDENTITY, TelemetrySettings(endpoint=url), lambda _: None)
     try:
         yield telemetry
     finally:
@@ -65,7 +65,7 @@ def test_a_span_arrives_under_the_ids_it_was_emitted_with(receiver: Receiver) ->
         tracing.emit(FinishedSpan("receive", place, root, took, about, messages, events=events))
         tracing.emit(FinishedSpan("round", root, None, Interval(2_000, 1_000)))
     got, whole = receiver.spans
-    assert (got.trace_id, got.span_id) == (TRACE, ids.span_id(TRACE, "a"))
+    assert (got.trace_id, got.span_id) == (TRACE, tracing.span_id(TRACE, "a"))
     assert (got.service, got.instance, got.kind) == ("skerry-syncer", "run/s", "CLIENT")
     assert (got.start_ns, got.end_ns, got.events) == (1_000, 2_000, ("e",))
     assert got.name == "receive skerry.{run}"
@@ -82,7 +82,7 @@ def test_a_span_arrives_under_the_ids_it_was_emitted_with(receiver: Receiver) ->
         "server.port": 4222,
     }
     assert whole.attributes == {}
-    assert got.parent == whole.span_id == ids.span_id(TRACE)
+    assert got.parent == whole.span_id == tracing.span_id(TRACE)
     assert (whole.parent, whole.kind, whole.start_ns, whole.end_ns) == ("", "INTERNAL", 2000, 2000)
 
 
@@ -116,7 +116,7 @@ def test_threads_emit_spans_at_once_without_mixing_their_ids(receiver: Receiver)
         for thread in threads:
             thread.join()
     assert {s.name: s.span_id for s in receiver.spans} == {
-        name: ids.span_id(TRACE, name) for name in names
+        name: tracing.span_id(TRACE, name) for name in names
     }
 
 
@@ -129,20 +129,7 @@ def test_a_span_keeps_the_links_of_a_large_fleet(receiver: Receiver) -> None:
         tracing.emit(FinishedSpan("process", place, None, took, links=links))
     (got,) = receiver.spans
     assert [link.attributes[spans.STALENESS] for link in got.links] == list(range(300))
-    assert got.links[7].span_id == ids.span_id(TRACE, "publish", 7)
-
-
-def test_an_error_has_a_type_of_one_word_and_its_sentence_in_the_status(
-    receiver: Receiver,
-) -> None:
-    with sending(receiver.url):
-        place = tracing.context(TRACE, "x")
-        error, detail = "StorageFull", "no space left on /data/js"
-        tracing.emit(
-            FinishedSpan("x", place, None, Interval(1, 2), error=error, detail=detail),
-        )
-    (got,) = receiver.spans
-    assert (got.attributes[spans.ERROR_TYPE], got.status) == (error, ("ERROR", detail))
+    assert got.links[7].span_id == tracing.span_id(TRACE, "publish", 7)
 
 
 def test_metrics_arrive_with_their_units(receiver: Receiver) -> None:
@@ -188,7 +175,7 @@ def test_a_dead_collector_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/v1/metrics"
     settings = TelemetrySettings(metrics_endpoint=url, metrics_interval_s=0.02)
-    telemetry = export.start(IDENTITY, settings, lambda _: heard.set())
+    telemetry = export.Telemetry(IDENTITY, settings, lambda _: heard.set())
     instruments.record(metrics.MERGE_DURATION, 0.1, OF)
     assert heard.wait(60)
     telemetry.stop(0.0)
@@ -196,7 +183,7 @@ def test_a_dead_collector_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_complaints_are_not_repeated_at_once() -> None:
     complaints: list[str] = []
-    export.start(IDENTITY, TelemetrySettings(), complaints.append)
+    export.Telemetry(IDENTITY, TelemetrySettings(), complaints.append)
     for trouble in ("dead", "still dead"):
         logging.getLogger("opentelemetry.sdk").warning(trouble)
     assert complaints == ["dead"]

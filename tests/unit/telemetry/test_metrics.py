@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from skerry.telemetry.metrics import ALL, RUN, SERVER, Metric, MetricKind, of, prometheus_name
-from skerry.telemetry.points import Point, Spread, flat
+from skerry.telemetry.metrics import (
+    ALL,
+    RUN,
+    SERVER,
+    Metric,
+    MetricKind,
+    Point,
+    Spread,
+    flat,
+    of,
+    prometheus_name,
+)
 from tests.support.metrics_page import markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

@@ -15,7 +15,7 @@ import structlog
 
 from skerry.log.base import Room, Storage
 from skerry.telemetry import metrics
-from skerry.telemetry.points import Point
+from skerry.telemetry.metrics import Point
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

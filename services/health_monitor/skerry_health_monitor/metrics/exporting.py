@@ -25,8 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from skerry.telemetry import instruments
-from skerry.telemetry.metrics import ALL, MONITOR, MetricKind, prometheus_name
-from skerry.telemetry.points import Point, Spread
+from skerry.telemetry.metrics import ALL, MONITOR, MetricKind, Point, Spread, prometheus_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
     from starlette.requests import Request
 
-    from skerry.telemetry.metrics import Metric
-    from skerry.telemetry.points import Figure
+    from skerry.telemetry.metrics import Figure, Metric
 
 Bucket = tuple[str, float] | tuple[str, float, Exemplar]
 EVERY_S = 1.0

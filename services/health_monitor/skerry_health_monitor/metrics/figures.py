@@ -13,7 +13,7 @@ from skerry.status.alerts import diverged, held_out, missed, round_s
 from skerry.status.sources import MOST_LEARNERS, MessageCounts
 from skerry.status.view import ENDED, spent_in
 from skerry.telemetry import metrics
-from skerry.telemetry.points import Point
+from skerry.telemetry.metrics import Point
 from skerry_health_monitor.metrics.broker import MOST_NAME
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from skerry.status.model import RunSnapshot
     from skerry.status.report import LearnerRow
     from skerry.status.view import RunView
-    from skerry.telemetry.metrics import Metric
-    from skerry.telemetry.points import Figure
+    from skerry.telemetry.metrics import Figure, Metric
     from skerry_health_monitor.metrics.broker import Server
 
 

@@ -15,7 +15,7 @@ from skerry.algorithm.goodput import Cause, split
 from skerry.protocol.messages import Commit, ContributionHeader, Pulse
 from skerry.protocol.subjects import Subjects
 from skerry.status.view import spent_in
-from skerry.telemetry import ids, instruments, metrics, spans, tracing
+from skerry.telemetry import instruments, metrics, spans, tracing
 from skerry.telemetry.instruments import Observer
 from skerry.telemetry.metrics import Metric
 from skerry.telemetry.spans import Attributes, FinishedSpan, Interval, Messages, SpanEvent, Value
@@ -42,7 +42,7 @@ class LearnerIdentity:
 
     def trace(self, fragment: int, version: int) -> str:
         """Return the id of the trace of the round that makes this version."""
-        return ids.trace_id(self.run, fragment, version, self.created_ns)
+        return tracing.trace_id(self.run, fragment, version, self.created_ns)
 
     def publishing(self, fragment: int, version: int, identity: int) -> SpanContext:
         """Return the span that sends a contribution: the same one at each attempt."""
