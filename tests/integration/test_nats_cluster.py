@@ -9,17 +9,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-import nats
 import pytest
 
-from skerry.cli.cluster.proxy import Proxy
 from skerry.errors import BrokerUnavailable, Conflict, StateLost, StorageFull
 from skerry.log.base import Deliver, Expect
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.protocol.subjects import Subjects
 from tests.support.log import DEADLINE_S, newest, specs, stored, take
-from tests.support.nats_cluster import NatsCluster, free_ports
+from tests.support.nats_cluster import NatsCluster
 from tests.support.nats_server import NatsServer
 from tests.support.raw_nats import js_api
 
@@ -121,34 +119,6 @@ async def test_a_replica_that_lags_is_not_believed(
 
 def others(cluster: NatsCluster, without: NatsServer) -> str:
     return ",".join(node.url for node in cluster.nodes if node is not without)
-
-
-async def test_a_client_behind_the_proxy_never_hears_of_the_other_servers(
-    cluster: NatsCluster,
-) -> None:
-    """Neither at first nor when the cluster changes: after a cut it would go round the proxy."""
-    await cluster.ready()
-    near, far = cluster.nodes[:2]
-    proxy = Proxy("127.0.0.1", near.port)
-    changed = asyncio.Event()
-
-    async def on_change() -> None:
-        changed.set()
-
-    async with proxy.serving({"a": "127.0.0.1"}):
-        plain = await nats.connect(near.url, discovered_server_cb=on_change)
-        shielded = await nats.connect(f"nats://127.0.0.1:{proxy.ports['a']}")
-        assert plain.discovered_servers
-        assert shielded.discovered_servers == []
-        far.kill9()
-        far.port = next(free_ports(1))  # a server that nobody has heard of
-        far.start()
-        async with asyncio.timeout(DEADLINE_S):
-            await changed.wait()
-        await shielded.flush()
-        assert shielded.discovered_servers == []
-        await shielded.close()
-        await plain.close()
 
 
 @pytest.mark.soak

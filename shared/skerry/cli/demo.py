@@ -15,26 +15,20 @@ from typing import TYPE_CHECKING, Any, cast
 from skerry.cli.cluster.cluster import (
     Cluster,
     StopSignal,
+    Team,
     call,
     prepared,
     run_stoppable,
     served,
 )
-from skerry.cli.cluster.folder import RunFolder
-from skerry.cli.cluster.logs import last_event, size_of
+from skerry.cli.cluster.folder import RunFolder, last_event, size_of
 from skerry.cli.cluster.supervisor import Change
-from skerry.cli.cluster.team import Team
-from skerry.cli.outage import Outage
 from skerry.cli.programs import argv_of
-from skerry.cli.traffic import Downlink, measure_downlink, measure_uplink
-from skerry.cli.up import conduct, existing, ignored
+from skerry.cli.up import conduct
 from skerry.cli.viewer import Screen
 from skerry.errors import ConfigError, SkerryError
-from skerry.log import ledger
 from skerry.protocol.messages import Commit, CommitOrigin, Pulse
-from skerry.service.entry import bus_from
 from skerry.settings import loading
-from skerry.status.feed import is_finished
 from skerry.status.format import size
 from skerry.store.finding import summaries
 from skerry.tasks import TaskGroup
@@ -44,18 +38,73 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
-    from skerry.settings.models import Settings
     from skerry.status.feed import RunFeed
-    from skerry.status.format import size
     from skerry.status.model import RunSnapshot
     from skerry.status.sources import RunMessage
-from skerry.store.finding import Summary
+    from skerry.store.finding import Summary
 
 RUN = "demo"
 VICTIM = "learner-2"
 AWAY_S = 3.0
 KILL_AT = 0.5
 SAMPLE_TOKENS = 200
+
+
+@dataclass(slots=True)
+class Outage:
+    """What happens from the moment a learner is killed; times in seconds since the epoch.
+
+    ``started_s`` is when its new process was started, ``accepted_s`` when a commit first named a
+    contribution of that process; ``compile_s`` is what its log says that compiling took.
+    """
+
+    learner: str
+    incarnation: int
+    killed_s: float
+    steps_before: dict[str, int] = field(default_factory=dict[str, int])
+    steps_after: dict[str, int] = field(default_factory=dict[str, int])
+    started_s: float | None = None
+    accepted_s: float | None = None
+    compile_s: float = 0.0
+    rounds: int = 0
+    versions: tuple[int, ...] = ()
+
+    @property
+    def back(self) -> bool:
+        return self.accepted_s is not None
+
+    @property
+    def steps_of_others(self) -> int:
+        """Return the steps of the others between the kill and the first accepted contribution."""
+        return sum(self.steps_after[name] - before for name, before in self.steps_before.items())
+
+    @property
+    def wall_s(self) -> float | None:
+        """Return the seconds from the new process to its first accepted contribution."""
+        if self.accepted_s is None or self.started_s is None:
+            return None
+        return self.accepted_s - self.started_s
+
+    @property
+    def recovery_s(self) -> float | None:
+        """Return the same without compilation."""
+        return None if self.wall_s is None else max(0.0, self.wall_s - self.compile_s)
+
+    def observe(self, message: RunMessage, at_s: float) -> None:
+        """Take in a pulse or a commit that came at ``at_s``; other messages change nothing."""
+        if self.back or at_s < self.killed_s:
+            return
+        if isinstance(message, Pulse) and message.learner != self.learner:
+            self.steps_before.setdefault(message.learner, message.steps)
+            self.steps_after[message.learner] = message.steps
+        elif isinstance(message, Pulse):
+            if message.incarnation > self.incarnation and min(message.versions, default=0):
+                self.versions = self.versions or message.versions
+        elif isinstance(message, Commit) and message.origin is not CommitOrigin.GENESIS:
+            self.rounds += 1
+            merged = {(c.learner, c.incarnation > self.incarnation) for c in message.consumed}
+            if (self.learner, True) in merged:
+                self.accepted_s = at_s
 
 
 @dataclass(slots=True)
@@ -67,24 +116,29 @@ class Recorder:
     victim_log: Path
     log_offset: int = 0
     outage: Outage | None = None
-    downlink: Downlink = field(default_factory=Downlink)
     genesis: asyncio.Event = field(default_factory=asyncio.Event)
     victim_counted: asyncio.Event = field(default_factory=asyncio.Event)
     first_step_s: float | None = None
 
     def message(self, message: RunMessage, at_s: float) -> None:
         """Take in whatever the log says."""
-        if isinstance(message, Pulse):
-            self._pulse(message, at_s)
+        if isinstance(message, Pulse) and message.steps:
+            if message.learner == VICTIM and message.contributions:
+                self.victim_counted.set()
+            if self.first_step_s is None:
+                self.first_step_s = at_s - self.began_s
+                self.on.say(f"First steps {self.first_step_s:.0f} s after the start.")
         elif isinstance(message, Commit) and message.origin is CommitOrigin.GENESIS:
             self.genesis.set()
-        if self.outage is not None:
-            was_back = self.outage.back
-            self.outage.observe(message, at_s)
-            if self.outage.back and not was_back:
-                compiled = last_event(self.victim_log, self.log_offset, "compiled")
-                self.outage.log_compile_s = compiled.get("seconds")
-                self._say_back(self.outage)
+        outage = self.outage
+        if outage is None:
+            return
+        was_back = outage.back
+        outage.observe(message, at_s)
+        if outage.back and not was_back:
+            compiled = last_event(self.victim_log, self.log_offset, "compiled")
+            outage.compile_s = float(compiled.get("seconds", 0.0))
+            self._say_back(outage)
 
     def event(self, event: ProcessEvent) -> None:
         """Take in what happens to processes."""
@@ -94,13 +148,6 @@ class Recorder:
         if event.change is Change.STARTED:
             outage.started_s = time.time()
             self.on.say(f"{VICTIM} is started again as pid {event.pid}.")
-
-    def _pulse(self, pulse: Pulse, at_s: float) -> None:
-        if pulse.learner == VICTIM and pulse.steps and pulse.contributions:
-            self.victim_counted.set()
-        if pulse.steps and self.first_step_s is None:
-            self.first_step_s = at_s - self.began_s
-            self.on.say(f"First steps {self.first_step_s:.0f} s after the start.")
 
     def _say_back(self, outage: Outage) -> None:
         versions = f"{min(outage.versions)} to {max(outage.versions)}" if outage.versions else "?"
@@ -115,9 +162,7 @@ class Recorder:
         )
 
 
-def run_demo(
-    *, summary: Path | None, resume: bool, duration_s: float | None, sets: Sequence[str]
-) -> None:
+def run_demo(*, summary: Path | None, duration_s: float | None, sets: Sequence[str]) -> None:
     """Run the demo and print, and write, what came of it; KeyboardInterrupt if stopped."""
     longer = [] if duration_s is None else [f"train.duration_s={duration_s}"]
     with as_file(files("skerry.cli") / "demo.toml") as path:
@@ -125,7 +170,9 @@ def run_demo(
     folder = RunFolder(RUN)
     began_s = time.time()
     with folder.held(), Screen(began_s=began_s) as on:
-        _begin(folder, wanted, on, resume=resume)
+        before = ": the last demo there is discarded" if folder.has_log else ""
+        on.say(f"Starting in {folder.path}{before}.")
+        folder.start_afresh(wanted.local.store.path / RUN)
 
         async def main(stop: StopSignal) -> None:
             async with served(folder, wanted, None, on.say) as broker:
@@ -148,41 +195,35 @@ def _write(summary: Path, results: Mapping[str, object]) -> None:
         raise ConfigError(msg, path="summary") from error
 
 
-def _begin(folder: RunFolder, wanted: Settings, on: Screen, *, resume: bool) -> None:
-    if resume and folder.has_log:
-        on.say(f"Going on with the run in {folder.path}.")
-        return
-    before = ": the last demo there is discarded (--resume goes on)" if folder.has_log else ""
-    on.say(f"Starting afresh in {folder.path}{before}.")
-    folder.start_afresh(wanted.local.store.path / RUN)
-
-
 async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | None:
+    """Run the cluster to its end and return what came of it; None if it was stopped."""
     on = recorder.on
-    record = await existing(cluster)
-    if record is not None and is_finished(record):
-        on.say("The demo is finished already: without --resume it starts again.")
-        return None
-    for sentence in ignored(record, cluster.settings.run):
-        on.say(sentence)
     on.say("Broker, syncer, checkpointer, evaluator, health monitor and two learners are starting.")
     on.say(f"Logs: {cluster.folder.logs}. The first start compiles: steps follow within a minute.")
 
-    async def script(kept: Supervisor, feed: RunFeed) -> None:
-        async with TaskGroup() as group:
-            group.create_task(_downlink(cluster, recorder), name="downlink")
-            group.create_task(_interfere(cluster, recorder, kept, feed), name="kill")
+    async def kill(kept: Supervisor, feed: RunFeed) -> None:
+        """Kill a learner half way, once it has taken part; the supervisor brings it back."""
+        await recorder.genesis.wait()
+        await recorder.victim_counted.wait()
+        assert feed.view is not None  # the messages above came from it
+        duration_s = cluster.settings.run.train.duration_s or 0.0
+        at_s = (feed.view.started_s or time.time()) + KILL_AT * duration_s
+        await asyncio.sleep(max(0.0, at_s - time.time()))
+        recorder.outage = Outage(VICTIM, feed.view.learners[VICTIM].incarnation, time.time())
+        recorder.log_offset = size_of(recorder.victim_log)
+        pid = kept.kill(VICTIM, back_after_s=AWAY_S)
+        on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
 
     feed = await conduct(
         cluster,
         on,
         team=Team(cluster.settings.run.sync.learners),
-        script=script,
+        script=kill,
         on_message=recorder.message,
         on_event=recorder.event,
     )
     if cluster.stop.asked.is_set():
-        on.say("Stopped; `skerry demo --resume` goes on from here.")
+        on.say("Stopped.")
         return None
     now = feed.snapshot()
     if now is None or not now.report.run.finished:
@@ -192,31 +233,8 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
     return await _results(cluster, recorder, now)
 
 
-async def _downlink(cluster: Cluster, recorder: Recorder) -> None:
-    async with bus_from(cluster.nats, "downlink") as bus:
-        record = await ledger.wait_run(bus, RUN)
-        await measure_downlink(bus, record, recorder.downlink)
-
-
-async def _interfere(cluster: Cluster, recorder: Recorder, kept: Supervisor, feed: RunFeed) -> None:
-    """Kill a learner half way, once it has taken part; the supervisor brings it back."""
-    await recorder.genesis.wait()
-    await recorder.victim_counted.wait()
-    duration_s = cluster.settings.run.train.duration_s or 0.0
-    assert feed.view is not None  # the messages above came from it
-    at_s = (feed.view.started_s or time.time()) + KILL_AT * duration_s
-    await asyncio.sleep(max(0.0, at_s - time.time()))
-    victim = feed.view.learners[VICTIM]
-    recorder.outage = Outage(VICTIM, victim.incarnation, time.time())
-    recorder.log_offset = size_of(recorder.victim_log)
-    pid = kept.kill(VICTIM, back_after_s=AWAY_S)
-    recorder.on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
-
-
 async def _results(cluster: Cluster, recorder: Recorder, now: RunSnapshot) -> dict[str, object]:
-    on, outage, run = recorder.on, recorder.outage, now.report.run
-    async with bus_from(cluster.nats, "summary") as bus:
-        uplink = await measure_uplink(bus, now.model.record, recorder.began_s)
+    run, outage = now.report.run, recorder.outage
     kept = [s for s in summaries(cluster.settings.local.store.path / RUN) if not s.error]
     if not kept:
         msg = f"The checkpointer wrote nothing: see {cluster.folder.logs}/checkpointer.log."
@@ -231,35 +249,34 @@ async def _results(cluster: Cluster, recorder: Recorder, now: RunSnapshot) -> di
     results: dict[str, object] = {
         "eval_loss_start": start.result(),
         "eval_loss_end": end.result(),
-        "tokens": run.tokens,
-        "wall_s": round(time.time() - recorder.began_s, 1),
-        "bytes_sent": uplink.bytes_sent + run.bytes_down,
-        "bytes_data_parallel": parallel,
-        "bits_per_param_up": uplink.bits_per_param,
-        "bits_per_param_down": recorder.downlink.bits_per_param,
-        "goodput_ratio": run.goodput,
-        "learner_killed": outage is not None,
-        "learner_rejoined": outage is not None and outage.back,
-        "recovery_s": None if outage is None else outage.recovery_s,
-        "rounds_committed": run.rounds,
-        "checkpoint": last.path,
-        "bytes_up": uplink.bytes_sent,
-        "bytes_down": run.bytes_down,
-        "bytes_state": recorder.downlink.state_bytes,
-        "bytes_data_parallel_bf16": parallel // 2,
-        "parameters": now.model.parameters,
-        "steps": now.model.view.steps_by_learner(),
-        "first_step_s": recorder.first_step_s,
-        "recovery_with_compile_s": None if outage is None else outage.wall_s,
-        "steps_during_outage": None if outage is None else outage.steps_of_others,
-        "rounds_during_outage": None if outage is None else outage.rounds,
         "eval_step_start": first.step,
         "eval_step_end": last.step,
         "evaluations": [{"step": row.step, "loss": row.loss} for row in now.report.evaluations],
+        "tokens": run.tokens,
+        "steps": now.model.view.steps_by_learner(),
+        "parameters": now.model.parameters,
+        "wall_s": round(time.time() - recorder.began_s, 1),
+        "first_step_s": recorder.first_step_s,
+        "bytes_sent": run.bytes_up + run.bytes_down,
+        "bytes_up": run.bytes_up,
+        "bytes_down": run.bytes_down,
+        "bytes_data_parallel": parallel,
+        "bytes_data_parallel_bf16": parallel // 2,
+        "bits_per_param_up": 32 * run.bytes_up / max(1, run.f32_bytes_up),
+        "bits_per_param_down": 32 * run.bytes_down / max(1, run.f32_bytes_down),
+        "goodput_ratio": run.goodput,
+        "rounds_committed": run.rounds,
+        "learner_killed": outage is not None,
+        "learner_rejoined": outage is not None and outage.back,
+        "recovery_s": None if outage is None else outage.recovery_s,
+        "recovery_with_compile_s": None if outage is None else outage.wall_s,
+        "steps_during_outage": None if outage is None else outage.steps_of_others,
+        "rounds_during_outage": None if outage is None else outage.rounds,
+        "checkpoint": last.path,
         "sample": text.strip(),
     }
     for sentence in summary_lines(results):
-        on.say(sentence)
+        recorder.on.say(sentence)
     return results
 
 
@@ -279,17 +296,19 @@ def summary_lines(results: Mapping[str, Any]) -> list[str]:
             f"{results['eval_step_start']}, {results['eval_loss_end']:.3f} at step "
             f"{results['eval_step_end']} (nats per token, held-out text)"
         ),
-        *_followed(results["evaluations"]),
         (
             f"Bytes sent         {size(sent)}; all-reducing the same steps would have "
             f"sent {size(parallel)} in f32 ({parallel / max(1, sent):.0f} times as much)"
         ),
+        (
+            f"Bits per parameter {results['bits_per_param_up']:.2f} up, "
+            f"{results['bits_per_param_down']:.2f} down"
+        ),
+        (
+            f"Rounds             {results['rounds_committed']} committed; goodput "
+            f"{results['goodput_ratio']:.0%}"
+        ),
     ]
-    up, down = results["bits_per_param_up"], results["bits_per_param_down"]
-    if up is not None and down is not None:
-        lines.append(f"Bits per parameter {up:.2f} up, {down:.2f} down")
-    rounds, goodput = results["rounds_committed"], results["goodput_ratio"]
-    lines.append(f"Rounds             {rounds} committed; goodput {goodput:.0%}")
     if results["recovery_s"] is not None:
         lines.append(
             f"Recovery           {results['recovery_s']:.1f} s from process start to the first "
@@ -297,18 +316,4 @@ def summary_lines(results: Mapping[str, Any]) -> list[str]:
         )
     elif results["learner_killed"]:
         lines.append(f"Recovery           {VICTIM} did not come back before the end")
-    lines += [f"Checkpoint         {results['checkpoint']}", "", results["sample"], ""]
-    return lines
-
-
-def _followed(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the line on what an evaluator has said meanwhile; none where it said nothing."""
-    finite = [row for row in evaluations if row["loss"] is not None]
-    if not finite:
-        return []
-    first, last = finite[0], finite[-1]
-    line = (
-        f"Followed meanwhile {first['loss']:.3f} at step {first['step']} to {last['loss']:.3f} at "
-        f"step {last['step']}, in {len(finite)} evaluations by a process of its own"
-    )
-    return [line]
+    return [*lines, f"Checkpoint         {results['checkpoint']}", "", results["sample"], ""]

@@ -61,9 +61,6 @@ def demo(
     summary: Annotated[
         Path | None, typer.Option(help="Write the results here as JSON.", metavar="FILE")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Go on, or start afresh (default).")
-    ] = False,
     duration_s: Annotated[
         float | None, typer.Option(help="Seconds of training.", metavar="S")
     ] = None,
@@ -73,7 +70,7 @@ def demo(
     from skerry.cli.demo import run_demo
 
     with exit_on_error():
-        run_demo(summary=summary, resume=resume, duration_s=duration_s, sets=set_ or [])
+        run_demo(summary=summary, duration_s=duration_s, sets=set_ or [])
 
 
 @app.command()
@@ -104,7 +101,7 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
     nats: Nats = None,
 ) -> None:
     """Run a whole cluster on this machine to its end."""
-    from skerry.cli.cluster.team import Team
+    from skerry.cli.cluster.cluster import Team
     from skerry.cli.up import run_up
 
     with exit_on_error():

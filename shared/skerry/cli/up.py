@@ -15,19 +15,18 @@ from skerry.cli.cluster import clock
 from skerry.cli.cluster.cluster import (
     Cluster,
     StopSignal,
+    Team,
     call,
-    describe,
     note,
     prepared,
     run_stoppable,
     served,
+    stages,
 )
 from skerry.cli.cluster.faults import FaultControl
-from skerry.cli.cluster.folder import RunFolder, private_file, writing
-from skerry.cli.cluster.logs import last_event, size_of
-from skerry.cli.cluster.proxy import Proxy, can_proxy
+from skerry.cli.cluster.folder import RunFolder, last_event, private_file, size_of, writing
+from skerry.cli.cluster.proxy import Proxy
 from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
-from skerry.cli.cluster.team import Team, page_sets, stages
 from skerry.cli.programs import argv_of
 from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, RunNotFound
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 EXTENDING = ("train.steps", "train.duration_s")
 """Settings that a run restored from a checkpoint may change."""
 MONITOR = "health-monitor"
-LOOPBACK = "127.0.0.1"
 LOOK_S = 0.2
 
 
@@ -79,68 +77,78 @@ def run_up(
                 "or take another name with --run."
             )
             raise ConfigError(msg, path="run")
-        restored: list[Path] = []
+        incomplete = checkpoint is not None and nats is None
 
         async def main(stop: StopSignal) -> None:
+            nonlocal incomplete
             async with served(folder, wanted, nats, on.say) as broker:
                 cluster = Cluster(folder, prepared(wanted, broker, folder), broker, stop)
                 if checkpoint is not None:
                     extends = [text for text in sets if text.startswith(EXTENDING)]
                     on.say(printable(await restore(cluster, checkpoint, extends)))
-                    restored.append(checkpoint)
+                    incomplete = False
                 await _up(cluster, on, team)
 
         try:
             run_stoppable(main, on.say)
         finally:
-            if checkpoint is not None and not restored and nats is None:
+            if incomplete:
                 folder.clear()  # half a restored log is of no use
+
+
+async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = ()) -> str:
+    """Write a checkpoint into the empty log and return what the checkpointer says about it.
+
+    ``extends`` are settings that say how much longer the run goes on than the checkpoint's did.
+    """
+    given = ["--config", str(cluster.folder.settings), "--run", cluster.folder.run]
+    for text in extends:
+        given += ["--set", text]
+    command = argv_of("checkpoints", "restore", str(checkpoint), *given)
+    return (await call(cluster.folder, command, "restore")).strip()
 
 
 async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
     folder, url = cluster.folder, masked_url(cluster.nats.url)
     login = "" if cluster.broker.kept is None else f" (password in {folder.broker / 'password'})"
     on.say(f"Run {folder.run}: broker {url}{login}, logs in {folder.logs}")
-    record = await existing(cluster)
-    if record is not None and is_finished(record):
-        on.say(f"Run {folder.run} is finished already: --fresh starts it again.")
-        return
-    for sentence in ignored(record, cluster.settings.run):
-        on.say(sentence)
-    config = cluster.settings.run if record is None else config_of(record)
+    record = None
+    async with bus_from(cluster.nats, "up") as bus:
+        with contextlib.suppress(RunNotFound):
+            record = await ledger.read_run(bus, folder.run)
+    config = cluster.settings.run
+    if record is not None:
+        if is_finished(record):
+            on.say(f"Run {folder.run} is finished already: --fresh starts it again.")
+            return
+        config = loading.run_config_from_json(record.config_json)
+        for sentence in ignored(record, config, cluster.settings.run):
+            on.say(sentence)
     refuse_code(config)
-    chaos = config.chaos
-    team = replace(
-        team,
-        learners=team.learners or config.sync.learners,
-        chaos=chaos.allow,
-        clocks=chaos.allow and chaos.clocks,
-    )
+    chaos = config.chaos.allow
+    learners, clocks = team.learners or config.sync.learners, chaos and config.chaos.clocks
+    team = replace(team, learners=learners, chaos=chaos, clocks=clocks)
     async with _open_to_faults(cluster, team, on) as open_cluster:
-        proxied = open_cluster.proxy is not None
-        with folder.announced(cluster.nats, proxied=proxied):
+        with folder.announced(cluster.nats, proxied=open_cluster.proxy is not None):
             feed = await conduct(open_cluster, on, team=team)
     conclude(on, feed)
 
 
 @contextlib.asynccontextmanager
 async def _open_to_faults(cluster: Cluster, team: Team, on: Screen) -> AsyncGenerator[Cluster]:
-    """Yield the cluster with a proxy before its broker, if its run allows faults."""
+    """Yield the cluster with a proxy before its own broker, if its run allows faults."""
     if not team.chaos:
         yield cluster
         return
-    folder, target = cluster.folder, urlsplit(cluster.nats.url)
+    folder = cluster.folder
     on.say(f"This run allows faults: `skerry chaos --run {folder.run}` injects them.")
     with private_file(folder.token, secrets.token_urlsafe(24) + "\n"):
-        if not can_proxy(cluster.nats.url):
+        if cluster.broker.kept is None:
             yield cluster
             return
-        proxy = Proxy(target.hostname or LOOPBACK, target.port or 4222)
-        login = f"{target.netloc.rpartition('@')[0]}@" if "@" in target.netloc else ""
-        async with proxy.serving(dict.fromkeys(team.kinds(), LOOPBACK)):
-            at = proxy.ports.items()
-            urls = {name: f"nats://{login}{LOOPBACK}:{port}" for name, port in at}
-            yield replace(cluster, proxy=proxy, urls=urls)
+        proxy = Proxy(urlsplit(cluster.nats.url).port or 0)
+        async with proxy.serving(team.kinds()):
+            yield replace(cluster, proxy=proxy)
 
 
 async def conduct(
@@ -157,23 +165,26 @@ async def conduct(
     ``script`` runs beside them and may interfere; it is cancelled at the end.
     """
     table, kinds, folder = cluster.broker.table, team.kinds(), cluster.folder
+    local, ports = cluster.settings.local, {} if cluster.proxy is None else cluster.proxy.ports
 
     def heard(event: ProcessEvent) -> None:
         note(table, kinds[event.name], event)
         clock.sweep(event.pid)
-        if sentence := describe(event):
-            on.say(sentence)
+        if event.summary:
+            on.say(event.summary)
         if on_event is not None:
             on_event(event)
 
-    kept = _supervisor(cluster, team, on, heard)
+    with writing(folder.path):  # the services' clocks
+        commands = stages(folder, team, ports, free_page_port(local.health, on.say))
+    kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
+    cluster.stop.supervisor = kept
     watch = broker_watch(on, cluster.nats.url)
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(bus_from(cluster.nats, "view", on_event=watch))
         stack.enter_context(table.kept())
         if team.chaos:
-            broker = cluster.broker.kept
-            control = FaultControl(kept, broker, cluster.proxy, on.say)
+            control = FaultControl(kept, cluster.broker.kept, cluster.proxy, on.say)
             with writing(folder.path / CONTROL):
                 obeying = listening(folder.path / CONTROL, control.answer)
                 await stack.enter_async_context(obeying)
@@ -195,19 +206,6 @@ async def conduct(
             if (now := feed.snapshot()) is not None:
                 on.show(now)
     return feed
-
-
-def _supervisor(
-    cluster: Cluster, team: Team, on: Screen, heard: Callable[[ProcessEvent], None]
-) -> Supervisor:
-    """Return the supervisor of the cluster's services, bound to its stop."""
-    local = cluster.settings.local
-    sets = (*page_sets(cluster.folder, team), *free_page_port(local.health, on.say))
-    with writing(cluster.folder.path):  # the services' clocks
-        commands = stages(cluster.folder, team, cluster.urls, {MONITOR: sets})
-    kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
-    cluster.stop.supervisor = kept
-    return kept
 
 
 def free_page_port(health: HealthSettings, say: Callable[[str], None]) -> tuple[str, ...]:
@@ -242,39 +240,10 @@ async def say_page(folder: RunFolder, say: Callable[[str], None], *, chaos: bool
     say(f"Watch the run on {fields['url']}{token}")
 
 
-async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = ()) -> str:
-    """Write a checkpoint into the empty log and return what the checkpointer says about it.
-
-    ``extends`` are settings that say how much longer the run goes on than the checkpoint's did.
-    """
-    given = ["--config", str(cluster.folder.settings), "--run", cluster.folder.run]
-    for text in extends:
-        given += ["--set", text]
-    command = argv_of("checkpoints", "restore", str(checkpoint), *given)
-    return (await call(cluster.folder, command, "restore")).strip()
-
-
-async def existing(cluster: Cluster) -> RunRecord | None:
-    """Return the run's record if the log holds one."""
-    async with bus_from(cluster.nats, "up") as bus:
-        try:
-            return await ledger.read_run(bus, cluster.folder.run)
-        except RunNotFound:
-            return None
-
-
-def config_of(record: RunRecord) -> RunConfig:
-    """Return the config that every service of the run takes from the log."""
-    return loading.run_config_from_json(record.config_json)
-
-
-def ignored(record: RunRecord | None, wanted: RunConfig) -> list[str]:
+def ignored(record: RunRecord, config: RunConfig, wanted: RunConfig) -> list[str]:
     """Return what to say about a run that the log holds already: its own config counts."""
-    if record is None:
-        return []
     given = loading.differences(wanted, RunConfig())
-    unlike = loading.differences(config_of(record), wanted)
-    paths = [path for path in unlike if path in given]
+    paths = [path for path in loading.differences(config, wanted) if path in given]
     sentences = [f"Going on with run {record.run} as the log has it."]
     if paths:
         sentences.append(f"The run keeps its own {', '.join(paths)}: what was given is not used.")

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from skerry.cli.cluster.cluster import describe
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
 from skerry.cli.up import broker_watch, conclude, free_page_port, say_page
@@ -58,7 +57,7 @@ def folder(tmp_path: Path) -> RunFolder:
     ],
 )
 def test_a_change_that_matters_is_one_sentence(event: ProcessEvent, sentence: str) -> None:
-    assert describe(event) == sentence
+    assert event.summary == sentence
 
 
 def test_a_lost_broker_is_reported_once_and_so_is_its_return(

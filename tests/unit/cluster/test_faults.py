@@ -50,10 +50,10 @@ class Target:
 
 @asynccontextmanager
 async def target(folder: Path, *, proxied: bool = True) -> AsyncGenerator[Target]:
-    watched, proxy = Watched(), Proxy("127.0.0.1", 1)
+    watched, proxy = Watched(), Proxy(1)
     learner = command(folder, "learner-1", kind="learner")
     async with (
-        proxy.serving({"learner-1": "127.0.0.1"}),
+        proxy.serving(["learner-1"]),
         watched.running([learner, command(folder, "syncer")]),
     ):
         yield Target(watched, proxy if proxied else None)

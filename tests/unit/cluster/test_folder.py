@@ -14,10 +14,13 @@ from skerry.cli.cluster.cluster import ServedBroker, prepared
 from skerry.cli.cluster.folder import (
     RunFolder,
     RunInUse,
+    last_event,
+    last_sentence,
     log_file,
     private_file,
     resting,
     running,
+    size_of,
     write_private,
 )
 from skerry.cli.cluster.processes import ProcessTable
@@ -188,3 +191,38 @@ def test_what_the_user_has_set_about_metrics_stays(folder: RunFolder) -> None:
 def test_a_monitoring_address_that_is_none_is_refused_with_an_example() -> None:
     with pytest.raises(ConfigError, match=r"metrics\.broker.*http://127\.0\.0\.1:8222"):
         load(None, ["metrics.broker=nats://b:4222"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", ""),
+        ("error: x is 3.\n", "x is 3."),
+        ("error: first.\nerror: second.\n{}\n", "second."),
+        ("error: x is 3.\nUserWarning: beware\n", "x is 3."),
+        ("Traceback (most recent call last):\n  File\nValueError: no\n\n", "ValueError: no"),
+        ('{"event": "stopped"}\n', ""),
+    ],
+)
+def test_the_expected_error_of_this_start_comes_before_all_else_in_a_log(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    log = tmp_path / "a.log"
+    assert last_sentence(log, size_of(log)) == ""
+    log.write_text("error: old.\n")
+    offset = size_of(log)
+    with log.open("a") as file:
+        file.write(text)
+    assert last_sentence(log, offset) == sentence
+
+
+def test_the_newest_event_of_a_name_is_found_in_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    lines = (
+        '{"event": "compiled", "seconds": 2.5}',
+        '{"event": "x", "of": "compiled"}',
+        '{"compiled"',
+    )
+    log.write_text("\n".join(('{"event": "compiled", "seconds": 9.0}', *lines)))
+    assert last_event(log, 0, "compiled") == {"event": "compiled", "seconds": 2.5}
+    assert last_event(log, size_of(log), "compiled") == {}

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
 
-from skerry.cli.cluster.folder import write_private
-from skerry.cli.cluster.logs import size_of
+from skerry.cli.cluster.folder import size_of, write_private
 from skerry.cli.cluster.processes import BROKER
 from skerry.cli.cluster.supervisor import Command, RestartPolicy
 from skerry.errors import BrokerUnavailable, ConfigError

@@ -1,31 +1,33 @@
-"""A cluster on this machine: its broker, the settings of its services, one stop for all of them."""
+"""A cluster on this machine: its broker, what its services are started with, one stop for all."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry import code
+from skerry.cli.cluster import clock
 from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
-from skerry.cli.cluster.folder import write_private
-from skerry.cli.cluster.logs import last_sentence, size_of
+from skerry.cli.cluster.folder import last_sentence, size_of, write_private
 from skerry.cli.cluster.processes import BROKER, ProcessTable
+from skerry.cli.cluster.proxy import HOST
 from skerry.cli.cluster.supervisor import (
     Change,
     Command,
+    Need,
     ProcessEvent,
     Supervisor,
     send_signal,
     spawn,
 )
-from skerry.cli.cluster.team import environment
-from skerry.cli.programs import require
+from skerry.cli.programs import SERVICES, argv, computing, require
 from skerry.errors import SkerryError
-from skerry.settings.loading import control_variable, to_toml
-from skerry.status.format import printable
+from skerry.settings.loading import child_environment, control_variable, to_toml
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -34,7 +36,40 @@ if TYPE_CHECKING:
     from skerry.cli.cluster.proxy import Proxy
     from skerry.settings.models import NatsSettings, Settings
 
-NEEDED = ("learner", "syncer", "checkpointer", "health-monitor")
+INSTALLED = ("learner", "syncer", "checkpointer", "health-monitor")
+"""Services without which no cluster is started."""
+NEEDS = {"evaluator": Need.NEVER, "health-monitor": Need.NEVER, "checkpointer": Need.SETTINGS}
+"""Services that a run goes on without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """How many of each service a cluster has; ``learners`` 0: as many as its run's config says.
+
+    ``chaos``: faults may be injected into it. ``clocks``: its services' clocks can be moved.
+    """
+
+    learners: int = 0
+    syncers: int = 1
+    checkpointers: int = 1
+    evaluators: int = 1
+    chaos: bool = False
+    clocks: bool = False
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of each service's processes, in the order in which they are stopped."""
+        counts = (self.learners, self.syncers, self.checkpointers, self.evaluators, 1)
+        return {
+            service: tuple(f"{service}-{n}" for n in range(1, count + 1))
+            if count > 1 or service == "learner"
+            else (service,)
+            for service, count in zip(SERVICES, counts, strict=True)
+            if count
+        }
+
+    def kinds(self) -> dict[str, str]:
+        """Return the service of every process, by name."""
+        return {name: service for service, names in self.names().items() for name in names}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -85,7 +120,7 @@ class ServedBroker:
 class Cluster:
     """Everything a view or a script needs to know about a cluster that runs.
 
-    ``proxy`` and its ``urls`` are how the services of a run that allows faults reach their broker.
+    ``proxy`` is how the services of a run that allows faults reach their broker.
     """
 
     folder: RunFolder
@@ -93,7 +128,6 @@ class Cluster:
     broker: ServedBroker
     stop: StopSignal
     proxy: Proxy | None = None
-    urls: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def nats(self) -> NatsSettings:
@@ -140,8 +174,8 @@ async def served(
 
     def on_event(event: ProcessEvent) -> None:
         note(table, BROKER, event)
-        if sentence := describe(event):
-            say(sentence)
+        if event.summary:
+            say(event.summary)
 
     kept = Supervisor([[ours.command()]], on_event, FOREVER, local.shutdown_s)
     async with kept.running():
@@ -158,28 +192,9 @@ def note(table: ProcessTable, kind: str, event: ProcessEvent) -> None:
         table.ended(event.name, event.pid)
 
 
-def describe(event: ProcessEvent) -> str:
-    """Return the sentence for a change that a person should know about, or an empty string."""
-    sentence = printable(event.sentence)
-    if event.change is Change.REFUSED:
-        return f"{event.name} stopped for good: {sentence or event.code}"
-    if event.change is Change.UNWELL:
-        return f"{event.name} (pid {event.pid}) is started again: {sentence}"
-    if event.change is not Change.CRASHED:
-        return ""
-    why = f" ({sentence})" if sentence else ""
-    if not event.pid:
-        end = f"could not be started{why}"
-    elif event.code < 0:
-        end = f"(pid {event.pid}) was ended by signal {-event.code}"
-    else:
-        end = f"(pid {event.pid}) ended with {event.code}{why}"
-    return f"{event.name} {end}; it starts again in {event.delay_s:.0f} s."
-
-
 def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Settings:
     """Write the settings that the services start with, the broker's addresses among them."""
-    for service in NEEDED:
+    for service in INSTALLED:
         require(service)
     local = settings.local
     rows = (local.telemetry.jsonl or folder.metrics).absolute()
@@ -216,3 +231,43 @@ async def call(folder: RunFolder, argv: Sequence[str], log_name: str) -> str:
         msg = f"{log_name} failed: {words} (its log: {log})"
         raise CallFailed(msg, code=process.returncode)
     return out.decode("utf-8", "replace")
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """Return the environment of a service; what the user has set in ours wins."""
+    plain = {"PYTHONUNBUFFERED": "1", "PYTHON_COLORS": "0"}
+    return child_environment({**computing(cache), **plain})
+
+
+def stages(
+    folder: RunFolder, team: Team, ports: Mapping[str, int], page: Sequence[str] = ()
+) -> list[list[Command]]:
+    """Return the cluster's processes in the order in which they are stopped.
+
+    ``ports`` are where a proxy listens for services. ``page`` are further settings of the monitor,
+    which also gets those by which its page injects faults, where they are allowed.
+    """
+    if team.chaos:
+        where = {"cluster": folder.path, "token_file": folder.token}
+        faults = (f"health.{key}={json.dumps(str(path.resolve()))}" for key, path in where.items())
+        page = (*page, *faults)
+
+    def command(service: str, name: str) -> Command:
+        given = ["--run", folder.run, "--name", name, "--config", str(folder.settings)]
+        if service == "health-monitor":
+            given += ["--until-finished", *(word for text in page for word in ("--set", text))]
+        env = environment(folder.cache)
+        if team.clocks:
+            env |= clock.environment(folder.path, name)
+        if name in ports:
+            env["SKERRY_NATS__URL"] = f"nats://{HOST}:{ports[name]}"
+        return Command(
+            name=name,
+            kind=service,
+            argv=argv(service, *given),
+            log=folder.logs / f"{name}.log",
+            env=env,
+            need=NEEDS.get(service, Need.ALWAYS),
+        )
+
+    return [[command(service, name) for name in names] for service, names in team.names().items()]

@@ -59,11 +59,12 @@ class FaultControl:
                 routes = {} if self.proxy is None else self.proxy.show()
                 return {"pids": self.services.pids(), "routes": routes}
             case "kill":
-                return {"pid": self._kill(str(request["name"]), _back_after_s(request))}
+                back_after_s = _seconds(request, "back_after_s", math.inf, default=0.0)
+                return {"pid": self._kill(str(request["name"]), back_after_s)}
             case "fault":
-                return {"said": await self._begin(str(request["name"]), request)}
+                return {"said": self._begin(self._learner(request), request)}
             case "heal":
-                return {"said": await self._heal(str(request["name"]))}
+                return {"said": self._heal(self._learner(request))}
             case "set":
                 return self._proxy().set(request.get("route"), shape_from(request))
             case "open":
@@ -86,25 +87,16 @@ class FaultControl:
             msg = f"There is no process {name!r} in this cluster."
             raise ConfigError(msg, path="name") from error
 
-    async def _begin(self, name: str, request: Mapping[str, Any]) -> str:
-        self._require_learner(name)
-        fault, duration_s = _fault(request), _duration_s(request)
+    def _begin(self, name: str, request: Mapping[str, Any]) -> str:
+        try:
+            fault = LearnerFault(str(request.get("fault")))
+        except ValueError as error:
+            msg = f"There is no fault {request.get('fault')!r}: use {', '.join(LearnerFault)}."
+            raise ConfigError(msg, path="fault") from error
+        duration_s = _seconds(request, "duration_s", LONGEST_S)
         if (name, fault) in self._active:
             msg = f"A {fault} of {name} is under way: wait for its end, or heal it."
             raise ControlError(msg)
-        # Noted first: it may be asked for again meanwhile.
-        ending = asyncio.create_task(self._end_later(name, fault, duration_s), name=fault)
-        self._active[name, fault] = ending
-        try:
-            await self._inflict(name, fault, duration_s)
-        except BaseException:
-            del self._active[name, fault]
-            ending.cancel()
-            raise
-        self.say(f"Asked for on the page: a {fault} of {name} for {duration_s:g} s.")
-        return f"A {fault} of {name} has begun and ends after {duration_s:g} s."
-
-    async def _inflict(self, name: str, fault: LearnerFault, duration_s: float) -> None:
         match fault:
             case LearnerFault.KILL:
                 self._kill(name, duration_s)
@@ -112,28 +104,31 @@ class FaultControl:
                 self._signal(name, Signals.SIGSTOP)
             case LearnerFault.PARTITION:
                 self._proxy().set(name, LinkShape(cut=LinkCut.BLACKHOLE))
+        ending = asyncio.create_task(self._end_later(name, fault, duration_s), name=fault)
+        self._active[name, fault] = ending
+        self.say(f"Asked for on the page: a {fault} of {name} for {duration_s:g} s.")
+        return f"A {fault} of {name} has begun and ends after {duration_s:g} s."
 
     async def _end_later(self, name: str, fault: LearnerFault, duration_s: float) -> None:
         await asyncio.sleep(duration_s)
         try:
-            await self._end(name, fault)
+            self._end(name, fault)
         except SkerryError as error:
             self.say(f"The {fault} of {name} could not be ended: {error}")
-        del self._active[name, fault]  # not before: the end of this one must not undo the next
+        del self._active[name, fault]
 
-    async def _end(self, name: str, fault: LearnerFault) -> None:
+    def _end(self, name: str, fault: LearnerFault) -> None:
         """Undo a fault, also where there is none; a kill ends when its learner is back."""
         if fault is LearnerFault.PAUSE and name in self.services.pids():
             self._signal(name, Signals.SIGCONT)
         if fault is LearnerFault.PARTITION and self.proxy is not None:
             self.proxy.set(name, OPEN)
 
-    async def _heal(self, name: str) -> str:
-        self._require_learner(name)
+    def _heal(self, name: str) -> str:
         for fault in LearnerFault:
             if (ending := self._active.pop((name, fault), None)) is not None:
                 ending.cancel()
-            await self._end(name, fault)
+            self._end(name, fault)
         return f"{name} is left alone again."
 
     def _signal(self, name: str, number: Signals) -> None:
@@ -150,34 +145,26 @@ class FaultControl:
             raise ControlError(msg)
         return self.proxy
 
-    def _require_learner(self, name: str) -> None:
+    def _learner(self, request: Mapping[str, Any]) -> str:
+        name = str(request["name"])
         if self.services.kinds().get(name) != LEARNER:
             msg = f"There is no learner {name!r} in this cluster."
             raise ConfigError(msg, path="name")
+        return name
 
 
-def _fault(request: Mapping[str, Any]) -> LearnerFault:
+def _seconds(
+    request: Mapping[str, Any], name: str, most: float, default: float | None = None
+) -> float:
+    """Return a time that a command gives; ConfigError for none, or one out of bounds."""
     try:
-        return LearnerFault(str(request.get("fault")))
-    except ValueError as error:
-        msg = f"There is no fault {request.get('fault')!r}: use {', '.join(LearnerFault)}."
-        raise ConfigError(msg, path="fault") from error
-
-
-def _back_after_s(request: Mapping[str, Any]) -> float:
-    back_after_s = float(request.get("back_after_s", 0.0))
-    if not 0 <= back_after_s < math.inf:
-        msg = f"back_after_s is {back_after_s}: give a finite number, 0 or more."
-        raise ConfigError(msg, path="back_after_s")
-    return back_after_s
-
-
-def _duration_s(request: Mapping[str, Any]) -> float:
-    try:
-        duration_s = float(request["duration_s"])
-    except (ValueError, KeyError, TypeError):
-        duration_s = math.nan
-    if not 0 < duration_s <= LONGEST_S:
-        msg = f"duration_s must be above 0 and at most {LONGEST_S:g}."
-        raise ConfigError(msg, path="duration_s")
-    return duration_s
+        value = float(request.get(name, default))
+    except (ValueError, TypeError):
+        value = math.nan
+    if default is None and not 0 < value <= most:
+        msg = f"{name} must be above 0 and at most {most:g}."
+        raise ConfigError(msg, path=name)
+    if not 0 <= value < math.inf:
+        msg = f"{name} is {value}: give a finite number, 0 or more."
+        raise ConfigError(msg, path=name)
+    return value

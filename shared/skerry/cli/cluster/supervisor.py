@@ -14,12 +14,12 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skerry.cli.cluster import child
-from skerry.cli.cluster.folder import log_file
-from skerry.cli.cluster.logs import last_sentence, size_of
+from skerry.cli.cluster.folder import last_sentence, log_file, size_of
 from skerry.errors import ConfigError, SkerryError, Superseded
+from skerry.status.format import printable
 from skerry.tasks import TaskGroup
 
 if TYPE_CHECKING:
@@ -118,6 +118,25 @@ class ProcessEvent:
     delay_s: float = 0.0
     sentence: str = ""
 
+    @property
+    def summary(self) -> str:
+        """The sentence for a change that a person should know about, or an empty string."""
+        sentence = printable(self.sentence)
+        if self.change is Change.REFUSED:
+            return f"{self.name} stopped for good: {sentence or self.code}"
+        if self.change is Change.UNWELL:
+            return f"{self.name} (pid {self.pid}) is started again: {sentence}"
+        if self.change is not Change.CRASHED:
+            return ""
+        why = f" ({sentence})" if sentence else ""
+        if not self.pid:
+            end = f"could not be started{why}"
+        elif self.code < 0:
+            end = f"(pid {self.pid}) was ended by signal {-self.code}"
+        else:
+            end = f"(pid {self.pid}) ended with {self.code}{why}"
+        return f"{self.name} {end}; it starts again in {self.delay_s:.0f} s."
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -157,7 +176,10 @@ class Supervisor:
         """
         async with TaskGroup() as group:
             keepers = [group.create_task(self._keep(slot)) for slot in self._slots.values()]
-            group.create_task(_set_after(keepers, self._stopping))
+            for keeper in keepers:
+                keeper.add_done_callback(
+                    lambda _: self.ask_stop() if all(one.done() for one in keepers) else None
+                )
             try:
                 await self._stopping.wait()
             finally:  # whatever cancels this stops them in order, too
@@ -173,7 +195,7 @@ class Supervisor:
         run = asyncio.create_task(self.run(), name="supervisor")
         work = asyncio.gather(*(slot.worked.wait() for slot in self._slots.values()))
         try:
-            await _first(run, work)
+            await asyncio.wait((run, work), return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()
             yield
@@ -249,7 +271,7 @@ class Supervisor:
         exited = asyncio.create_task(process.wait(), name="exit")
         health = asyncio.create_task(_until_unwell(slot), name="health")
         try:
-            await _first(exited, health)
+            await asyncio.wait((exited, health), return_when=asyncio.FIRST_COMPLETED)
             why = "" if exited.done() else health.result()
         finally:
             health.cancel()
@@ -272,7 +294,10 @@ class Supervisor:
             return end.change, 0.0
         slot.crashes += 1
         command, refused = slot.command, end.code in self._policy.final
-        hopeless = command.need is Need.ALWAYS and self._hopeless(command.kind)
+        alike = (other for other in self._slots.values() if other.command.kind == command.kind)
+        hopeless = command.need is Need.ALWAYS and all(
+            other.crashes >= self._policy.attempts for other in alike
+        )
         given_up = refused or hopeless or not slot.worked.is_set()
         if given_up and command.need is not Need.NEVER and end.code != Superseded.exit_code:
             why = end.sentence or f"It exited with {end.code}."
@@ -281,11 +306,6 @@ class Supervisor:
             return None, 0.0
         change = Change.REFUSED if refused else Change.CRASHED
         return change, self._policy.delay_s(slot.crashes)
-
-    def _hopeless(self, kind: str) -> bool:
-        """Return True if every process of a kind has crashed too often in a row."""
-        alike = (slot for slot in self._slots.values() if slot.command.kind == kind)
-        return all(slot.crashes >= self._policy.attempts for slot in alike)
 
     def _fail(self, error: Exception) -> None:
         """Stop everything because of an error, which ``run`` then raises."""
@@ -300,7 +320,9 @@ class Supervisor:
             send_signal(process, signal.SIGCONT)  # a paused one could not end
         exits = asyncio.gather(*(process.wait() for process in processes))
         forced = asyncio.ensure_future(self._forced.wait())
-        await _first(exits, forced, timeout_s=self._grace_s)
+        await asyncio.wait(
+            (exits, forced), timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED
+        )
         forced.cancel()
         for process in processes:
             send_signal(process, signal.SIGKILL)
@@ -342,15 +364,6 @@ async def _until_unwell(slot: _Slot) -> str:
         return await command.unwell()
     await asyncio.Event().wait()
     return ""
-
-
-async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
-    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _set_after(tasks: Sequence[asyncio.Task[None]], over: asyncio.Event) -> None:
-    await asyncio.gather(*tasks)
-    over.set()
 
 
 def send_signal(process: Process, number: signal.Signals) -> None:

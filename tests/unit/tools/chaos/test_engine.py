@@ -112,7 +112,7 @@ async def site(folder: Path) -> AsyncGenerator[EngineSite]:
     held = EngineSite(
         LocalRun(RUN, folder, bus, proxied=True),
         ProcessTable(folder / TABLE),
-        Proxy("127.0.0.1", 1),
+        Proxy(1),
     )
     with held.table.kept():
         async with listening(folder / CONTROL, held.obey):
@@ -176,7 +176,7 @@ async def test_a_full_disk_shows_itself_by_a_refused_write(tmp_path: Path) -> No
 
 
 async def test_a_partition_shows_itself_by_what_stalls(tmp_path: Path) -> None:
-    async with site(tmp_path) as held, held.proxy.serving({"learner-1": "127.0.0.1"}):
+    async with site(tmp_path) as held, held.proxy.serving(["learner-1"]):
         ground = held.ground
         async with injected(ground, Kind.PARTITION) as proof:
             assert not await proof()
@@ -225,8 +225,7 @@ async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None
 async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
     tmp_path: Path,
 ) -> None:
-    hosts: dict[str, str] = dict.fromkeys(("learner-1", "learner-2"), "127.0.0.1")
-    async with site(tmp_path) as held, held.proxy.serving(hosts):
+    async with site(tmp_path) as held, held.proxy.serving(["learner-1", "learner-2"]):
         clock.move(tmp_path, "learner-1", 0.0)
         written_ns = clock.file_of(tmp_path, "learner-1").stat().st_mtime_ns
         assert (await undo(tmp_path)).undone == []

@@ -1,0 +1,49 @@
+"""What is counted while the learner that the demo kills is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skerry.cli.demo import Outage
+from skerry.protocol.messages import Commit, CommitOrigin
+from tests.support.builders import commit, consumed, pulse
+
+
+def merged(version: int, *who: tuple[str, int], **changes: Any) -> Commit:
+    rows = tuple(consumed(name, incarnation=incarnation) for name, incarnation in who)
+    return commit(version, consumed=rows, **changes)
+
+
+def outage() -> Outage:
+    """Return what was seen until just before the learner's contribution counts again."""
+    watched = Outage("b", 1, killed_s=100.0, compile_s=4.0)
+    watched.observe(pulse("a", 50), 100.1)
+    watched.observe(merged(5, ("a", 1)), 101.0)
+    watched.started_s = 103.0
+    watched.observe(pulse("b", 0, incarnation=2, versions=(0, 0)), 105.0)
+    watched.observe(pulse("b", 1, incarnation=2, versions=(3, 4)), 110.0)
+    watched.observe(merged(6, ("a", 1)), 110.5)
+    watched.observe(pulse("a", 90), 111.0)
+    return watched
+
+
+def test_recovery_ends_with_the_first_contribution_of_the_new_process() -> None:
+    watched = outage()
+    watched.observe(merged(7, ("a", 1), ("b", 1)), 111.5)
+    assert (watched.back, watched.recovery_s, watched.versions) == (False, None, (3, 4))
+    watched.observe(merged(8, ("a", 1), ("b", 2)), 112.0)
+    assert (watched.back, watched.wall_s, watched.recovery_s) == (True, 9.0, 5.0)
+
+
+def test_what_the_others_do_is_counted_until_it_is_back() -> None:
+    watched = outage()
+    watched.observe(merged(8, ("b", 2)), 112.0)
+    watched.observe(pulse("a", 500), 120.0)
+    watched.observe(merged(9, ("a", 1)), 121.0)
+    assert (watched.steps_of_others, watched.rounds) == (40, 3)
+
+
+def test_genesis_is_no_round() -> None:
+    watched = Outage("b", 1, killed_s=0.0)
+    watched.observe(merged(1, ("b", 2), origin=CommitOrigin.GENESIS), 1.0)
+    assert (watched.rounds, watched.back) == (0, False)
