@@ -82,9 +82,7 @@ class TestEveryStore:
         stored = draft.write("a.bin", [memoryview(content)[:9_000_000], content[9_000_000:]])
         draft.commit(MANIFEST_BYTES)
         assert (stored.size, stored.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-        counted: list[int] = []
-        assert store.read("first", "a.bin", len(content), counted.append) == content
-        assert sum(counted) == len(content)
+        assert store.read("first", "a.bin", len(content)) == content
         assert store.read("first", "a.bin", 8_388_638) == content[:8_388_638]
 
     def test_two_writers_of_one_name_both_keep_their_entry(self, store: Store) -> None:

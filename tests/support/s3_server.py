@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,20 +23,8 @@ BUCKET = "skerry"
 STARTUP_S = 60.0
 POLL_S = 0.05
 PORTS = ("master", "volume", "filer", "s3")
-IDENTITIES = {
-    "identities": [
-        {
-            "name": "writer",
-            "credentials": [{"accessKey": "writer", "secretKey": "writer-secret"}],
-            "actions": ["Admin", "Read", "Write", "List"],
-        },
-        {
-            "name": "reader",
-            "credentials": [{"accessKey": "reader", "secretKey": "reader-secret"}],
-            "actions": ["Read", "List"],
-        },
-    ]
-}
+ACTIONS = {"writer": ["Admin", "Read", "Write", "List"], "reader": ["Read", "List"]}
+"""What each user may do; the secret key of ``writer`` is ``writer-secret``."""
 
 
 @dataclass(slots=True)
@@ -43,25 +32,20 @@ class S3Server:
     """One server; ``credentials`` is a file in AWS's format with profiles writer and reader."""
 
     folder: Path
-    ports: dict[str, int] = field(default_factory=dict[str, int])
-    taken: list[int] = field(default_factory=list[int])
+    ports: list[int] = field(default_factory=list[int])
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.ports['s3']}"
+        return f"http://127.0.0.1:{self.ports[PORTS.index('s3')]}"
 
     @property
     def credentials(self) -> Path:
         return self.folder / "credentials"
 
     def access(self, profile: str = "writer") -> StoreSettings:
-        return StoreSettings(
-            endpoint=self.endpoint,
-            region="us-east-1",
-            credentials=self.credentials,
-            profile=profile,
-        )
+        where = {"endpoint": self.endpoint, "region": "us-east-1"}
+        return StoreSettings(**where, credentials=self.credentials, profile=profile)
 
     def settings(self, url: str) -> list[str]:
         """Return the settings of a store at this address."""
@@ -75,39 +59,45 @@ class S3Server:
     def start(self) -> None:
         """Start it and make the bucket; SkerryError if it does not answer in time."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "identities.json").write_text(json.dumps(IDENTITIES))
+        users = [
+            {
+                "name": name,
+                "credentials": [{"accessKey": name, "secretKey": f"{name}-secret"}],
+                "actions": actions,
+            }
+            for name, actions in ACTIONS.items()
+        ]
+        (self.folder / "identities.json").write_text(json.dumps({"identities": users}))
         lines = [
             f"[{name}]\naws_access_key_id = {name}\naws_secret_access_key = {name}-secret\n"
-            for name in ("writer", "reader")
+            for name in ACTIONS
         ]
         self.credentials.write_text("".join(lines))
         self.credentials.chmod(0o600)
-        self.taken = free = _free_ports(2 * len(PORTS))
-        self.ports = dict(zip(PORTS, free, strict=False))
+        self.ports = _free_ports(2 * len(PORTS))
+        names = [f"{name}.port{kind}" for kind in ("", ".grpc") for name in PORTS]
+        ports = dict(zip(names, self.ports, strict=True))
+        words = [
+            *("server", f"-dir={self.folder}", "-filer", "-s3", "-master.telemetry=false"),
+            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.port.lance=0", "-s3.port.iceberg=0"),
+            *("-volume.max=20", "-master.volumeSizeLimitMB=256", "-s3.autoCreateBucket=false"),
+            f"-s3.config={self.folder / 'identities.json'}",
+            *(f"-{name}={port}" for name, port in ports.items()),
+        ]
+        binary = str(Path(sys.executable).with_name("weed"))
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                self._command(free[len(PORTS) :]), stdout=log, stderr=log, cwd=self.folder
+                [binary, *words], stdout=log, stderr=log, cwd=self.folder
             )
-        filer = f"http://127.0.0.1:{self.ports['filer']}/buckets/{BUCKET}/"
         self._wait(f"{self.endpoint}/status", "GET")
-        self._wait(filer, "POST")
+        self._wait(f"http://127.0.0.1:{ports['filer.port']}/buckets/{BUCKET}/", "POST")
 
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-            for left in (left for port in self.taken for left in _sockets(port)):
+            for left in (left for port in self.ports for left in _sockets(port)):
                 left.unlink(missing_ok=True)
-
-    def _command(self, grpc: list[int]) -> list[str]:
-        ports = [f"-{name}.port={port}" for name, port in self.ports.items()]
-        ports += [f"-{name}.port.grpc={port}" for name, port in zip(PORTS, grpc, strict=True)]
-        local = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"]
-        small = ["-volume.max=20", "-master.volumeSizeLimitMB=256", "-s3.port.iceberg=0"]
-        bucket = ["-s3.autoCreateBucket=false", f"-s3.config={self.folder / 'identities.json'}"]
-        binary = str(Path(sys.executable).with_name("weed"))
-        which = ["server", f"-dir={self.folder}", "-filer", "-s3", "-s3.port.lance=0"]
-        return [binary, *which, *local, *ports, *small, *bucket]
 
     def _wait(self, url: str, method: str) -> None:
         deadline = time.monotonic() + STARTUP_S
@@ -130,19 +120,15 @@ def _free_ports(count: int) -> list[int]:
     SeaweedFS keeps sockets under /tmp by port; one that somebody else's server left when it was
     killed cannot be taken away, and it would wait for it for ever.
     """
-    held: list[socket.socket] = []
     found: list[int] = []
-    try:
+    with ExitStack() as held:
         while len(found) < count:
-            held.append(socket.socket())
-            held[-1].bind(("127.0.0.1", 0))
-            port = held[-1].getsockname()[1]
+            one = held.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
             if not list(_sockets(port)):
                 found.append(port)
-        return found
-    finally:
-        for one in held:
-            one.close()
+    return found
 
 
 def _sockets(port: int) -> Iterator[Path]:

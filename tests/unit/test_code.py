@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -39,11 +40,8 @@ def test_code_from_elsewhere_is_refused_with_what_to_do_before_it_is_imported() 
     sys.modules.pop("antigravity", None)
     with pytest.raises(code.CodeRefused) as caught:
         code.load("antigravity:fly", "model.factory")
-    assert str(caught.value) == (
-        "model.factory is 'antigravity:fly', and this machine does not allow code from "
-        "'antigravity': if you trust it, add --set allow_code=antigravity, or set "
-        "SKERRY_ALLOW_CODE=antigravity."
-    )
+    assert "'antigravity:fly', and this machine does not allow code" in str(caught.value)
+    assert "add --set allow_code=antigravity, or set SKERRY_ALLOW_CODE=" in str(caught.value)
     assert (caught.value.exit_code, caught.value.path) == (2, "model.factory")
     assert "antigravity" not in sys.modules
 
@@ -86,24 +84,20 @@ def test_a_module_with_a_similar_name_is_not_allowed(reference: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "allowed"),
+    ("reference", "refusal"),
     [
-        ("optax:sgd", True),
-        ("optax:adamw", True),
-        ("optax:chain", False),
-        ("skerry.algorithm.outer:make_outer", True),
-        ("skerry.algorithm.outer:import_module", False),
-        ("skerry.models.transformer:Transformer", True),
+        ("optax:adamw", None),
+        ("skerry.algorithm.outer:make_outer", None),
+        ("skerry.models.transformer:Transformer", None),
+        ("optax:chain", code.CodeRefused),
+        ("skerry.algorithm.outer:import_module", (code.CodeRefused, AttributeError)),
     ],
 )
 def test_our_own_rules_and_optaxs_documented_optimizers_are_allowed(
-    reference: str, allowed: bool
+    reference: str, refusal: type[Exception] | None
 ) -> None:
-    if allowed:
+    with pytest.raises(refusal) if refusal else nullcontext():
         assert callable(code.load(reference, "outer.preset"))
-    else:
-        with pytest.raises((code.CodeRefused, AttributeError)):
-            code.load(reference, "outer.preset")
 
 
 def test_optax_has_every_optimizer_that_is_allowed() -> None:

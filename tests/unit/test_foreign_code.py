@@ -81,36 +81,28 @@ async def saved(run: ScriptedRun, folder: Path) -> str:
     return store.where(manifest.name)
 
 
-@pytest.mark.parametrize("attack", [learner, evaluator, sample, evaluate, restore])
-async def test_a_models_command_is_refused_and_not_run(
-    tmp_path: Path, mark: Path, attack: Attack
-) -> None:
-    model = {"factory": "subprocess:getoutput", "options": {"cmd": f"touch {mark}"}}
-    config = RunConfig.model_validate({"model": model})
-    run = await ScriptedRun.begin(MemoryBroker().connect(), "run", config=config)
-    await run.commit_all()
-    with pytest.raises(code.CodeRefused, match="--set allow_code=subprocess"):
-        await attack(run, tmp_path)
-    assert not os.path.exists(mark)  # noqa: ASYNC240,PTH110 - it takes no time
+EVIL_RULE: dict[str, dict[str, object]] = {"outer": {"preset": "evil:make"}}
+EVIL_MERGE: dict[str, dict[str, object]] = {"sync": {"merge": "evil:make"}}
+EVIL_INNER: dict[str, dict[str, object]] = {"train": {"inner": "evil:make"}}
 
 
 @pytest.mark.parametrize(
     ("attack", "named"),
     [
-        (syncer, {"outer": {"preset": "evil:make"}}),
-        (replayed, {"outer": {"preset": "evil:make"}}),
-        (restore, {"outer": {"preset": "evil:make"}}),
-        (syncer, {"sync": {"merge": "evil:make"}}),
-        (restore, {"sync": {"merge": "evil:make"}}),
-        (restore, {"train": {"inner": "evil:make"}}),
+        *((attack, None) for attack in (learner, evaluator, sample, evaluate, restore)),
+        *((attack, EVIL_RULE) for attack in (syncer, replayed, restore)),
+        *((attack, EVIL_MERGE) for attack in (syncer, restore)),
+        (restore, EVIL_INNER),
     ],
 )
-async def test_a_rules_module_is_refused_and_not_imported(
-    tmp_path: Path, mark: Path, attack: Attack, named: dict[str, dict[str, str]]
+async def test_a_models_command_is_not_run_and_a_rules_module_is_not_imported(
+    tmp_path: Path, mark: Path, attack: Attack, named: dict[str, dict[str, object]] | None
 ) -> None:
-    config = RunConfig.model_validate(named)
+    model = {"factory": "subprocess:getoutput", "options": {"cmd": f"touch {mark}"}}
+    config = RunConfig.model_validate(named or {"model": model})
     run = await ScriptedRun.begin(MemoryBroker().connect(), "run", config=config)
     await run.commit_all()
-    with pytest.raises(code.CodeRefused, match="--set allow_code=evil"):
+    module = "evil" if named else "subprocess"
+    with pytest.raises(code.CodeRefused, match=f"--set allow_code={module}"):
         await attack(run, tmp_path)
     assert not os.path.exists(mark)  # noqa: ASYNC240,PTH110 - it takes no time

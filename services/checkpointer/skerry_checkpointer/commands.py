@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from skerry.errors import ConfigError, StoreError
 from skerry.settings.models import LocalSettings
 from skerry.settings.tree import split_assignment
-from skerry.store.checkpoint import read_manifest, verify
+from skerry.store.checkpoint import verify
 from skerry.store.finding import all_summaries, locate, root_of
 from skerry_checkpointer.restore import restore, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Sequence
 
     from skerry.log.base import Bus
     from skerry.settings.models import StoreSettings
@@ -65,9 +63,7 @@ def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -
     """Verify one checkpoint and print what it is; exit with 1 if it is damaged."""
     try:
         store, name = locate(path, store_settings)
-        total = read_manifest(store, name).size_bytes
-        with _progress("verifying", total) as on_bytes:
-            checkpoint = verify(store, name, on_bytes=on_bytes)
+        checkpoint = verify(store, name)
     except StoreError as error:
         if not as_json:
             raise
@@ -79,7 +75,8 @@ def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -
         facts = {key: getattr(checkpoint, key) for key in keys}
         print(json.dumps({"ok": True, "path": where, **facts}))
     else:
-        print(f"{where} is whole: run {checkpoint.run}, step {checkpoint.step}, {total} bytes.")
+        what = f"run {checkpoint.run}, step {checkpoint.step}, {checkpoint.size_bytes} bytes"
+        print(f"{where} is whole: {what}.")
 
 
 async def print_restored(
@@ -92,10 +89,7 @@ async def print_restored(
     store, name = locate(path, access)
     where, what = store.where(name), ""
     async with bus:
-        with _progress("verifying", read_manifest(store, name).size_bytes) as on_bytes:
-            changes = await restore(
-                bus, where, run, sets=extends, put_back=put_back, access=access, on_bytes=on_bytes
-            )
+        changes = await restore(bus, where, run, sets=extends, put_back=put_back, access=access)
     if put_back and changes:
         now = span([change.version for change in changes])
         before = span([change.saved for change in changes])
@@ -109,13 +103,3 @@ def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the settings of the run, and those of the machine (``nats``, ``store``, …)."""
     machine = [s for s in sets if split_assignment(s)[0][0] in LocalSettings.model_fields]
     return [s for s in sets if s not in machine], machine
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
-    """Show a bar of bytes on a terminal's stderr, nothing elsewhere."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.update(task, advance=count)

@@ -41,7 +41,7 @@ from skerry.store.finding import FROM_ENVIRONMENT, locate
 from skerry_checkpointer.held import read_held, refuse_if_alive, to_replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from skerry.algorithm.fragments import Plan
@@ -98,7 +98,6 @@ async def restore(
     sets: Sequence[str] = (),
     put_back: bool = False,
     access: StoreSettings = FROM_ENVIRONMENT,
-    on_bytes: Callable[[int], None] | None = None,
 ) -> list[Replaced]:
     """Verify a checkpoint and write it into the log as run ``run``; versions go on from there.
 
@@ -109,7 +108,6 @@ async def restore(
         sets: ``train.steps=…`` or ``train.duration_s=…``: how long a new run goes on.
         put_back: if the log holds the run, replace what it lost or has older.
         access: how a remote store is reached.
-        on_bytes: is called with the number of bytes that have just been verified.
 
     Raises:
         CheckpointCorrupt: a file is damaged; nothing has been written.
@@ -120,7 +118,7 @@ async def restore(
         CodeRefused: the checkpoint names code that this machine does not allow.
     """
     store, name = await asyncio.to_thread(locate, where, access)
-    checkpoint = await asyncio.to_thread(verify, store, name, on_bytes=on_bytes)
+    checkpoint = await asyncio.to_thread(verify, store, name)
     record: RunRecord | None = None
     with suppress(RunNotFound):
         record = await ledger.read_run(bus, run)

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 from skerry.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-    OnBytes = Callable[[int], None]
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -109,11 +107,10 @@ class Store(Protocol):
         """Begin an entry of that name; StoreError if the store cannot be written."""
         ...
 
-    def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
+    def read(self, name: str, file: str, most: int) -> memoryview:
         """Return one file of an entry, or its first ``most`` bytes where it has more.
 
-        ``on_bytes`` is called with the number of bytes that have just been read. Raises StoreError
-        if the file is not there, or does not fit into this machine's memory.
+        Raises StoreError if it is not there, or does not fit into this machine's memory.
         """
         ...
 

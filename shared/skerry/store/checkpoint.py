@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Plan
-    from skerry.store.base import OnBytes, Store
+    from skerry.store.base import Store
 
     Vector = NDArray[np.float32]
 
@@ -249,33 +249,29 @@ def plan_of(checkpoint: Checkpoint, path: str) -> Plan:
     return cut
 
 
-def params(
-    store: Store, name: str, on_bytes: OnBytes | None = None
-) -> tuple[Checkpoint, dict[str, Vector]]:
+def params(store: Store, name: str) -> tuple[Checkpoint, dict[str, Vector]]:
     """Return the global parameters as f32 tensors by leaf name, verified byte by byte."""
     checkpoint = read_manifest(store, name)
-    tensors = _tensors(store, name, checkpoint, PARAMS_FILE, on_bytes)
+    tensors = _tensors(store, name, checkpoint, PARAMS_FILE)
     shapes = {leaf.name: leaf.shape for leaf in checkpoint.leaves}
     if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
         raise _damaged(store, name, PARAMS_FILE, f"it does not match {MANIFEST}")
     return checkpoint, tensors
 
 
-def fragments(
-    store: Store, name: str, *, on_bytes: OnBytes | None = None
-) -> Iterator[tuple[SavedFragment, dict[str, Vector]]]:
+def fragments(store: Store, name: str) -> Iterator[tuple[SavedFragment, dict[str, Vector]]]:
     """Yield each fragment with its f32 padded vectors by part name, each against its digest.
 
     Every file is read once: a fragment is yielded after everything that it comes from is verified.
     """
     from skerry.protocol.chunks import vector_digest  # loads blosc2, which listing does not need
 
-    checkpoint, tensors = params(store, name, on_bytes)
+    checkpoint, tensors = params(store, name)
     cut = plan_of(checkpoint, store.where(name))
     flat = [tensors[leaf.name].reshape(-1) for leaf in checkpoint.leaves]
     for fragment, saved in zip(cut.fragments, checkpoint.state, strict=True):
         file = outer_file(fragment.index)
-        outer = _tensors(store, name, checkpoint, file, on_bytes)
+        outer = _tensors(store, name, checkpoint, file)
         master = gather(fragment, flat)
         vectors: dict[str, Vector] = {}
         for part in saved.parts:
@@ -289,22 +285,20 @@ def fragments(
         yield saved, vectors
 
 
-def verify(store: Store, name: str, *, on_bytes: OnBytes | None = None) -> Checkpoint:
+def verify(store: Store, name: str) -> Checkpoint:
     """Check every byte and every vector; CheckpointCorrupt names the file that is damaged."""
     checkpoint = read_manifest(store, name)
-    for _ in fragments(store, name, on_bytes=on_bytes):
+    for _ in fragments(store, name):
         pass
     return checkpoint
 
 
-def _tensors(
-    store: Store, name: str, checkpoint: Checkpoint, file: str, on_bytes: OnBytes | None
-) -> dict[str, Vector]:
+def _tensors(store: Store, name: str, checkpoint: Checkpoint, file: str) -> dict[str, Vector]:
     """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
     expected = next((stored for stored in checkpoint.files if stored.name == file), None)
     if expected is None:
         raise _damaged(store, name, file, f"it is not in {MANIFEST}")
-    data = store.read(name, file, expected.size + 1, on_bytes)
+    data = store.read(name, file, expected.size + 1)
     return tensorfile.read(data, f"{store.where(name)}/{file}", expected)
 
 

@@ -6,10 +6,9 @@ An address is a local folder, or a URL whose scheme names the adapter.
 from __future__ import annotations
 
 import os
-import re
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import ConfigError, StoreError
 from skerry.protocol.subjects import checked_token
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 FROM_ENVIRONMENT = StoreSettings()
 """What is not said about a remote store is taken from the environment."""
-URL = re.compile(r"([a-z][a-z0-9]*):/+(.*?)/*", re.DOTALL)
 
 
 class Summary(NamedTuple):
@@ -43,47 +41,19 @@ class Summary(NamedTuple):
     @property
     def age(self) -> tuple[int, int, int, str]:
         """What orders as ``Checkpoint.age``; an unreadable one is never the newest."""
-        return (*(self.checkpoint.age if self.checkpoint else (0, -1, 0)), self.name)
-
-
-class _Adapter(Protocol):
-    """What the module of a store has."""
-
-    def open_store(self, url: str, access: StoreSettings) -> Store: ...
+        run_created_ns, index, sequence = self.checkpoint.age if self.checkpoint else (0, -1, 0)
+        return run_created_ns, index, sequence, self.name
 
 
 def is_url(where: str | Path) -> bool:
-    """Return True for the URL of a store, even if it went through a ``Path``."""
-    return _url(where) is not None
+    """Return True for the URL of a store."""
+    scheme, mark, _ = str(where).partition("://")
+    return bool(mark) and scheme in store_kinds()
 
 
-def normal(where: str | Path) -> str:
-    """Return an address as it was typed: a ``Path`` folds the two slashes of a URL into one."""
-    url = _url(where)
-    return f"{url[1]}://{url[2]}" if url else str(where)
-
-
-def _url(where: str | Path) -> re.Match[str] | None:
-    found = URL.fullmatch(str(where))
-    return found if found is not None and found[1] in store_kinds() else None
-
-
-def parent_of(where: str) -> tuple[str, str]:
-    """Split an address into its folder and its last name, which is empty for a bucket's root."""
-    if is_url(where):
-        folder, _, name = where.rpartition("/")
-        return (where, "") if folder.endswith(":/") else (folder, name)
-    path = _real(where)
-    return str(path.parent), path.name
-
-
-def _real(where: str | Path) -> Path:
-    """Return where a path leads; the path as it is if a link in it may not be followed."""
-    path = Path(where)
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):  # not ours to look at, or a link that leads to itself
-        return Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps ..
+def _whole(where: str | Path) -> str:
+    """Return an address without a slash at its end, or links that lead to it."""
+    return str(where).rstrip("/") if is_url(where) else os.path.realpath(where)
 
 
 def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> Store:
@@ -91,24 +61,24 @@ def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> S
 
     Nothing is read yet. Raises ConfigError for an address or credentials that cannot be used.
     """
-    url = _url(where)
-    if url is None:
+    if not is_url(where):
         return LocalStore(Path(where))
-    scheme = url[1]
+    scheme = str(where).partition("://")[0]
     try:
-        adapter = cast("_Adapter", import_module(f"{STORE_KINDS}.{scheme}"))
+        adapter = import_module(f"{STORE_KINDS}.{scheme}")
     except ImportError as error:
         msg = (
             f"Checkpoints in {scheme.upper()} need {error.name}: "
             f"install it with `pip install 'skerry[{scheme}]'`."
         )
         raise ConfigError(msg, path="store.url") from error
-    return adapter.open_store(normal(where), access)
+    store: Store = adapter.open_store(_whole(where), access)
+    return store
 
 
 def root_of(settings: StoreSettings) -> str:
     """Return the address that has a folder for every run."""
-    return normal(settings.url) if settings.url else str(_real(settings.path))
+    return _whole(settings.url or settings.path)
 
 
 def store_of(settings: StoreSettings, run: str) -> Store:
@@ -118,7 +88,16 @@ def store_of(settings: StoreSettings, run: str) -> Store:
 
 def summaries(folder: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> list[Summary]:
     """Return the checkpoints of one run's folder, oldest first; only manifests are checked."""
-    return _summaries(open_store(folder, access), parent_of(normal(folder))[1])
+    store, run = open_store(folder, access), _whole(folder).rpartition("/")[2]
+    found: list[Summary] = []
+    for name in store.names():
+        try:
+            checkpoint = read_manifest(store, name)
+        except StoreError as error:
+            found.append(Summary(name, store.where(name), run, None, str(error)))
+        else:
+            found.append(Summary(name, store.where(name), checkpoint.run, checkpoint))
+    return sorted(found, key=lambda summary: summary.age)
 
 
 def all_summaries(
@@ -139,29 +118,17 @@ def locate(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> tuple
 
     Raises StoreError when there is none.
     """
-    address = normal(where)
-    folder, name = parent_of(address)
-    beside = open_store(folder, access)
-    if NAME.fullmatch(name) and name in beside.names():
-        return beside, name
-    inside = open_store(address if is_url(address) else _real(address), access)
-    readable = [found for found in _summaries(inside, name) if found.checkpoint]
+    address = _whole(where)
+    folder, _, name = address.rpartition("/")
+    if NAME.fullmatch(name) and not folder.endswith(":/"):  # else it is a bucket
+        beside = open_store(folder or "/", access)
+        if name in beside.names():
+            return beside, name
+    readable = [found.name for found in summaries(address, access) if found.checkpoint]
     if not readable:
         msg = (
             f"There is no checkpoint at {address} that this release reads: name one that "
             "`skerry checkpoints list` shows, or a folder of some."
         )
         raise StoreError(msg)
-    return inside, readable[-1].name
-
-
-def _summaries(store: Store, run: str) -> list[Summary]:
-    found: list[Summary] = []
-    for name in store.names():
-        try:
-            checkpoint = read_manifest(store, name)
-        except StoreError as error:
-            found.append(Summary(name, store.where(name), run, None, str(error)))
-        else:
-            found.append(Summary(name, store.where(name), checkpoint.run, checkpoint))
-    return sorted(found, key=lambda summary: summary.age)
+    return open_store(address, access), readable[-1]

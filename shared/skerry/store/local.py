@@ -25,7 +25,7 @@ from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name, fsync_fo
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from skerry.store.base import Buffer, OnBytes
+    from skerry.store.base import Buffer
 
 PARTIAL = ".partial-"
 READ_BYTES = 32 * 1024**2
@@ -58,7 +58,7 @@ class LocalStore:
     def draft(self, name: str) -> LocalDraft:
         return LocalDraft(self.root, checked_name(name))
 
-    def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
+    def read(self, name: str, file: str, most: int) -> memoryview:
         path = self.root / checked_name(name) / checked_name(file)
         try:
             with _open_inside(self.root, path) as handle:
@@ -66,8 +66,6 @@ class LocalStore:
                 for start in range(0, len(data), READ_BYTES):
                     piece = data[start : start + READ_BYTES]
                     piece[:] = handle.read(len(piece)).ljust(len(piece))  # the digest will tell
-                    if on_bytes is not None:
-                        on_bytes(len(piece))
         except StoreError:  # which is an OSError too
             raise
         except OSError as error:

@@ -75,7 +75,7 @@ def _tensors(data: memoryview) -> dict[str, Vector]:
     entries = cast("dict[str, Any]", json.loads(bytes(data[LENGTH.size :][:length])))
     metadata = entries.pop("__metadata__")
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-    is_ours = header(shapes, metadata) == data[: LENGTH.size + length]
+    is_ours = header(shapes, metadata) == bytes(data[: LENGTH.size + length])
     if not is_ours or any(size < 0 for shape in shapes.values() for size in shape):
         raise ValueError(length)
     flat = np.frombuffer(data, "<f4", offset=LENGTH.size + length).astype(np.float32, copy=False)

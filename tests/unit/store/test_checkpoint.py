@@ -86,10 +86,8 @@ def test_the_safetensors_library_opens_both_files(saved: Path) -> None:
     assert set(outer) == {"0/outer.count", "0/outer.momentum"}
 
 
-def test_a_whole_checkpoint_verifies_and_counts_its_bytes(saved: Path) -> None:
-    counted: list[int] = []
-    checkpoint = verify(*of(saved), on_bytes=counted.append)
-    assert sum(counted) == checkpoint.size_bytes
+def test_a_whole_checkpoint_verifies_and_its_manifest_reads_back(saved: Path) -> None:
+    checkpoint = verify(*of(saved))
     assert load(dump(checkpoint)[0], "manifest") == checkpoint
 
 

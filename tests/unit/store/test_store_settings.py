@@ -12,7 +12,7 @@ from skerry.settings import loading
 from skerry.settings.models import STORE_KINDS, StoreSettings
 from skerry.store import kinds
 from skerry.store.base import MANIFEST
-from skerry.store.finding import is_url, normal, open_store, parent_of, root_of, store_of
+from skerry.store.finding import is_url, open_store, root_of, store_of
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
 
@@ -58,23 +58,6 @@ def test_an_address_that_cannot_be_one_is_refused(assignment: str, sentence: str
     with pytest.raises(ConfigError, match=sentence) as caught:
         settings(assignment)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("address", "parent"),
-    [
-        ("s3://bucket/prefix/run/step-1", ("s3://bucket/prefix/run", "step-1")),
-        ("s3://bucket", ("s3://bucket", "")),
-    ],
-)
-def test_an_address_that_went_through_a_path_is_the_same(
-    address: str, parent: tuple[str, str]
-) -> None:
-    folded = Path(f"{address}/")
-    assert is_url(folded)
-    assert normal(folded) == address
-    assert parent_of(address) == parent
-    assert not is_url(address.replace("s3:", "s3"))
 
 
 def test_a_store_whose_extra_is_missing_says_what_to_install(

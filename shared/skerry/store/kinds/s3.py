@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
     from skerry.settings.models import StoreSettings
-    from skerry.store.base import Buffer, OnBytes
+    from skerry.store.base import Buffer
 
 WRITER = ".writer"
 DEAD_S = 24 * 3600.0
@@ -60,6 +60,19 @@ MOST_NAMES = 1000
 RETRIES = 5
 CREDENTIALS = Path("~/.aws/credentials")
 KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+
+SENTENCES = {
+    "NoSuchBucket": "There is no bucket {bucket!r}: create it or change store.url.",
+    "169.254.169.254, Missing SecretAccessKey": "There are no credentials for {where}: set"
+    " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or store.credentials.",
+    "AccessDenied, SignatureDoesNotMatch, InvalidAccessKeyId, 403 Forbidden, Unauthenticated": "S3"
+    " allows these credentials too little at {where}: they must read, write, list and delete there;"
+    " check the keys and the bucket's policy.",
+    "error sending request, timed out, dns error, Connection refused, TimeoutError": "S3 does not"
+    " answer for {where}: check store.endpoint, store.region and the network.",
+    "FileNotFoundError, NotFoundError": "There is no {where}: check the address.",
+}
+"""What S3's own messages hold, and what to say and do then; the first that fits counts."""
 
 
 def open_store(url: str, access: StoreSettings) -> S3Store:
@@ -99,24 +112,22 @@ class S3Store:
         msg = f"{self.where(name)} and {MOST_NAMES} names like it are taken: clean up there."
         raise StoreError(msg)
 
-    def read(self, name: str, file: str, most: int, on_bytes: OnBytes | None = None) -> memoryview:
+    def read(self, name: str, file: str, most: int) -> memoryview:
         """Read an object by ranges, several at a time."""
         path, where = f"{checked_name(name)}/{checked_name(file)}", f"{self.where(name)}/{file}"
         with _refusals(where), ThreadPoolExecutor(TRANSFERS, "s3-read") as threads:
             data = room_for(min(obstore.head(self._client, path)["size"], most), where)
 
-            def fetch(start: int) -> int:
+            def fetch(start: int) -> None:
                 piece = data[start : start + PART_BYTES]
                 got = obstore.get_range(self._client, path, start=start, length=len(piece))
                 if len(got) != len(piece):
                     msg = f"{where} became shorter while it was read: use another checkpoint."
                     raise CheckpointCorrupt(msg, path=where)
                 piece[:] = memoryview(got)
-                return len(piece)
 
-            for count in threads.map(fetch, range(0, len(data), PART_BYTES)):
-                if on_bytes is not None:
-                    on_bytes(count)
+            for _ in threads.map(fetch, range(0, len(data), PART_BYTES)):
+                pass
         return data
 
     def delete(self, name: str) -> bool:
@@ -174,7 +185,7 @@ class S3Draft:
                 chunk_size=part_bytes,
                 max_concurrency=TRANSFERS,
             )
-        self._check_alive()
+        self._added_s = time.monotonic()
         self._files[file] = StoredFile(file, size, digest.hexdigest())
         return self._files[file]
 
@@ -189,7 +200,9 @@ class S3Draft:
             for file in self._files.values():
                 if there.get(f"{self._name}/{file.name}") != file.size:
                     raise self._disturbed(file.name)
-            self._check_alive()
+            if time.monotonic() - self._added_s > DEAD_S / 2:  # others may have cleaned up
+                msg = f"Writing to {path} stood still for too long: it is begun again."
+                raise StoreError(msg)
             if not _create(self._client, path, manifest):
                 raise self._disturbed(MANIFEST)
         self._over = True
@@ -201,16 +214,6 @@ class S3Draft:
         self._over = True
         with suppress(StoreError), _refusals(self._url):  # what stays, a sweep deletes
             _remove(self._client, _listed(self._client, self._name))
-
-    def _check_alive(self) -> None:
-        """Raise StoreError if nothing was added for so long that others may have cleaned up."""
-        now_s = time.monotonic()
-        if now_s - self._added_s > DEAD_S / 2:
-            msg = (
-                f"Writing to {self._url}/{self._name} stood still for too long: it is begun again."
-            )
-            raise StoreError(msg)
-        self._added_s = now_s
 
     def _disturbed(self, file: str) -> CheckpointCorrupt:
         path = f"{self._url}/{self._name}/{file}"
@@ -309,32 +312,10 @@ def _refusals(where: str) -> Generator[None]:
 
 def _sentence(where: str, error: Exception) -> str:
     """Return what S3 refused at ``where`` and what helps."""
-    texts = {
-        ("NoSuchBucket",): f"There is no bucket {urlsplit(where).netloc!r}: create it or change"
-        " store.url.",
-        ("169.254.169.254", "Missing SecretAccessKey"): f"There are no credentials for {where}:"
-        " set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or store.credentials.",
-        (
-            "AccessDenied",
-            "SignatureDoesNotMatch",
-            "InvalidAccessKeyId",
-            "403 Forbidden",
-            "Unauthenticated",
-        ): f"S3 allows these credentials too little at {where}: they must read, write, list and"
-        " delete there; check the keys and the bucket's policy.",
-        (
-            "error sending request",
-            "timed out",
-            "dns error",
-            "Connection refused",
-            "TimeoutError",
-        ): f"S3 does not answer for {where}: check store.endpoint, store.region and the network.",
-        ("FileNotFoundError", "NotFoundError"): f"There is no {where}: check the address.",
-    }
     said = f"{type(error).__name__}: {error}"
-    for marks, sentence in texts.items():
-        if any(mark in said for mark in marks):
-            return sentence
+    for marks, sentence in SENTENCES.items():
+        if any(mark in said for mark in marks.split(", ")):
+            return sentence.format(where=where, bucket=urlsplit(where).netloc)
     return f"S3 refused {where}: {_first_line(error)}"
 
 
