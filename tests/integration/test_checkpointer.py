@@ -9,8 +9,8 @@ import signal
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -67,12 +67,11 @@ asyncio.run(checkpointer(NatsBus(sys.argv[1]), "run", store, 5.0))
 """
 
 
-@dataclass
-class Place:
+class Place(NamedTuple):
     """Where a run's checkpoints go: the store, and the settings by which a process finds it."""
 
     store: Store
-    settings: list[str] = field(default_factory=list[str])
+    settings: list[str]
 
     @property
     def options(self) -> list[str]:
@@ -92,12 +91,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, run_id: str) -> Place:
 
 
 @asynccontextmanager
-async def scripted(
-    nats: NatsServer, every_s: float = 0.05, keep_newest: int = 100, keep_every: int = 10
-) -> AsyncGenerator[ScriptedRun]:
-    keep = {"keep_newest": keep_newest, "keep_every": keep_every}
-    config = RunConfig.model_validate({"checkpoint": {"every_s": every_s, **keep}})
+async def scripted(nats: NatsServer, **checkpoint: float) -> AsyncGenerator[ScriptedRun]:
+    values = {"every_s": 0.05, "keep_newest": 100, **checkpoint}
     async with NatsBus(nats.url) as bus:
+        config = RunConfig.model_validate({"checkpoint": values})
         yield await ScriptedRun.begin(bus, RUN, config=config)
 
 
@@ -113,8 +110,7 @@ async def checkpoint_at(bus: Bus, step: int) -> None:
 async def test_it_writes_while_the_run_goes_on_and_ends_with_it(
     nats_server: NatsServer, place: Place
 ) -> None:
-    command = place.service(nats_server)
-    async with scripted(nats_server) as run, python(*command) as running:
+    async with scripted(nats_server) as run, python(*place.service(nats_server)) as running:
         await run.commit_all(step=1)
         await checkpoint_at(run.bus, 1)
         await run.commit(1, step=2)
@@ -199,27 +195,21 @@ async def test_a_checkpoint_is_listed_verified_and_becomes_a_run_in_an_empty_bro
     empty = NatsServer(tmp_path / "empty")
     empty.start()
     try:
-        await _restored(empty, place, where)
+        words = ("restore", where, "--nats", empty.url, "--run", "again", *place.options)
+        command = (*words, "--set", "train.steps=4321")
+        assert await output_of(*command) == f"Run again is restored from {where}.\n"
+        async with NatsBus(empty.url) as bus:
+            record = await ledger.read_run(bus, "again")
+            assert RunConfig.model_validate_json(record.config_json).train.steps == 4321
+            await assert_log_holds(bus, "again", place.store, where.rpartition("/")[2])
+            joined = await ledger.join(bus, "again", "b", "host", time.time_ns())
+            new = await ledger.join(bus, "again", "c", "host", time.time_ns())
+            assert (joined.shard, joined.incarnation, new.shard) == (1, 1, 2)
+        error = await output_of(*command, code=2)
+        assert "already has state" in error
+        assert "Traceback" not in error
     finally:
         empty.kill()
-
-
-async def _restored(nats: NatsServer, place: Place, where: str) -> None:
-    words = ("restore", where, "--nats", nats.url, "--run", "again", *place.options)
-    command = (*words, "--set", "train.steps=4321")
-    assert await output_of(*command) == f"Run again is restored from {where}.\n"
-    async with NatsBus(nats.url) as bus:
-        record = await ledger.read_run(bus, "again")
-        assert RunConfig.model_validate_json(record.config_json).train.steps == 4321
-        await assert_log_holds(bus, "again", place.store, where.rpartition("/")[2])
-        joined = await ledger.join(bus, "again", "b", "host", time.time_ns())
-        new = await ledger.join(bus, "again", "c", "host", time.time_ns())
-        assert (joined.shard, joined.incarnation, new.shard) == (1, 1, 2)
-    async with python("-m", "skerry_checkpointer", "checkpoints", *command) as refused:
-        _, err = await asyncio.wait_for(refused.communicate(), DEADLINE_S)
-        assert refused.returncode == 2
-        assert "already has state" in err.decode()
-        assert "Traceback" not in err.decode()
 
 
 async def test_restore_under_a_run_that_outlived_its_brokers_disk_is_refused(

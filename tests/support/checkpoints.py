@@ -132,12 +132,12 @@ async def python(*arguments: str) -> AsyncGenerator[Process]:
         await running.communicate()
 
 
-async def output_of(*arguments: str) -> str:
-    """Return what ``skerry checkpoints`` with these arguments prints; it has to succeed."""
+async def output_of(*arguments: str, code: int = 0) -> str:
+    """Return what ``skerry checkpoints`` with these arguments prints, or its errors if it fails."""
     async with python("-m", "skerry_checkpointer", "checkpoints", *arguments) as running:
         out, err = await asyncio.wait_for(running.communicate(), DEADLINE_S)
-        assert running.returncode == 0, err.decode()
-        return out.decode()
+        assert running.returncode == code, err.decode()
+        return (err if code else out).decode()
 
 
 async def line_of(process: Process) -> bytes:
