@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,21 +29,15 @@ from tests.support.builders import commit
 from tests.support.learners import walk
 
 RUN = "t"
+NAMES = Subjects(RUN)
+STATE = NAMES.stream("STATE")
 PLAN = plan([LeafSpec("w", (40, 100)), LeafSpec("b", (7,))], 2)
 
 
-def draft(fragment: int, version: int) -> Commit:
-    return commit(version, fragment, run=RUN, plan_digest=PLAN.digest, step=version * 10)
-
-
-async def connected() -> MemoryBus:
-    bus = MemoryBroker().connect()
-    await bus.declare(specs(RUN))
-    return bus
-
-
-async def writer(bus: MemoryBus, holder: str = "a", now_ns: int = 1) -> StateWriter:
-    return await StateWriter.acquire(bus, RUN, PLAN, holder=holder, now_ns=now_ns, chunk_bytes=4096)
+async def writer(bus: MemoryBus, holder: str = "a", now_ns: int = 1, **more: int) -> StateWriter:
+    return await StateWriter.acquire(
+        bus, RUN, PLAN, holder=holder, now_ns=now_ns, chunk_bytes=4096, **more
+    )
 
 
 def parts(version: int, fragment: int = 0) -> list[NewPart]:
@@ -55,23 +49,34 @@ def parts(version: int, fragment: int = 0) -> list[NewPart]:
     ]
 
 
-async def test_master_reads_back_bit_exact() -> None:
-    bus = await connected()
-    await (await writer(bus)).commit(draft(0, 1), parts(1), None)
+async def commit_versions(
+    mine: StateWriter, *versions: int, fragment: int = 0, held: Manifest | None = None
+) -> list[Manifest]:
+    """Commit these versions of a fragment, one after the other."""
+    found: list[Manifest] = []
+    for version in versions:
+        drafted = commit(version, fragment, run=RUN, plan_digest=PLAN.digest, step=version * 10)
+        held = await mine.commit(drafted, parts(version, fragment), held)
+        found.append(held)
+    return found
+
+
+async def test_a_version_reads_back_as_it_was_committed(bus: MemoryBus) -> None:
+    (written,) = await commit_versions(await writer(bus), 1)
     found = await state.read_latest(bus, RUN, PLAN, PLAN.fragments[0])
     assert found is not None
     manifest, vectors = found
-    assert manifest.commit.version == 1
-    np.testing.assert_array_equal(vectors[MASTER], walk(PLAN.fragments[0], 1))
+    assert manifest == written
+    expected = walk(PLAN.fragments[0], 1)
+    np.testing.assert_array_equal(vectors[MASTER], expected)
+    np.testing.assert_allclose(vectors[PARAMS], expected, rtol=2**-8)
+    assert not np.array_equal(vectors[PARAMS], expected)
     assert vectors["outer.count"].size == 256
-
-
-async def test_params_read_back_as_the_manifest_digests_them() -> None:
-    bus = await connected()
-    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
-    vector = await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
-    np.testing.assert_allclose(vector, walk(PLAN.fragments[0], 1), rtol=2**-8)
-    assert not np.array_equal(vector, walk(PLAN.fragments[0], 1))
+    record = await bus.last(NAMES.commit(0))
+    assert record is not None
+    recorded = decode(Commit, record.payload, run=RUN)
+    digests = {part.name: part.digest for part in manifest.parts}
+    assert (recorded.params_digest, recorded.master_digest) == (digests[PARAMS], digests[MASTER])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -80,191 +85,121 @@ async def test_params_read_back_as_the_manifest_digests_them() -> None:
 def test_the_digest_of_what_is_at_hand_is_that_of_what_readers_decode(
     scheme: str, seed: int, exponent: float, special: float
 ) -> None:
-    fragment = PLAN.fragments[0]
-    noise = np.random.default_rng(seed).standard_normal(fragment.padded_size)
+    noise = np.random.default_rng(seed).standard_normal(PLAN.fragments[0].padded_size)
     vector = (noise * 10.0**exponent).astype(np.float32)
     vector[::7] = special
 
     async def write_and_read() -> None:
-        bus = await connected()
+        bus = MemoryBroker().connect()
+        await bus.declare(specs(RUN))
         written = [NewPart(PARAMS, scheme, vector), NewPart(MASTER, "f32", vector)]
-        manifest = await (await writer(bus)).commit(draft(0, 1), written, None)
+        drafted = commit(1, run=RUN, plan_digest=PLAN.digest)
+        manifest = await (await writer(bus)).commit(drafted, written, None)
         read = await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
         assert vector_digest(read) == manifest.commit.params_digest
 
     asyncio.run(write_and_read())
 
 
-async def test_next_version_goes_to_the_spare_slot() -> None:
-    bus = await connected()
+async def test_versions_take_turns_in_two_slots_and_a_replaced_one_is_overtaken(
+    bus: MemoryBus,
+) -> None:
     mine = await writer(bus)
-    first = await mine.commit(draft(0, 1), parts(1), None)
-    second = await mine.commit(draft(0, 2), parts(2), first)
+    first, second = await commit_versions(mine, 1, 2)
     assert (first.slot, second.slot) == (0, 1)
     still = await state.read_part(bus, RUN, PLAN, first, MASTER)
     np.testing.assert_array_equal(still, walk(PLAN.fragments[0], 1))
-
-
-async def test_reader_of_an_overwritten_slot_is_told_so() -> None:
-    bus = await connected()
-    mine = await writer(bus)
-    first = await mine.commit(draft(0, 1), parts(1), None)
-    second = await mine.commit(draft(0, 2), parts(2), first)
-    await mine.commit(draft(0, 3), parts(3), second)
+    await commit_versions(mine, 3, held=second)
     with pytest.raises(Overtaken):
         await state.read_part(bus, RUN, PLAN, first, MASTER)
 
 
-async def test_overtaken_writer_is_refused_and_changes_nothing() -> None:
-    bus = await connected()
-    late = await writer(bus, "late", 1)
-    first = await late.commit(draft(0, 1), parts(1), None)
+async def test_overtaken_writer_is_refused_and_changes_nothing(bus: MemoryBus) -> None:
+    late = await writer(bus, "late")
+    (first,) = await commit_versions(late, 1)
+    holding = asyncio.ensure_future(late.hold())
+    await late.check()
     await writer(bus, "new", 2)
-    with pytest.raises(Fenced, match="'late' steps down"):
-        await late.commit(draft(0, 2), parts(2), first)
-    manifests = await state.read_manifests(bus, RUN, PLAN)
-    assert manifests[0] == first
+    for refused in (commit_versions(late, 2, held=first), late.check(), holding):
+        with pytest.raises(Fenced, match="'late' steps down"):
+            await asyncio.wait_for(refused, 5)
+    assert await state.read_manifests(bus, RUN, PLAN) == {0: first}
 
 
-async def test_recover_appends_a_commit_that_the_ledger_lacks() -> None:
-    bus = await connected()
-    mine = await writer(bus)
-    first = await mine.commit(draft(0, 1), parts(1), None)
-    manifest = dataclasses.replace(
-        first, commit=dataclasses.replace(first.commit, version=2, step=20)
-    )
-    await bus.publish(Subjects(RUN).manifest(0), encode(manifest))
+async def test_recovery_appends_once_a_commit_that_the_ledger_lacks(bus: MemoryBus) -> None:
+    (first,) = await commit_versions(await writer(bus), 1)
+    manifest = replace(first, commit=replace(first.commit, version=2, step=20))
+    await bus.publish(NAMES.manifest(0), encode(manifest))
     assert (await ledger.last_commits(bus, RUN))[0].version == 1
-    await (await writer(bus, "next", 2)).recover()
+    successor = await writer(bus, "next", 2)
+    for _ in range(2):
+        await successor.recover()
     assert (await ledger.last_commits(bus, RUN))[0] == manifest.commit
-
-
-async def test_recover_twice_appends_once() -> None:
-    bus = await connected()
-    mine = await writer(bus)
-    await mine.commit(draft(0, 1), parts(1), None)
-    await mine.recover()
-    await mine.recover()
     info = {s.name: s for s in await bus.streams()}
-    assert info[Subjects(RUN).stream("LEDGER")].messages == 1
+    assert info[NAMES.stream("LEDGER")].messages == 2
 
 
-async def test_foreign_chunk_under_a_manifest_is_corrupt() -> None:
-    bus = await connected()
-    mine = await writer(bus)
-    first = await mine.commit(draft(0, 1), parts(1), None)
-    second = await mine.commit(draft(0, 2), parts(2), first)
-    swapped = dataclasses.replace(second, commit=first.commit)
-    with pytest.raises(Corrupt, match="another fragment, version or part"):
-        await state.read_part(bus, RUN, PLAN, swapped, MASTER)
-
-
-async def test_one_vector_under_two_names_is_stored_once() -> None:
-    bus = await connected()
+async def test_one_vector_under_two_names_is_stored_once(bus: MemoryBus) -> None:
     mine = await writer(bus)
     vector = walk(PLAN.fragments[0], 1)
     both = [NewPart(PARAMS, "f32", vector), NewPart(MASTER, "f32", vector)]
     more = NewPart("outer.momentum", "f32", vector.copy())
-    manifest = await mine.commit(draft(0, 1), [*both, more], None)
+    drafted = commit(1, run=RUN, plan_digest=PLAN.digest)
+    manifest = await mine.commit(drafted, [*both, more], None)
     params, master, outer = manifest.parts
     assert params.chunks == master.chunks
     assert not {c.sequence for c in outer.chunks} & {c.sequence for c in params.chunks}
     for name in (PARAMS, MASTER, "outer.momentum"):
-        np.testing.assert_array_equal(
-            await state.read_part(bus, RUN, PLAN, manifest, name), vector, strict=True
-        )
-    second = await mine.commit(draft(0, 2), parts(2), manifest)
-    np.testing.assert_array_equal(
-        await state.read_part(bus, RUN, PLAN, second, MASTER), parts(2)[1].vector
-    )
-
-
-async def test_chunks_of_another_part_are_refused() -> None:
-    bus = await connected()
-    first, second, *rest = (await (await writer(bus)).commit(draft(0, 1), parts(1), None)).parts
-    held = await state.read_manifest(bus, RUN, PLAN, 0)
-    assert held is not None
-    swapped = (
-        dataclasses.replace(first, chunks=second.chunks, scheme=second.scheme),
-        dataclasses.replace(second, chunks=first.chunks, scheme=first.scheme),
-    )
-    odd = dataclasses.replace(held, parts=(*swapped, *rest))
-    for name in (PARAMS, MASTER):
-        with pytest.raises(Corrupt, match="another fragment, version or part"):
-            await state.read_part(bus, RUN, PLAN, odd, name)
-
-
-async def test_manifest_names_digests_of_what_is_stored() -> None:
-    bus = await connected()
-    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
-    record = await bus.last(Subjects(RUN).commit(0))
-    assert record is not None
-    commit = decode(Commit, record.payload, run=RUN)
-    digests = {p.name: p.digest for p in manifest.parts}
-    assert (commit.params_digest, commit.master_digest) == (digests[PARAMS], digests[MASTER])
-
-
-async def test_overtaken_writer_is_told_without_writing_anything() -> None:
-    bus = await connected()
-    late = await writer(bus, "late", 1)
-    holding = asyncio.ensure_future(late.hold())
-    await late.check()
-    await writer(bus, "new", 2)
-    with pytest.raises(Fenced, match="'late' steps down"):
-        await asyncio.wait_for(holding, 5)
-    with pytest.raises(Fenced, match="'late' steps down"):
-        await late.check()
-
-
-async def test_holder_that_is_shown_an_older_fence_goes_on_until_a_newer_one_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A replica that lags behind shows a new consumer the predecessor's fence first."""
-    bus = await connected()
-    older = await writer(bus, "older", 1)
-    rightful = await writer(bus, "rightful", 2)
-    shown = [fences.Held(0, older.token, "older"), fences.Held(0, rightful.token, "rightful")]
-    shown.append(fences.Held(0, rightful.token + 9, "newer"))
-    seen: list[int] = []
-
-    async def follow(*_: object) -> AsyncGenerator[fences.Held]:
-        for held in shown:
-            seen.append(held.token)
-            yield held
-
-    monkeypatch.setattr(fences, "follow_fences", follow)
-    with pytest.raises(Fenced, match="'rightful' steps down"):
-        await rightful.hold()
-    assert seen == [held.token for held in shown]
-
-
-async def test_manifest_that_cannot_be_read_ends_no_reader() -> None:
-    bus = await connected()
-    mine = await writer(bus)
-    first = await mine.commit(draft(0, 1), parts(1), None)
-    await bus.publish(Subjects(RUN).manifest(1), b"rubbish")
-    second = await mine.commit(draft(0, 2), parts(2), first)
-    manifests = run_records.follow(bus, RUN, Manifest, PLAN.digest)
-    async with asyncio.timeout(5), aclosing(manifests):
-        assert await anext(manifests) == second
+        found = await state.read_part(bus, RUN, PLAN, manifest, name)
+        np.testing.assert_array_equal(found, vector, strict=True)
+    (second,) = await commit_versions(mine, 2, held=manifest)
+    found = await state.read_part(bus, RUN, PLAN, second, MASTER)
+    np.testing.assert_array_equal(found, parts(2)[1].vector)
 
 
 @pytest.mark.parametrize("times", [2, 4])
-async def test_outer_state_wider_than_its_fragment_reads_back(times: int) -> None:
-    bus = await connected()
+async def test_outer_state_wider_than_its_fragment_reads_back(bus: MemoryBus, times: int) -> None:
     wide = np.tile(walk(PLAN.fragments[0], 1), times)
     stored = [*parts(1), NewPart("outer.wide", "f32", wide)]
-    manifest = await (await writer(bus)).commit(draft(0, 1), stored, None)
+    drafted = commit(1, run=RUN, plan_digest=PLAN.digest)
+    manifest = await (await writer(bus)).commit(drafted, stored, None)
     found = await state.read_part(bus, RUN, PLAN, manifest, "outer.wide")
     np.testing.assert_array_equal(found, wide)
 
 
-async def test_a_part_that_is_not_what_the_manifest_digests_is_refused() -> None:
-    bus = await connected()
-    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
-    other = tuple(dataclasses.replace(part, digest=part.digest ^ 1) for part in manifest.parts)
-    with pytest.raises(Corrupt, match="does not match its manifest's digest"):
-        await state.read_part(bus, RUN, PLAN, dataclasses.replace(manifest, parts=other), PARAMS)
+def _of_another_version(held: Manifest) -> Manifest:
+    return replace(held, commit=replace(held.commit, version=held.commit.version - 1))
+
+
+def _of_another_part(held: Manifest) -> Manifest:
+    first, second, *rest = held.parts
+    swapped = (
+        replace(first, chunks=second.chunks, scheme=second.scheme),
+        replace(second, chunks=first.chunks, scheme=first.scheme),
+    )
+    return replace(held, parts=(*swapped, *rest))
+
+
+def _of_another_digest(held: Manifest) -> Manifest:
+    return replace(held, parts=tuple(replace(p, digest=p.digest ^ 1) for p in held.parts))
+
+
+@pytest.mark.parametrize("name", [PARAMS, MASTER])
+@pytest.mark.parametrize(
+    ("forge", "refusal"),
+    [
+        (_of_another_version, "another fragment, version or part"),
+        (_of_another_part, "another fragment, version or part"),
+        (_of_another_digest, "does not match its manifest's digest"),
+        (lambda held: replace(held, parts=()), "has no part"),
+    ],
+)
+async def test_chunks_that_are_not_what_the_manifest_says_are_refused(
+    bus: MemoryBus, forge: Callable[[Manifest], Manifest], refusal: str, name: str
+) -> None:
+    *_, held = await commit_versions(await writer(bus), 1, 2)
+    with pytest.raises(Corrupt, match=refusal):
+        await state.read_part(bus, RUN, PLAN, forge(held), name)
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -282,101 +217,118 @@ def flipped(data: bytes, at: int) -> bytes:
     ids=["frame", "checksum", "header", "payload", "shorter", "longer"],
 )
 async def test_a_chunk_that_is_not_the_one_the_manifest_names_is_not_decoded(
-    damage: Callable[[bytes], bytes],
+    bus: MemoryBus, damage: Callable[[bytes], bytes]
 ) -> None:
-    bus = await connected()
-    manifest = await (await writer(bus)).commit(draft(0, 1), parts(1), None)
-    ref = manifest.parts[0].chunks[0]
-    held = bus.broker.streams[Subjects(RUN).stream("STATE")].records
-    before = held[ref.sequence]
-    held[ref.sequence] = dataclasses.replace(before, payload=damage(before.payload))
+    (manifest,) = await commit_versions(await writer(bus), 1)
+    sequence = manifest.parts[0].chunks[0].sequence
+    held = bus.broker.streams[STATE].records
+    held[sequence] = replace(held[sequence], payload=damage(held[sequence].payload))
     with pytest.raises(Corrupt, match="does not match the manifest that names it"):
         await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
 
 
-def lose(bus: MemoryBus, subject: str) -> None:
-    """Delete the newest message of a subject, as an operator or a truncated store does."""
-    stream = bus.broker.streams[Subjects(RUN).stream("STATE")]
-    stream.drop(stream.newest[subject])
+async def test_holder_that_is_shown_an_older_fence_goes_on_until_a_newer_one_comes(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that lags behind shows a new consumer the predecessor's fence first."""
+    older, rightful = await writer(bus, "older", 1), await writer(bus, "rightful", 2)
+    shown = [fences.Held(0, older.token, "older"), fences.Held(0, rightful.token, "rightful")]
+    shown.append(fences.Held(0, rightful.token + 9, "newer"))
+    seen: list[int] = []
+
+    async def follow(*_: object) -> AsyncGenerator[fences.Held]:
+        for held in shown:
+            seen.append(held.token)
+            yield held
+
+    monkeypatch.setattr(fences, "follow_fences", follow)
+    with pytest.raises(Fenced, match="'rightful' steps down"):
+        await rightful.hold()
+    assert seen == [held.token for held in shown]
 
 
-async def lost_run() -> tuple[MemoryBus, Manifest]:
-    """Return a log whose fragments are at version 2, with a checkpoint of version 1."""
-    bus = await connected()
+async def test_manifest_that_cannot_be_read_ends_no_reader(bus: MemoryBus) -> None:
     mine = await writer(bus)
-    for fragment in (0, 1):
-        manifest = await mine.commit(draft(fragment, 1), parts(1, fragment), None)
-        manifest = await mine.commit(draft(fragment, 2), parts(2, fragment), manifest)
+    (first,) = await commit_versions(mine, 1)
+    await bus.publish(NAMES.manifest(1), b"rubbish")
+    (second,) = await commit_versions(mine, 2, held=first)
+    async with (
+        asyncio.timeout(5),
+        aclosing(run_records.follow(bus, RUN, Manifest, PLAN.digest)) as manifests,
+    ):
+        assert await anext(manifests) == second
+
+
+@pytest.fixture
+async def manifest(bus: MemoryBus) -> Manifest:
+    """The manifest of fragment 1: both are at version 2, and a checkpoint holds version 1."""
+    mine = await writer(bus)
+    await commit_versions(mine, 1, 2)
+    *_, manifest = await commit_versions(mine, 1, 2, fragment=1)
     saved = CheckpointRecord(RUN, "/saved/step-00000010", "d", (1, 1), 10, 1, 1, 1)
     await ledger.record_checkpoint(bus, saved)
-    return bus, manifest
+    return manifest
 
 
-async def recovered(bus: MemoryBus) -> dict[int, Manifest]:
-    return await (await writer(bus, "next", 2)).recover()
+async def _manifest_gone(bus: MemoryBus, _: Manifest) -> None:
+    stream = bus.broker.streams[STATE]
+    stream.drop(stream.newest[NAMES.manifest(1)])
 
 
-async def test_missing_manifest_is_named_with_the_checkpoint_that_holds_the_fragment() -> None:
-    bus, _ = await lost_run()
-    lose(bus, Subjects(RUN).manifest(1))
-    with pytest.raises(StateLost) as raised:
-        await recovered(bus)
-    said = str(raised.value)
-    assert "Run 't' has lost fragment 1 at version 2: its manifest is not in the log" in said
-    assert "/saved/step-00000010 at step 10, holds version 1" in said
-
-
-async def test_missing_state_without_a_checkpoint_says_that_there_is_no_source() -> None:
-    bus = await connected()
-    await (await writer(bus)).commit(draft(0, 1), parts(1), None)
-    lose(bus, Subjects(RUN).manifest(0))
-    with pytest.raises(StateLost, match="names no checkpoint of it, and what learners hold is no"):
-        await recovered(bus)
-
-
-async def test_state_stream_that_was_removed_is_lost_and_not_begun_anew() -> None:
-    bus, _ = await lost_run()
-    del bus.broker.streams[Subjects(RUN).stream("STATE")]
+async def _stream_gone(bus: MemoryBus, _: Manifest) -> None:
+    del bus.broker.streams[STATE]
     await bus.declare(specs(RUN))
-    with pytest.raises(StateLost, match="fragment 0 at version 2"):
-        await recovered(bus)
 
 
-async def test_state_that_is_older_than_the_ledger_is_lost() -> None:
-    bus, manifest = await lost_run()
-    older = dataclasses.replace(manifest, commit=dataclasses.replace(manifest.commit, version=1))
-    await bus.publish(Subjects(RUN).manifest(1), encode(older))
-    with pytest.raises(
-        StateLost, match="version 2: the newest manifest in the log is of version 1"
-    ):
-        await recovered(bus)
+async def _manifest_older(bus: MemoryBus, held: Manifest) -> None:
+    await bus.publish(NAMES.manifest(1), encode(_of_another_version(held)))
 
 
-async def test_manifest_that_cannot_be_read_is_lost_state() -> None:
-    bus, _ = await lost_run()
-    await bus.publish(Subjects(RUN).manifest(0), b"rubbish")
-    with pytest.raises(StateLost, match="fragment 0 at version 2: its manifest cannot be read"):
-        await recovered(bus)
+async def _manifest_unreadable(bus: MemoryBus, _: Manifest) -> None:
+    await bus.publish(NAMES.manifest(0), b"rubbish")
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (_manifest_gone, "Run 't' has lost fragment 1 at version 2: its manifest is not in the"),
+        (_stream_gone, "fragment 0 at version 2"),
+        (_manifest_older, "version 2: the newest manifest in the log is of version 1"),
+        (_manifest_unreadable, "fragment 0 at version 2: its manifest cannot be read"),
+    ],
+)
+async def test_state_that_the_ledger_knows_and_the_log_lacks_is_named_with_its_source(
+    bus: MemoryBus, manifest: Manifest, damage: Callable[..., object], lost: str
+) -> None:
+    await damage(bus, manifest)  # type: ignore[misc]
+    with pytest.raises(StateLost, match=lost) as raised:
+        await (await writer(bus, "next", 2)).recover()
+    assert "/saved/step-00000010 at step 10, holds version 1" in str(raised.value)
+
+
+async def test_missing_state_without_a_checkpoint_has_no_source(bus: MemoryBus) -> None:
+    (manifest,) = await commit_versions(await writer(bus), 1, fragment=1)
+    await _manifest_gone(bus, manifest)
+    with pytest.raises(StateLost, match="names no checkpoint of it, and what learners hold is no"):
+        await (await writer(bus, "next", 2)).recover()
 
 
 async def test_missing_chunk_of_the_newest_version_is_lost_and_not_overtaken(
-    monkeypatch: pytest.MonkeyPatch,
+    bus: MemoryBus, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "LOST_PAUSE_S", 0.0)
-    bus, manifest = await lost_run()
     part = next(part for part in manifest.parts if part.name == MASTER)
-    bus.broker.streams[Subjects(RUN).stream("STATE")].drop(part.chunks[0].sequence)
-    with pytest.raises(StateLost) as raised:
+    sequence = part.chunks[0].sequence
+    bus.broker.streams[STATE].drop(sequence)
+    where = f"the chunk of its 'master' at sequence {sequence} of SKERRY_t_STATE"
+    with pytest.raises(StateLost, match=f"fragment 1 at version 2: {where} is not in the log"):
         await state.read_latest(bus, RUN, PLAN, PLAN.fragments[1])
-    where = f"the chunk of its 'master' at sequence {part.chunks[0].sequence} of SKERRY_t_STATE"
-    assert f"fragment 1 at version 2: {where} is not in the log" in str(raised.value)
 
 
 async def test_chunk_that_a_lagging_replica_does_not_have_yet_is_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch,
+    bus: MemoryBus, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "LOST_PAUSE_S", 0.0)
-    bus, manifest = await lost_run()
     get, asked = bus.get, list[int]()
 
     async def lagging(stream: str, sequence: int) -> object:
@@ -388,32 +340,20 @@ async def test_chunk_that_a_lagging_replica_does_not_have_yet_is_asked_for_again
     np.testing.assert_array_equal(vector, walk(PLAN.fragments[1], 2))
 
 
+@pytest.mark.parametrize("shows_an_older_fence_first", [False, True])
 async def test_recovery_reads_up_to_its_own_fence_whatever_a_replica_answers(
+    bus: MemoryBus,
+    manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    shows_an_older_fence_first: bool,
 ) -> None:
-    bus, manifest = await lost_run()
-
-    async def nothing(_pattern: str) -> list[object]:
-        return []
-
-    mine = await writer(bus, "next", 2)
-    monkeypatch.setattr(bus, "last_each", nothing)
-    assert (await mine.recover())[1] == manifest
-
-
-async def test_recovery_goes_on_reading_behind_an_older_fence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A replica that lags yields what was newest there first, and the rest as it comes."""
-    bus, manifest = await lost_run()
-    older = await bus.last(Subjects(RUN).fence(0))
-    mine = await writer(bus, "next", 2)
-    follow = bus.follow
+    older, mine, follow = await bus.last(NAMES.fence(0)), await writer(bus, "next", 2), bus.follow
 
     async def lagging(pattern: list[str], *, deliver: Deliver) -> AsyncGenerator[Record | None]:
-        yield older
-        follower = follow(pattern, deliver=deliver)
-        async with aclosing(follower):
+        if shows_an_older_fence_first:
+            yield older
+        async with aclosing(follow(pattern, deliver=deliver)) as follower:
             async for record in follower:
                 yield record
 
@@ -425,26 +365,21 @@ async def test_recovery_goes_on_reading_behind_an_older_fence(
     assert (await mine.recover())[1] == manifest
 
 
-async def test_writer_of_a_shard_minds_its_own_fragments_only() -> None:
-    bus, _ = await lost_run()
-    lose(bus, Subjects(RUN).manifest(1))
-    mine = await StateWriter.acquire(bus, RUN, PLAN, holder="a", now_ns=5, shard=0, shards=2)
-    assert list(await mine.recover()) == [0]
-    assert [f.index for f in mine.fragments] == [0]
+async def test_a_shards_writer_and_fence_mind_their_own_fragments_only(
+    bus: MemoryBus, manifest: Manifest
+) -> None:
+    await _manifest_gone(bus, manifest)
+    mine = await writer(bus, "a", 5, shard=0, shards=2)
+    await writer(bus, "b", 5, shard=1, shards=2)
+    held = await mine.recover()
+    assert (list(held), [f.index for f in mine.fragments]) == ([0], [0])
+    await mine.check()
+    await commit_versions(mine, 3, held=held[0])
 
 
-async def test_fences_of_different_shards_refuse_nobody_else() -> None:
-    bus = await connected()
-    first = await StateWriter.acquire(bus, RUN, PLAN, holder="a", now_ns=1, shard=0, shards=2)
-    await StateWriter.acquire(bus, RUN, PLAN, holder="b", now_ns=1, shard=1, shards=2)
-    await first.check()
-    await first.commit(draft(0, 1), parts(1), None)
-
-
-async def test_fence_is_taken_over_from_the_token_that_was_known_only() -> None:
-    bus = await connected()
-    held = await StateWriter.acquire(bus, RUN, PLAN, holder="a", now_ns=1, over=0)
+async def test_fence_is_taken_over_from_the_token_that_was_known_only(bus: MemoryBus) -> None:
+    held = await writer(bus, over=0)
     with pytest.raises(Conflict):
-        await StateWriter.acquire(bus, RUN, PLAN, holder="b", now_ns=2, over=0)
-    taken = await StateWriter.acquire(bus, RUN, PLAN, holder="b", now_ns=2, over=held.token)
+        await writer(bus, "b", 2, over=0)
+    taken = await writer(bus, "b", 2, over=held.token)
     assert taken.token > held.token
