@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from skerry.errors import BrokerUnavailable, BusError, Superseded, WireError
@@ -25,7 +25,7 @@ from skerry.protocol.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus, Record
+    from skerry.log.base import Bus
 
 STALLED_S = 2.0
 """Reading that gets nothing for this long looks whether there is still something to get."""
@@ -57,8 +57,8 @@ async def take_place(
             Start(run, learner, member.incarnation, now_ns),
             msg_id=f"start/{learner}/{member.incarnation}/{now_ns}/{attempt}",
         )
-        sent = _Sent.since(run, plan, before)
-        if not await _read_sent(bus, plan, member, sent, said.sequence, floors):
+        sent = await _read_sent(bus, plan, member, before, said.sequence, floors)
+        if sent is None:
             continue
         # From both, as a syncer that dies between the two leaves the ledger one behind.
         known = list((await ledger.last_commits(bus, run)).values())
@@ -66,7 +66,7 @@ async def take_place(
         cursors = [row.cursor for c in known for row in c.progress if row.learner == learner]
         return replace(
             member,
-            cursor=max([sent.cursor, *cursors]),
+            cursor=max([sent, *cursors]),
             step=max((c.step for c in known), default=0),
             contrib_sequence=said.sequence,
         )
@@ -118,13 +118,23 @@ async def _started(bus: Bus, run: str, learner: str) -> int:
 
 
 async def _read_sent(
-    bus: Bus, plan: Plan, member: MemberRecord, sent: _Sent, start: int, floors: dict[int, int]
-) -> bool:
-    """Feed what the learner sent whole before its ``start``; False: read it again from a new one.
+    bus: Bus,
+    plan: Plan,
+    member: MemberRecord,
+    before: MemberRecord | None,
+    start: int,
+    floors: dict[int, int],
+) -> int | None:
+    """Return the cursor behind what was whole before ``start``; None where that is gone.
 
-    ``floors`` were read before the ``Start`` was published: one that lies behind it was counted in
-    another stream, and says nothing about this one.
+    ``before`` is the newest incarnation that knew where it went on: what came before that is in its
+    cursor already, or came too late for it. ``floors`` were read before the ``Start`` was
+    published: one that lies behind it was counted in another stream, and says nothing about this.
     """
+    assembler, cursor = ContributionAssembler(member.run, plan, keeps_payload=False), 0
+    if before is not None:
+        assembler.incarnations.note(before.learner, before.incarnation, 0)
+        cursor = before.cursor
     if max(floors.values(), default=0) >= start:
         floors = {}
     subjects = Subjects(member.run)
@@ -136,57 +146,27 @@ async def _read_sent(
         if 0 <= fragment < len(plan.fragments) and record.sequence > floors.get(fragment, 0)
     }
     if not waiting:
-        return True
+        return cursor
     own = subjects.start(member.learner)
     patterns = [own, *(subjects.contribution(f, member.learner) for f in waiting)]
-    position = min(*waiting.values(), start - 1)
-    while (position := await _read_until(bus, patterns, position, start, sent)) < start:
-        with suppress(BrokerUnavailable):
-            held = await bus.get(subjects.stream("CONTRIB"), start)
-            if held is None or held.subject != own:
-                return False
-    return position == start
-
-
-async def _read_until(bus: Bus, patterns: list[str], position: int, start: int, sent: _Sent) -> int:
-    """Feed what lies between ``position`` and ``start``; return where it came to, or stalled.
-
-    Beyond ``start`` when retention has dropped it.
-    """
-    follower = bus.follow(patterns, after=position)
-    loop = asyncio.get_running_loop()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STALLED_S) as stalled, aclosing(follower):
-            async for record in follower:
-                stalled.reschedule(loop.time() + STALLED_S)
-                position = record.sequence
-                if position >= start:
-                    break
-                sent.feed(record)
-    return position
-
-
-@dataclass(slots=True)
-class _Sent:
-    """How far one learner's data is used by what it has sent whole, in the order of the stream."""
-
-    assembler: ContributionAssembler
-    cursor: int = 0
-
-    @classmethod
-    def since(cls, run: str, plan: Plan, before: MemberRecord | None) -> _Sent:
-        """Begin at ``before``, the newest incarnation that knew where it went on.
-
-        What came before that is in its cursor already, or came too late for it.
-        """
-        sent = cls(ContributionAssembler(run, plan, keeps_payload=False))
-        if before is not None:
-            sent.assembler.incarnations.note(before.learner, before.incarnation, 0)
-            sent.cursor = before.cursor
-        return sent
-
-    def feed(self, stored: Record) -> None:
-        """Take one message of the learner."""
-        got = self.assembler.feed(stored)
-        if isinstance(got, Contribution):
-            self.cursor = max(self.cursor, got.header.cursor_to)
+    position, now = min(*waiting.values(), start - 1), asyncio.get_running_loop().time
+    while position < start:
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(STALLED_S) as stalled,
+                aclosing(bus.follow(patterns, after=position)) as follower,
+            ):
+                async for record in follower:
+                    stalled.reschedule(now() + STALLED_S)
+                    position = record.sequence
+                    if position >= start:
+                        break
+                    got = assembler.feed(record)
+                    if isinstance(got, Contribution):
+                        cursor = max(cursor, got.header.cursor_to)
+        if position < start:
+            with suppress(BrokerUnavailable):
+                held = await bus.get(subjects.stream("CONTRIB"), start)
+                if held is None or held.subject != own:
+                    return None
+    return cursor if position == start else None

@@ -174,8 +174,6 @@ async def read_latest(
     plan: Plan,
     fragment: Fragment,
     names: Sequence[str] | None = None,
-    *,
-    on_bytes: Callable[[int], None] | None = None,
 ) -> tuple[Manifest, Mapping[str, Vector]] | None:
     """Return the newest whole version of a fragment with the named parts (None: all of them).
 
@@ -187,10 +185,7 @@ async def read_latest(
             return None
         wanted = names if names is not None else [part.name for part in manifest.parts]
         try:
-            parts = {
-                name: await read_part(bus, run, plan, manifest, name, on_bytes=on_bytes)
-                for name in wanted
-            }
+            parts = {name: await read_part(bus, run, plan, manifest, name) for name in wanted}
         except Overtaken:
             continue
         return manifest, parts

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
 
 
+WINDOW = 6
+"""Chunks that are made and on their way at once."""
+
+
 class NewPart(NamedTuple):
     """One vector to store: f32, padded to whole blocks, and the scheme it is stored in."""
 
@@ -67,7 +71,6 @@ class StateWriter:
     holder: str
     token: int
     chunk_bytes: int
-    window: int
     attempts: Iterator[int]
     published: int = 0
 
@@ -84,14 +87,13 @@ class StateWriter:
         shards: int = 1,
         over: int | None = None,
         chunk_bytes: int = 524_288,
-        window: int = 6,
     ) -> StateWriter:
         """Take the shard's fence from its holder; its stream sequence is the token.
 
         With ``over``, only from that token (0: none): Conflict when it is not the newest any more.
         """
         token = await fences.take(bus, run, shard, holder=holder, now_ns=now_ns, over=over)
-        return cls(bus, run, plan, shard, shards, holder, token, chunk_bytes, window, count(1))
+        return cls(bus, run, plan, shard, shards, holder, token, chunk_bytes, count(1))
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -207,7 +209,7 @@ class StateWriter:
                     incarnation=self.token,
                     part=part.name,
                 )
-                for chunk in islice(chunks, self.window)
+                for chunk in islice(chunks, WINDOW)
             ]
             return sealed, time.perf_counter() - began_s
 

@@ -43,9 +43,10 @@ CHUNKS: list[list[Chunk]] = [
 COUNT = len(CHUNKS[0])
 
 
-async def connected(*, window_bytes: int = 64 * 1024**2) -> MemoryBus:
-    bus = MemoryBroker().connect()
-    await bus.declare(specs(RUN, window_bytes=window_bytes))
+@pytest.fixture
+async def begun(bus: MemoryBus) -> MemoryBus:
+    """A log in which learner ``a`` has started once."""
+    await joined(bus)
     return bus
 
 
@@ -115,8 +116,7 @@ async def committed(
     await bus.publish(NAMES.manifest(fragment), encode(record))
 
 
-async def test_first_start_begins_at_zero_and_says_so_in_the_stream() -> None:
-    bus = await connected()
+async def test_first_start_begins_at_zero_and_says_so_in_the_stream(bus: MemoryBus) -> None:
     found = await joined(bus)
     assert (found.incarnation, found.step, found.cursor) == (1, 0, 0)
     record = await bus.get(CONTRIB, found.contrib_sequence)
@@ -125,73 +125,68 @@ async def test_first_start_begins_at_zero_and_says_so_in_the_stream() -> None:
     assert (start.learner, start.incarnation) == ("a", 1)
 
 
-async def test_what_was_sent_whole_and_not_merged_yet_counts_as_used() -> None:
-    bus = await connected()
-    await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    await send(bus, told(1, 1, 0, 12, fragment=1))
-    assert (await joined(bus)).cursor == 12
+@pytest.mark.parametrize(
+    ("sent", "cursor"),
+    [
+        ([(told(1, 1, 0, 8), COUNT), (told(1, 1, 0, 12, fragment=1), COUNT)], 12),
+        ([(told(1, 1, 0, 8), COUNT), (told(1, 2, 8, 16), COUNT - 1)], 8),
+    ],
+    ids=["whole", "in part"],
+)
+async def test_what_was_sent_whole_counts_as_used_before_it_is_merged(
+    begun: MemoryBus, sent: list[tuple[ContributionHeader, int]], cursor: int
+) -> None:
+    for header, chunks in sent:
+        await send(begun, header, chunks)
+    assert (await joined(begun)).cursor == cursor
 
 
-async def test_what_was_sent_in_part_does_not_count() -> None:
-    bus = await connected()
-    await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    await send(bus, told(1, 2, 8, 16), COUNT - 1)
-    assert (await joined(bus)).cursor == 8
-
-
-async def test_the_last_chunk_of_a_zombie_behind_the_start_comes_too_late() -> None:
-    bus = await connected()
-    await joined(bus)
+async def test_the_last_chunk_of_a_zombie_behind_the_start_comes_too_late(begun: MemoryBus) -> None:
     zombie = told(1, 1, 0, 8)
-    await send(bus, zombie, COUNT - 1)
-    second = await joined(bus)
-    await send_chunk(bus, zombie, COUNT - 1)
-    third = await joined(bus)
+    await send(begun, zombie, COUNT - 1)
+    second = await joined(begun)
+    await send_chunk(begun, zombie, COUNT - 1)
+    third = await joined(begun)
     assert (second.cursor, third.cursor) == (0, 0)
 
 
-async def test_zombie_that_sends_before_the_start_counts_and_behind_it_does_not() -> None:
-    bus = await connected()
-    await joined(bus)
-    await ledger.join(bus, RUN, "a", "h", 2)  # the next one has joined; its Start is not there yet
-    await send(bus, told(1, 1, 0, 8))
-    third = await joined(bus)
-    await send(bus, told(1, 2, 8, 50))
-    await send(bus, told(3, 1, 8, 20, fragment=1))
-    assert (third.cursor, (await joined(bus)).cursor) == (8, 20)
+async def test_zombie_that_sends_before_the_start_counts_and_behind_it_does_not(
+    begun: MemoryBus,
+) -> None:
+    await ledger.join(
+        begun, RUN, "a", "h", 2
+    )  # the next one has joined; its Start is not there yet
+    await send(begun, told(1, 1, 0, 8))
+    third = await joined(begun)
+    await send(begun, told(1, 2, 8, 50))
+    await send(begun, told(3, 1, 8, 20, fragment=1))
+    assert (third.cursor, (await joined(begun)).cursor) == (8, 20)
 
 
-async def test_zombie_that_came_too_late_once_comes_too_late_for_ever() -> None:
-    bus = await connected()
-    await joined(bus)
-    second = await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    await committed(bus, 0, 2, floor=second.contrib_sequence)
-    await joined(bus)
-    assert (await joined(bus)).cursor == 0
+async def test_zombie_that_came_too_late_once_comes_too_late_for_ever(begun: MemoryBus) -> None:
+    second = await joined(begun)
+    await send(begun, told(1, 1, 0, 8))
+    await committed(begun, 0, 2, floor=second.contrib_sequence)
+    await joined(begun)
+    assert (await joined(begun)).cursor == 0
 
 
-async def test_start_of_one_that_died_while_joining_cuts_off_its_predecessors() -> None:
-    bus = await connected()
-    await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    await joining(bus)
-    await send(bus, told(1, 2, 8, 50))
-    assert (await joined(bus)).cursor == 8
+async def test_start_of_one_that_died_while_joining_cuts_off_its_predecessors(
+    begun: MemoryBus,
+) -> None:
+    await send(begun, told(1, 1, 0, 8))
+    await joining(begun)
+    await send(begun, told(1, 2, 8, 50))
+    assert (await joined(begun)).cursor == 8
 
 
-async def test_chunks_count_in_whatever_order_and_however_often_they_come() -> None:
-    bus = await connected()
-    await joined(bus)
+async def test_chunks_count_in_whatever_order_and_however_often_they_come(begun: MemoryBus) -> None:
     for index in (*range(COUNT - 1, 0, -1), 1, 0):
-        await send_chunk(bus, told(1, 1, 0, 8), index)
-    assert (await joined(bus)).cursor == 8
+        await send_chunk(begun, told(1, 1, 0, 8), index)
+    assert (await joined(begun)).cursor == 8
 
 
-async def test_commits_tell_what_is_no_longer_in_the_stream() -> None:
-    bus = await connected()
+async def test_commits_tell_what_is_no_longer_in_the_stream(bus: MemoryBus) -> None:
     for learner in "ab":
         await joined(bus, learner)
     await committed(bus, 0, 3, rows=[LearnerProgress("a", 1, 4, 100, 40)])
@@ -203,8 +198,10 @@ async def test_commits_tell_what_is_no_longer_in_the_stream() -> None:
 class Counting(MemoryBus):
     """Counts what following costs, and from where it began."""
 
-    began: list[int]
-    patterns: list[str]
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.began: list[int] = []
+        self.patterns: list[str] = []
 
     def follow(
         self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
@@ -214,60 +211,51 @@ class Counting(MemoryBus):
         return super().follow(pattern, deliver=deliver, after=after)
 
 
-async def counting(bus: MemoryBus) -> Counting:
-    made = Counting(bus.broker)
-    made.began, made.patterns = [], []
-    return made
-
-
-async def test_reading_begins_at_the_floor_of_what_waits() -> None:
-    bus = await connected()
-    await joined(bus)
+async def test_reading_begins_at_the_floor_of_what_waits(begun: MemoryBus) -> None:
     for identity in range(1, 4):
-        await send(bus, told(1, identity, 8 * identity - 8, 8 * identity))
-        await send(bus, told(1, identity, 0, 1, fragment=1))
+        await send(begun, told(1, identity, 8 * identity - 8, 8 * identity))
+        await send(begun, told(1, identity, 0, 1, fragment=1))
     floor = 1 + 4 * COUNT
-    await committed(bus, 0, 3, floor=floor, rows=[LearnerProgress("a", 1, 2, 0, 16)])
-    await committed(bus, 1, 3, floor=1 + 6 * COUNT)
-    counted = await counting(bus)
+    await committed(begun, 0, 3, floor=floor, rows=[LearnerProgress("a", 1, 2, 0, 16)])
+    await committed(begun, 1, 3, floor=1 + 6 * COUNT)
+    counted = Counting(begun.broker)
     assert (await joined(counted)).cursor == 24
     assert counted.began == [floor]
     assert NAMES.contribution(1, "a") not in counted.patterns
 
 
-async def test_nothing_is_read_where_all_is_resolved() -> None:
-    bus = await connected()
-    await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    await committed(bus, 0, 3, floor=1 + COUNT, rows=[LearnerProgress("a", 1, 1, 0, 8)])
-    counted = await counting(bus)
+async def test_nothing_is_read_where_all_is_resolved(begun: MemoryBus) -> None:
+    await send(begun, told(1, 1, 0, 8))
+    await committed(begun, 0, 3, floor=1 + COUNT, rows=[LearnerProgress("a", 1, 1, 0, 8)])
+    counted = Counting(begun.broker)
     assert (await joined(counted)).cursor == 8
     assert counted.began == []
 
 
-async def test_floors_of_another_stream_are_not_believed() -> None:
-    bus = await connected()
-    await joined(bus)
-    await committed(bus, 0, 3, floor=1000, rows=[LearnerProgress("a", 1, 1, 0, 8)])
-    await send(bus, told(1, 2, 8, 16))
-    assert (await joined(bus)).cursor == 16
+async def test_floors_of_another_stream_are_not_believed(begun: MemoryBus) -> None:
+    await committed(begun, 0, 3, floor=1000, rows=[LearnerProgress("a", 1, 1, 0, 8)])
+    await send(begun, told(1, 2, 8, 16))
+    assert (await joined(begun)).cursor == 16
 
 
-async def test_stream_whose_head_has_aged_out_is_read_from_what_is_left() -> None:
-    bus = await connected(window_bytes=1024**2)
-    await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    stream = bus.broker.streams[CONTRIB]
+async def test_stream_whose_head_has_aged_out_is_read_from_what_is_left(begun: MemoryBus) -> None:
+    await send(begun, told(1, 1, 0, 8))
+    stream = begun.broker.streams[CONTRIB]
     for sequence in list(stream.records)[:-2]:
         stream.drop(sequence)
-    await send(bus, told(1, 2, 8, 16))
-    assert (await joined(bus)).cursor == 16
+    await send(begun, told(1, 2, 8, 16))
+    assert (await joined(begun)).cursor == 16
 
 
 class Dropping(MemoryBus):
     """Loses the newest ``Start`` and all before it, ``times`` times, when it is being read."""
 
-    times = 0
+    times = 1
+
+    async def last_each(self, pattern: str) -> list[Record]:
+        if self.times > 1 and pattern == NAMES.contribution(learner="a"):
+            await send(self, told(1, 1, 0, 8))  # there is always something to read
+        return await super().last_each(pattern)
 
     def follow(
         self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
@@ -286,31 +274,16 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_start_that_retention_drops_while_it_is_read_is_said_again() -> None:
-    bus = await connected()
-    await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    dropping = Dropping(bus.broker)
-    dropping.times = 1
-    found = await joined(dropping)
-    record = await bus.get(CONTRIB, found.contrib_sequence)
-    assert record is not None
+async def test_start_that_retention_drops_while_it_is_read_is_said_again(begun: MemoryBus) -> None:
+    await send(begun, told(1, 1, 0, 8))
+    found = await joined(Dropping(begun.broker))
+    assert await begun.get(CONTRIB, found.contrib_sequence) is not None
     assert found.cursor == 0, "what was dropped unmerged can never be merged"
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_window_that_drops_every_start_is_named() -> None:
-    bus = await connected()
-    await joined(bus)
-    dropping = Dropping(bus.broker)
-
-    class Sending(Dropping):
-        async def last_each(self, pattern: str) -> list[Record]:
-            if pattern == NAMES.contribution(learner="a"):
-                await send(bus, told(1, 1, 0, 8))
-            return await super().last_each(pattern)
-
-    dropping = Sending(bus.broker)
+async def test_window_that_drops_every_start_is_named(begun: MemoryBus) -> None:
+    dropping = Dropping(begun.broker)
     dropping.times = 100
     with pytest.raises(BusError, match=r"raise log\.window_bytes"):
         await joined(dropping)
@@ -341,27 +314,22 @@ class Restarting(MemoryBus):
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_broker_that_restarts_meanwhile_is_waited_for() -> None:
-    bus = await connected()
-    await joined(bus)
-    await send(bus, told(1, 1, 0, 8))
-    found = await joined(Restarting(bus.broker))
+async def test_broker_that_restarts_meanwhile_is_waited_for(begun: MemoryBus) -> None:
+    await send(begun, told(1, 1, 0, 8))
+    found = await joined(Restarting(begun.broker))
     assert found.cursor == 8
     assert found.contrib_sequence == 2 + COUNT, "the Start is not said again"
 
 
-async def test_bytes_that_nobody_would_merge_count_for_nothing() -> None:
-    bus = await connected()
-    await joined(bus)
-    await bus.publish(NAMES.contribution(0, "a"), b"noise")
-    await bus.publish(NAMES.contribution(7, "a"), b"noise")
-    await bus.publish(NAMES.start("a"), b"noise")
-    await send(bus, told(1, 1, 0, 8))
-    assert (await joined(bus)).cursor == 8
+async def test_bytes_that_nobody_would_merge_count_for_nothing(begun: MemoryBus) -> None:
+    await begun.publish(NAMES.contribution(0, "a"), b"noise")
+    await begun.publish(NAMES.contribution(7, "a"), b"noise")
+    await begun.publish(NAMES.start("a"), b"noise")
+    await send(begun, told(1, 1, 0, 8))
+    assert (await joined(begun)).cursor == 8
 
 
-async def test_settling_in_says_where_the_same_incarnation_goes_on() -> None:
-    bus = await connected()
+async def test_settling_in_says_where_the_same_incarnation_goes_on(bus: MemoryBus) -> None:
     found = await joining(bus)
     member = replace(found, inner="warm", inner_age_steps=7)
     await settle_in(bus, member)
@@ -370,16 +338,14 @@ async def test_settling_in_says_where_the_same_incarnation_goes_on() -> None:
     assert (await joined(bus)).incarnation == 2
 
 
-async def test_junk_on_its_own_subject_keeps_no_learner_from_settling_in() -> None:
-    bus = await connected()
+async def test_junk_on_its_own_subject_keeps_no_learner_from_settling_in(bus: MemoryBus) -> None:
     found = await joining(bus)
     await bus.publish(NAMES.member("a"), b"junk")
     await settle_in(bus, found)
     assert (await ledger.members(bus, RUN))["a"] == found
 
 
-async def test_overtaken_learner_never_hides_the_newer_incarnation() -> None:
-    bus = await connected()
+async def test_overtaken_learner_never_hides_the_newer_incarnation(bus: MemoryBus) -> None:
     first = await joining(bus)
     await joined(bus)
     with pytest.raises(Superseded, match="started again on h"):
@@ -474,7 +440,8 @@ def test_no_data_counts_twice_and_none_is_left_out(
 
 async def check_interleaving(actions: list[tuple[str, int, int, int]]) -> None:
     """Play a schedule in which older incarnations go on sending, then let the syncer finish."""
-    bus = await connected()
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
     syncer, lives = Reference(bus), [Life(await joined(bus))]
     for kind, back, fragment, amount in actions:
         match kind:

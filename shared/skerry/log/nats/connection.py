@@ -218,9 +218,11 @@ class Connection:
 
     def unavailable(self, seconds: float, refused: str = "") -> BrokerUnavailable:
         """Return the error for a server that does not answer, or cannot act, with what to do."""
-        if refused:
+        reached = self._session is not None and self._session.client.is_connected
+        if refused or (reached and self.clustered):
+            reason = refused or self.reason
             return BrokerUnavailable(
-                f"The NATS cluster at {self.urls} could not act for {seconds:.3g} s ({refused}):"
+                f"The NATS cluster at {self.urls} could not act for {seconds:.3g} s ({reason}):"
                 " bring back the nodes that are down, it needs more than half of them and as many"
                 " as log.replicas.",
                 url=self.urls,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from nats.aio.msg import Msg
 
@@ -47,13 +47,6 @@ TRANSIENT = frozenset(
 """A cluster without a leader or without enough nodes, a stream that is offline, a check that is not
 ready yet, our own first attempt still under way, a queue that is full for a moment."""
 NOT_CLUSTERED = 10074
-
-
-class Delivery(NamedTuple):
-    """A message that a consumer delivered, and its number there."""
-
-    number: int
-    record: Record
 
 
 def nanoseconds(stamp: str) -> int:
@@ -106,12 +99,12 @@ def leader_record(message: Mapping[str, Any]) -> Record:
     )
 
 
-def delivery_of(msg: Msg) -> Delivery:
-    """Read a message that a consumer delivered."""
+def delivery_of(msg: Msg) -> tuple[int, Record]:
+    """Return a message that a consumer delivered, after its number there."""
     tokens = msg.reply.split(".")
     at = 5 if len(tokens) == PLAIN_TOKENS else 7
     sequence, number, time_ns = (int(token) for token in tokens[at : at + 3])
-    return Delivery(number, Record(msg.subject, sequence, time_ns, msg.data, _own(msg.headers)))
+    return number, Record(msg.subject, sequence, time_ns, msg.data, _own(msg.headers))
 
 
 def _own(headers: Mapping[str, str] | None) -> dict[str, str]:
