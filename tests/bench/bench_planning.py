@@ -33,7 +33,7 @@ def main() -> None:
     asked = setup_of(None, [])
     month_s = least_s(lambda: simulate(asked))
     found, tables = simulate(asked), asked.question.tables
-    answer_s = least_s(lambda: answer(simulate(asked), sweep=True).json())
+    answer_s = least_s(lambda: answer(simulate(asked)).json())
     print(
         f"planning: {tables.fleet.chips:,.0f} chips, {tables.simulation.days:g} days,"
         f" {found.failures:,} failures: {month_s:.2f} s; the default answer: {answer_s:.2f} s"

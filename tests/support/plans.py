@@ -1,12 +1,49 @@
-"""Questions for ``skerry plan`` in one line."""
+"""Questions for ``skerry plan`` in one line, and the published table of goodputs."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skerry.settings.tree import Tree
 from skerry_tools.plan.plan import RunPlan, make
 from skerry_tools.plan.question import Question, check_plan, question
+from skerry_tools.plan.simulation import DAY_S, simulate, with_fleet
+from skerry_tools.plan.simulation_answer import setup_of
+from skerry_tools.plan.tables import Layout
+
+CHIPS = (150e3, 300e3, 600e3, 1.2e6, 2.4e6)
+ROWS: dict[str, tuple[Layout, int]] = {
+    "data-parallel": ("data-parallel", 1), "elastic": ("elastic", 1),
+    **{f"M = {learners}": ("decoupled", learners) for learners in (2, 4, 8, 16)},
+}  # fmt: skip
+PUBLISHED: Mapping[str, Sequence[float]] = {
+    "data-parallel": (72, 57, 38, 27, 18), "elastic": (88, 80, 69, 58, 40),
+    "M = 8": (98, 96, 94, 88, 80), "M = 16": (99, 98, 96, 93, 86),
+}  # fmt: skip
+"""Goodput in per cent by chips: Decoupled DiLoCo, arXiv 2604.21428. M = 2 and 4 are predicted."""
+
+
+def goodputs(failures: int, *sets: str) -> dict[str, list[float]]:
+    """Return what is simulated for each row and number of chips, in per cent.
+
+    Each cell ends after so many failures, after 30 days at most.
+    """
+    asked, found = setup_of(None, list(sets)), dict[str, list[float]]()
+    for row, (layout, learners) in ROWS.items():
+        for chips in CHIPS:
+            one = with_fleet(asked, chips=chips, layout=layout, learners=learners)
+            end_s = failures * one.question.tables.failures.chip_mtbi / chips
+            share = simulate(one, end_s=min(30 * DAY_S, end_s)).goodput
+            found.setdefault(row, []).append(100 * share)
+    return found
+
+
+def error_points(found: Mapping[str, Sequence[float]]) -> float:
+    """Return the root-mean-square error to what is published, in percentage points."""
+    off = [a - b for row in PUBLISHED for a, b in zip(found[row], PUBLISHED[row], strict=True)]
+    return math.sqrt(math.fsum(each**2 for each in off) / len(off))
 
 
 def site(**values: Any) -> dict[str, Any]:

@@ -81,6 +81,8 @@ def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
     cycle_tokens = h_steps * sum(site.step_tokens * site.learners for site in sites)
     computing_s = h_steps * sum(site.step_s * site.learners for site in sites) / at.learners
     sent = {name: one.up_bits_s * at.period_s for name, one in at.site_rounds.items()}
+    if at.hub.site:  # from there global fragments leave, and its own contributions do not
+        sent[at.hub.site] = at.hub_round.egress_bits_s * at.period_s
     tokens_s = sum(site.tokens_s for site in sites)
     all_stop = _kept(at, sum(site.table.chips * site.learners for site in sites))
     one_stops = sum(site.tokens_s * _kept(at, site.table.chips) for site in sites) / tokens_s

@@ -38,7 +38,6 @@ Chips = Annotated[Text, _option("fleet.chips: 2.4M.", "N")]
 Learners = Annotated[Count, _option("sync.learners.", "M")]
 K = Annotated[Count, _option("sync.quorum.", "K", "-K")]
 Days = Annotated[float | None, _option("Of the run.", "D")]
-WithTable = Annotated[bool, typer.Option("--table", help="Also the scenario's table of goodputs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -73,7 +72,7 @@ def plan(  # noqa: PLR0913 - one option each
     }  # fmt: skip
     with exit_on_error():
         if scenario == "list":
-            _list("plan")
+            _list()
             return
         each = _sets(up=bandwidth, step_time=step_time)
         if regions is None and each:
@@ -81,7 +80,7 @@ def plan(  # noqa: PLR0913 - one option each
             raise ConfigError(msg, path="regions")
         names = [f"sites.region-{number + 1}" for number in range(regions or 0)]
         equal = [f"{name}.{one}" for name in names for one in ("learners=1", *each)]
-        files = (find(scenario, "plan") if scenario else None, sites)
+        files = (find(scenario) if scenario else None, sites)
         made = make(question(read(files, [*_sets(**asked), *equal, *(set_ or ())])))
         found = answer(made)
         print(found.json()) if as_json else found.print()
@@ -97,7 +96,6 @@ def simulate(
     k: K = None,
     days: Days = None,
     set_: Sets = None,
-    table: WithTable = False,
     as_json: AsJson = False,
 ) -> None:
     """Print what failures cost: goodput, uptime(K), time to N tokens."""
@@ -109,17 +107,17 @@ def simulate(
     }  # fmt: skip
     with exit_on_error():
         if scenario == "list":
-            _list("plan", "simulation")
+            _list()
             return
         outcome = simulated(simulation_answer.setup_of(scenario, [*(set_ or ()), *_sets(**given)]))
-        found = simulation_answer.answer(outcome, sweep=table)
+        found = simulation_answer.answer(outcome)
         print(found.json()) if as_json else found.print()
 
 
-def _list(*kinds: str) -> None:
+def _list() -> None:
     from skerry_tools.plan.question import question, read, shipped
 
-    for name, path in shipped(*kinds).items():
+    for name, path in shipped().items():
         print(f"{name}: {question(read([path])).tables.source}")
 
 

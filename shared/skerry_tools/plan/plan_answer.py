@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from skerry_tools.plan import measured, memory
-from skerry_tools.plan.answer import (
-    Answer,
-    Figure,
-    FigureTable,
-    Kind,
-    Row,
-    figures,
-    several,
-    shown,
-)
+from skerry_tools.plan.answer import Answer, Figure, FigureTable, Kind, Row, figures, several, shown
 from skerry_tools.plan.baselines import GB
 from skerry_tools.plan.plan import RunPlan
 from skerry_tools.plan.traffic import Deployment, PlannedSite
@@ -23,7 +14,7 @@ TIMES = 10
 """Figures are extrapolated ten times beyond what Streaming DiLoCo's table was checked on."""
 CHECKED_LEARNERS, CHECKED_H = 16, 1000
 """Decoupled DiLoCo has M up to 16; H up to 500 is published in DiLoCo."""
-MOST_LEARNERS, SMALL_SHARE = 8, 0.1
+MOST_LEARNERS = 8
 """Above 8 learners the score of Decoupled DiLoCo (arXiv 2604.21428) fell."""
 SETTINGS = {
     "H": ("h_steps", "steps between two rounds of a fragment"),
@@ -42,7 +33,7 @@ def answer(plan: RunPlan) -> Answer:
     return Answer(
         first=verdict(plan),
         tables=list(_tables(plan, {basis for basis, _ in caveats})),
-        mind=[*(f"extrapolated: {why}" for _, why in caveats), *_notes(plan), *_on_sites(plan)],
+        mind=[*(f"extrapolated: {why}" for _, why in caveats), *_notes(plan)],
         source=asked.source,
         status=asked.status,
         facts=facts,
@@ -141,22 +132,12 @@ def _notes(plan: RunPlan) -> Iterator[str]:
         twice = f"the broker reserves {shown(2 * initial, 'B')} for contributions"
         least = f"log.window_bytes={initial:.0f} at least, if that is too much"
         yield f"{twice} (twice what all learners send at the beginning): {least}"
-
-
-def _on_sites(plan: RunPlan) -> Iterator[str]:
-    """Yield which learners a plan would do better without, or with one of them."""
-    sites, whole = plan.at.sites.values(), sum(site.tokens_s for site in plan.at.sites.values())
-    if plan.at.learners > MOST_LEARNERS:
+    if at.learners > MOST_LEARNERS:
         scores = "the paper's average score was 54.4, 55.0, 55.4, 53.4 for M = 2, 4, 8, 16"
         join = f"join learners of a site until {MOST_LEARNERS} are left"
-        yield f"{plan.at.learners} learners: {scores}; {join}"
-    if plan.at.learners == 1:
+        yield f"{at.learners} learners: {scores}; {join}"
+    if at.learners == 1:
         yield "1 learner: there is nothing to synchronise (mode=single)"
-    for site in sites if len(sites) > 1 else ():
-        binds = any(c.what.startswith(f"site {site.name} ") and not c.holds for c in plan.judged)
-        share = site.tokens_s / whole
-        if binds and share < SMALL_SHARE:
-            yield f"site {site.name} binds and brings {share:.1%} of the tokens: leave it out"
 
 
 def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
@@ -168,21 +149,30 @@ def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
 
     judged: dict[str, Mapping[str, Figure]] = {}
     for item in plan.judged:
-        judged[item.what.removeprefix("site ")] = {
-            "of it": Figure(item.ratio, "share", item.why),
-            "needs": Figure(item.need, item.unit, item.why),
-            "has": Figure(item.has, item.unit, item.why),
-        }
+        rows = {"of it": (item.ratio, "share", item.why), "needs": (item.need, item.unit, item.why)}
+        judged[item.what.removeprefix("site ")] = figures(
+            rows | {"has": (item.has, item.unit, item.why)}
+        )
     yield FigureTable("judged", "Judged: need over what there is", judged)
-    notes = [f"  {way.name}: {way.convention}" for way in plan.methods]
     until = f"Until {shown(plan.tokens, 'token')} are trained on"
+    notes = [f"  {way.name}: {way.convention}" for way in plan.methods]
     yield FigureTable("compared", until, _compared(plan, kind("links", "tokens")), notes)
     yield FigureTable("settings", f"Settings (mode {run.mode})", _settings(plan))
     yield FigureTable("rounds", "Rounds", figures(_rounds(at), kind("links")))
     sites = {name: figures(_site(at, site), kind("links")) for name, site in at.sites.items()}
     yield FigureTable("links", "Sites: bandwidth for full hiding, rounds, memory", sites)
-    hub = figures(_hub_rates(at), kind("links")) | figures(_hub_times(at), kind("cpu"))
-    yield FigureTable("hub", "Hub: broker and syncers", hub)
+    hub, stored = at.hub_round, "contributions and state, one replica"
+    rates: dict[str, Row] = {
+        "ingress": (hub.ingress_bits_s, "bit/s", "all contributions, on average"),
+        "egress": (hub.egress_bits_s, "bit/s", "all global fragments, on average"),
+        "broker_stores": (hub.broker_bytes_s, "B/s", stored),
+    }
+    times: dict[str, Row] = {
+        "syncer_busy": (hub.busy_share, "share", "of one syncer's time, per shard"),
+        "syncer_in_a_round": (hub.syncer_s, "s", "decode, merge, encode, write"),
+    }
+    both = figures(rates, kind("links")) | figures(times, kind("cpu"))
+    yield FigureTable("hub", "Hub: broker and syncers", both)
     yield FigureTable("memory", "Memory", figures(_memory(at)))
     disk = f"Disk ({several(run.log.replicas, 'replica')})"
     yield FigureTable("disk", disk, figures(_disk(plan)))
@@ -221,70 +211,36 @@ def _settings(plan: RunPlan) -> dict[str, Figure]:
 
 def _rounds(at: Deployment) -> dict[str, Row]:
     load, up, down = at.load, at.load.sync.contribution_scheme, at.load.sync.global_scheme
-    raw = "measured on Gaussian data, headers included; raw"
-    in_effect, every_s = load.sync.h_steps / at.on_schedule_share, at.period_s / load.sync.fragments
-    room, holds = load.room_steps if load.sync.overlap_steps else None, "none: learners stop"
+    raw, holds = "measured on Gaussian data, headers included; raw", "none: learners stop"
+    room = load.room_steps if load.sync.overlap_steps else None
+    up_words = f"{up}: {raw} {measured.RAW_BITS[up]:.2f}"
+    down_words = f"{down}: {raw} {measured.RAW_BITS[down]:.2f}"
     return {
-        "up_bits_per_parameter": (load.up_bits, "bit", f"{up}: {raw} {measured.RAW_BITS[up]:.2f}"),
-        "down_bits_per_parameter": (
-            load.down_bits,
-            "bit",
-            f"{down}: {raw} {measured.RAW_BITS[down]:.2f}",
-        ),
+        "up_bits_per_parameter": (load.up_bits, "bit", up_words),
+        "down_bits_per_parameter": (load.down_bits, "bit", down_words),
         "fragment": (load.fragment, "param", "the largest of P"),
         "contribution": (load.fragment * load.up_bits, "bit", "one learner's, one round"),
         "global_fragment": (load.fragment * load.down_bits, "bit", "for each learner"),
-        "rounds_every": (every_s, "s", "H t / P, t of the K-th fastest learner"),
-        "fragment_returns_after": (at.period_s, "s", "H t"),
-        "H_in_effect": (in_effect, "step", "longer than H where a link is too slow"),
+        "fragment_returns_after": (at.period_s, "s", "H t, t of the K-th fastest learner"),
         "room": (room, "step", f"a round may last without delaying others; {holds}"),
-        "due_at_the_same_step": (at.due_together, "1", "fragments; ceil(P / H)"),
     }
 
 
 def _site(at: Deployment, site: PlannedSite) -> dict[str, Row]:
-    one, rows = at.site_rounds[site.name], dict[str, Row]()
-    rows["step"] = (site.step_s, "s", "of each of its learners")
-    throughput = "all fragments pass once in H steps: m b N / (H t)"
-    deadlines = "a round ends in its room; none: no rate is enough"
-    factor = one.factor if at.load.sync.overlap_steps and not site.local else 0.0
+    one, waits = at.site_rounds[site.name], at.load.sync.overlap_steps
+    factor = one.factor if waits and not site.local else 0.0
+    needed = "throughput or deadline bound, the larger; none: no rate is enough"
     ways = (("up", site.up_bits_s, one.up_bits_s), ("down", site.down_bits_s, one.down_bits_s))
+    rows: dict[str, Row] = {"step": (site.step_s, "s", "of each of its learners")}
     for way, has, average in ways:
-        deadline = None if factor is None else has * factor
-        needed = None if deadline is None else max(average, deadline)
-        rows[f"{way}_throughput"] = (average, "bit/s", throughput)
-        rows[f"{way}_deadline"] = (deadline, "bit/s", deadlines)
-        rows[f"{way}_needed"] = (needed, "bit/s", "the larger, for full hiding")
+        rate = None if factor is None else max(average, has * factor)
+        rows[f"{way}_average"] = (average, "bit/s", "all fragments pass once in H steps")
+        rows[f"{way}_needed"] = (rate, "bit/s", needed)
     held = memory.learner_bytes(at.load) / site.table.chips
     return rows | {
         "round": (one.round_s, "s", "stages one after another"),
         "slack": (one.slack_steps, "step", "the room less the round"),
         "memory_per_chip": (held, "B", "the learner's, evenly"),
-        "tau_fits": (one.tau, "1", "least tau with room for it; none: none below H"),
-    }
-
-
-def _hub_rates(at: Deployment) -> dict[str, Row]:
-    load, hub, each = at.load, at.hub_round, at.load.parameters / at.period_s / at.load.sync.shards
-    reads, writes = at.learners * load.up_bits * each, 8 * load.state_bytes * each
-    return {
-        "ingress": (hub.ingress_bits_s, "bit/s", "all contributions, on average"),
-        "egress": (hub.egress_bits_s, "bit/s", "all global fragments, on average"),
-        "syncer_reads": (reads, "bit/s", "contributions of a shard, from the broker"),
-        "syncer_writes": (writes, "bit/s", "committed state of a shard, to the broker"),
-        "broker_stores": (hub.broker_bytes_s, "B/s", "contributions and state, one replica"),
-    }
-
-
-def _hub_times(at: Deployment) -> dict[str, Row]:
-    load, down = at.load, at.load.sync.global_scheme
-    merge_s = measured.merge_s(load.sync.contribution_scheme, load.fragment, at.learners)
-    encode_s = measured.encode_s(down, load.fragment, at.hub.cores)
-    return {
-        "syncer_busy": (at.hub_round.busy_share, "share", "of one syncer's time, per shard"),
-        "merge": (merge_s, "s", f"one fragment of {at.learners} contributions"),
-        "encode": (encode_s, "s", f"the new fragment in {down}"),
-        "syncer_in_a_round": (at.hub_round.syncer_s, "s", "decode, merge, encode, write"),
     }
 
 

@@ -23,7 +23,6 @@ from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
 
 OPEN = ("h_steps", "fragments", "shards")
 """Settings of [sync] that a plan chooses where the user has not; others have their defaults."""
-STATUSES = ("published", "fitted", "assumed", "derived")
 MOST_FAILURES = 2e7
 """About a minute of work."""
 
@@ -38,7 +37,6 @@ class Question:
 
     run: RunConfig
     tables: ScenarioTables
-    name: str = ""
     open: frozenset[str] = frozenset()
     bare_tokens: bool = False
 
@@ -48,16 +46,15 @@ class Question:
         return self.run.sync.learners if self.tables.fleet.layout == "decoupled" else 1
 
 
-def shipped(*kinds: str) -> dict[str, Path]:
-    """Return the scenarios of these kinds that come with Skerry, by name."""
+def shipped() -> dict[str, Path]:
+    """Return the scenarios that come with Skerry, by name."""
     folder = Path(str(resources.files("skerry_tools.plan"))) / "scenarios"
-    paths = sorted(folder.glob("*.toml"))
-    return {path.stem: path for path in paths if read_toml(path).get("kind") in kinds}
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def find(named: str, *kinds: str) -> Path:
-    """Return a shipped scenario of these kinds, or a file; ConfigError where it is neither."""
-    known, path = shipped(*kinds), Path(named)
+def find(named: str) -> Path:
+    """Return a shipped scenario, or a file; ConfigError where it is neither."""
+    known, path = shipped(), Path(named)
     if named not in known and not path.exists() and path.suffix != ".toml":
         refuse(named, f"is no scenario, neither shipped nor a file: there are {', '.join(known)}.")
     return known.get(named, path)
@@ -84,7 +81,7 @@ def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
     return tree
 
 
-def question(tree: Tree, name: str = "") -> Question:
+def question(tree: Tree) -> Question:
     """Return what a tree of settings asks; ConfigError names the first path that is wrong."""
     known = leaves(RunConfig, LocalSettings, ScenarioTables)
     for site in _table(tree, "sites"):
@@ -105,7 +102,6 @@ def question(tree: Tree, name: str = "") -> Question:
     return Question(
         run=run,
         tables=tables,
-        name=name,
         open=frozenset(OPEN) - asked.keys() if run.mode == "decoupled" else frozenset(),
         bare_tokens=tables.plan.parameters is not None and some_bare and not tokens,
     )
@@ -113,8 +109,6 @@ def question(tree: Tree, name: str = "") -> Question:
 
 def check_plan(asked: Question) -> None:
     """Raise ConfigError for a question that is none for a plan."""
-    if asked.tables.kind == "simulation":
-        refuse("kind", 'is "simulation", which skerry plan does not answer: try skerry simulate.')
     if not asked.tables.sites:
         names = "[sites.a] with up and step_time, or give --regions, --bandwidth and --step-time."
         refuse("sites", f"is empty: name at least one, as {names}")
@@ -147,18 +141,6 @@ def check_simulation(asked: Question) -> None:
     if failures > MOST_FAILURES:
         many = f"is {days:g}, in which the chips could fail {failures:.3g} times: at most"
         refuse("simulation.days", f"{many} {MOST_FAILURES:g} are simulated, so give fewer days.")
-    _check_sources(tables)
-
-
-def _check_sources(tables: ScenarioTables) -> None:
-    for row, values in tables.sweep.published.items():
-        if len(values) != len(tables.sweep.chips):
-            other = f"has {len(values)} values for {len(tables.sweep.chips)} numbers of chips."
-            refuse(f"sweep.published.{row}", other)
-    for path, status in tables.status.items():
-        if not status.startswith(STATUSES):
-            words = ", ".join(STATUSES)
-            refuse(f"status.{path}", f"is {status!r}: begin it with one of {words}.")
 
 
 def refuse(path: str, text: str, nearest: str = "") -> NoReturn:

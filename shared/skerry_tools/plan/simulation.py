@@ -260,13 +260,6 @@ def uptime_of(timelines: Sequence[LearnerTimeline]) -> list[float]:
     return [min(1.0, float(share)) for share in np.cumsum(shares[::-1])[::-1][1:]]
 
 
-def binomial_uptime(quorum: int, learners: int, running: float) -> float:
-    """Return uptime(K) of learners that each run independently for the share ``running``."""
-    counts = range(max(quorum, 0), learners + 1)
-    each = (math.comb(learners, k) * running**k * (1 - running) ** (learners - k) for k in counts)
-    return min(1.0, math.fsum(each))
-
-
 def caveats(found: SimulatedRun) -> Iterator[str]:
     """Yield what of the question lies beyond what the model was checked on."""
     tables, learners = found.setup.question.tables, len(found.timelines)
@@ -286,37 +279,6 @@ def caveats(found: SimulatedRun) -> Iterator[str]:
         yield f"only {found.failures} failures in {days:g} days: the interval is rough"
 
 
-@dataclass(frozen=True, slots=True)
-class SweepCell:
-    """One goodput of a table; shares."""
-
-    row: str
-    chips: float
-    goodput: float
-    published: float | None = None
-
-
-def sweep(asked: Setup) -> list[SweepCell]:
-    """Return the goodput of every row at every number of chips of the scenario's sweep.
-
-    Each cell ends after so many failures, if that is sooner.
-    """
-    tables, cells = asked.question.tables, list[SweepCell]()
-    rows: list[tuple[str, Layout, int]] = [
-        ("data-parallel", "data-parallel", 1), ("elastic", "elastic", 1),
-        *((f"M = {learners}", "decoupled", learners) for learners in tables.sweep.learners),
-    ]  # fmt: skip
-    for name, layout, learners in rows:
-        known = tables.sweep.published.get(name, (None,) * len(tables.sweep.chips))
-        for chips, percent in zip(tables.sweep.chips, known, strict=True):
-            one = with_fleet(asked, chips=chips, layout=layout, learners=learners)
-            end_s = tables.sweep.failures * tables.failures.chip_mtbi / chips
-            found = simulate(one, end_s=min(tables.simulation.days * DAY_S, end_s))
-            share = None if percent is None else percent / 100.0
-            cells.append(SweepCell(name, chips, found.goodput, share))
-    return cells
-
-
 def with_fleet(asked: Setup, *, chips: float, layout: Layout, learners: int) -> Setup:
     """Return the same question about equal learners of another fleet."""
     fleet = asked.question.tables.fleet.model_copy(update={"chips": chips, "layout": layout})
@@ -324,9 +286,3 @@ def with_fleet(asked: Setup, *, chips: float, layout: Layout, learners: int) -> 
     sync = {"learners": learners, "quorum": quorum}
     question = _with(asked.question, sync, fleet=fleet, sites={})
     return Setup(question, _equal(question))
-
-
-def error_points(cells: Sequence[SweepCell]) -> float | None:
-    """Return the root-mean-square error to what is published, in percentage points."""
-    off = [100.0 * (c.goodput - c.published) for c in cells if c.published is not None]
-    return math.sqrt(math.fsum(d * d for d in off) / len(off)) if off else None

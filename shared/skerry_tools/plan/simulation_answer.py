@@ -27,8 +27,8 @@ NAMES = {
 
 def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
     """Return what a shipped scenario, or a file, asks; ConfigError where it cannot be asked."""
-    path = find(named or DEFAULT, "plan", "simulation")
-    return simulation.setup(question(read([path], sets), path.stem))
+    path = find(named or DEFAULT)
+    return simulation.setup(question(read([path], sets)))
 
 
 def lead(found: SimulatedRun) -> str:
@@ -57,25 +57,11 @@ def lead(found: SimulatedRun) -> str:
     return f"{said}."
 
 
-def answer(found: SimulatedRun, *, sweep: bool = False) -> Answer:
-    """Return an outcome as text and JSON; ``sweep``: with the scenario's table."""
-    asked = found.setup.question
-    facts: dict[str, object] = {"scenario": asked.name, "seed": asked.tables.simulation.seed}
-    tables = list(_tables(found))
-    if sweep:
-        cells = simulation.sweep(found.setup)
-        error = facts["error_points"] = simulation.error_points(cells)
-        rows: dict[str, dict[str, Figure]] = {}
-        for cell in cells:
-            own, name = rows.setdefault(cell.row, {}), shown(cell.chips, "chip")
-            own[name] = Figure(cell.goodput, "share")
-            if cell.published is not None:
-                own[f"{name}, published"] = Figure(cell.published, "share", "", "input")
-        count = sum(cell.published is not None for cell in cells)
-        notes = [f"  Error: {error:.2f} points RMS over {count} published cells."] * (count > 0)
-        tables.append(FigureTable("table", "Goodput by chips", rows, notes))
-    mind = list(simulation.caveats(found))
-    return Answer(lead(found), tables, mind, asked.tables.source, asked.tables.status, facts)
+def answer(found: SimulatedRun) -> Answer:
+    """Return an outcome as text and JSON."""
+    tables, mind = found.setup.question.tables, list(simulation.caveats(found))
+    facts = {"seed": tables.simulation.seed}
+    return Answer(lead(found), list(_tables(found)), mind, tables.source, tables.status, facts)
 
 
 def _tables(found: SimulatedRun) -> Iterator[FigureTable]:
@@ -84,14 +70,9 @@ def _tables(found: SimulatedRun) -> Iterator[FigureTable]:
     yield FigureTable("result", "Result", figures(_result(found), kind))
     shares = {NAMES[use]: Figure(share, "share") for use, share in found.split.items() if share > 0}
     yield FigureTable("split", f"What the time went into: {BY_CHIPS}", shares)
-    learners, uptimes = len(found.timelines), dict[str, dict[str, Figure]]()
-    for k, share in enumerate(found.uptime, start=1):
-        binomial = simulation.binomial_uptime(k, learners, found.running)
-        both = {"simulated": Figure(share, "share"), "binomial": Figure(binomial, "share")}
-        uptimes[f"K = {k}"] = both
-    if learners > 1:
-        title = "Uptime(K): share of the time that at least K learners train"
-        yield FigureTable("uptime", title, uptimes)
+    uptimes = {f"K = {k}": Figure(share, "share") for k, share in enumerate(found.uptime, start=1)}
+    title = "Uptime(K): share of the time that at least K learners train"
+    yield FigureTable("uptime", title, uptimes)
 
 
 def _assumed(found: SimulatedRun) -> dict[str, Row]:

@@ -1,7 +1,7 @@
 """The tables of a plan's or a simulation's file, beside a run's own: meaning, unit, bound, default.
 
 One TOML file may hold ``[plan]``, ``[sites.<name>]`` and ``[hub]``, which ``skerry plan`` answers,
-and ``[fleet]`` to ``[sweep]``, which ``skerry simulate`` does. A quantity is text with its unit.
+and ``[fleet]`` to ``[simulation]``, which ``skerry simulate`` does. Quantities name their unit.
 """
 
 from __future__ import annotations
@@ -130,22 +130,12 @@ class SimulationTable(Table):
 
     days: float = Field(default=30.0, gt=0, le=36525.0)
     seed: int = Field(default=0, ge=0)  # the same seed gives the same bytes
-    rounds: int = Field(default=200, ge=1, le=1_000_000)  # looked at where learners stop for them
-
-
-class SweepTable(Table):
-    """A table of goodputs over chips; data-parallel and elastic are always among its rows."""
-
-    chips: tuple[Count, ...] = ()
-    learners: tuple[int, ...] = ()  # rows of layout decoupled
-    failures: int = Field(default=10_000, ge=1, le=10_000_000)  # after which a cell ends, at most
-    published: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)  # per cent, by row
+    rounds: int = Field(default=2000, ge=1, le=1_000_000)  # looked at where learners stop for them
 
 
 class ScenarioTables(Table):
     """Every table that plans and simulations add to a run's config."""
 
-    kind: Literal["plan", "simulation", ""] = ""  # which question a shipped scenario asks first
     source: str = ""  # where a scenario's values come from, and by dotted path,
     status: dict[str, str] = Field(default_factory=dict)  # published, fitted, assumed or derived
     plan: PlanTable = PlanTable()
@@ -159,4 +149,3 @@ class ScenarioTables(Table):
     timing: TimingTable = TimingTable()
     outages: tuple[AwayTable, ...] = ()  # learners that are gone
     simulation: SimulationTable = SimulationTable()
-    sweep: SweepTable = SweepTable()

@@ -139,7 +139,7 @@ class SiteRound:
 
     ``elsewhere_s`` is what no bandwidth shortens; ``upload_s`` from a step boundary until the
     syncer has the contribution. ``factor``: by what both directions must grow for the round to end
-    in time; None: they cannot help. ``tau``: the least whose room holds a round; None: none does.
+    in time; None: they cannot help.
     """
 
     up_bits_s: float
@@ -149,7 +149,6 @@ class SiteRound:
     round_s: float
     slack_steps: float
     factor: float | None
-    tau: int | None
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ class Deployment:
         return {name: self._site_round(site) for name, site in self.sites.items()}
 
     def _site_round(self, site: PlannedSite) -> SiteRound:
-        load, gap, cores = self.load, self.load.launch_gap_steps, site.table.cores
+        load, cores = self.load, site.table.cores
         burst = self.due_together * load.fragment
         upload_s = encode_s(load.sync.contribution_scheme, burst, cores)
         read_s = decode_s(load.sync.global_scheme, burst, cores)
@@ -241,8 +240,6 @@ class Deployment:
             elsewhere_s += ROUND_TRIPS * site.table.rtt
             round_s = elsewhere_s + max(wire_s, self.hub_round.transfer_s)
         steps, left_s = round_s / self.clock_s, self.deadline_s - elsewhere_s
-        short, each = steps - 1e-9, max(1.0, gap)
-        tau = 1 if short <= each + gap else max(1, math.ceil(short - each))
         return SiteRound(
             up_bits_s=average * load.up_bits,
             down_bits_s=average * load.down_bits,
@@ -251,15 +248,7 @@ class Deployment:
             round_s=round_s,
             slack_steps=load.room_steps - steps,
             factor=wire_s / left_s if left_s > 0 else None,
-            tau=tau if short <= load.sync.h_steps and tau < load.sync.h_steps else None,
         )
-
-    @property
-    def on_schedule_share(self) -> float:
-        """Share of the schedule's rounds that every link can carry; the rest come later."""
-        loads = [(self.site_rounds[name], site) for name, site in self.sites.items()]
-        up = (one.up_bits_s / site.up_bits_s for one, site in loads)
-        return 1 / max(1.0, *up, *(one.down_bits_s / site.down_bits_s for one, site in loads))
 
     @property
     def cycle_s(self) -> float:

@@ -16,9 +16,8 @@ from skerry_tools.plan import measured, plan, simulation
 from skerry_tools.plan.measured import WIRE_BITS
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import question, read, shipped
-from skerry_tools.plan.simulation import error_points, sweep
-from skerry_tools.plan.simulation_answer import setup_of
-from skerry_tools.plan.tables import PlanTable, SimulationTable, SweepTable
+from skerry_tools.plan.tables import PlanTable, SimulationTable
+from tests.support.plans import PUBLISHED, error_points, goodputs
 
 PAGE = (Path(__file__).parents[4] / "docs" / "planning.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```\n\$ skerry (.*)\n([^`]*)```", PAGE)
@@ -61,26 +60,25 @@ def test_the_four_regions_are_as_fast_as_the_page_says() -> None:
     assert len(lines) == 4
     for link, (scheme, printed) in zip(("5", "3", "2", "2"), lines.values(), strict=True):
         sets = [f"sites.{name}.up={link} Gbit/s" for name in names]
-        tree = read([shipped("plan")["four-regions"]], [*sets, f"sync.global_scheme={scheme}"])
+        tree = read([shipped()["four-regions"]], [*sets, f"sync.global_scheme={scheme}"])
         found = make(question(tree))
         assert printed == (f"{found.speed_up(1):.2f} x" if found.feasible else "not feasible")
 
 
 def test_the_published_table_is_the_one_that_is_simulated() -> None:
-    cells = sweep(setup_of(None, []))
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        published = "" if cell.published is None else f" ({100 * cell.published:.0f})"
-        found.setdefault(cell.row, []).append(f"{100 * cell.goodput:.1f}{published}")
-    assert rows("| | 150k") == found
-    assert f"published cells is {error_points(cells):.2f} points" in PAGE
+    found = goodputs(10_000)
+    printed = {row: [f"{one:.1f}" for one in cells] for row, cells in found.items()}
+    for row, cells in PUBLISHED.items():
+        printed[row] = [f"{a} ({b})" for a, b in zip(printed[row], cells, strict=True)]
+    assert rows("| | 150k") == printed
+    assert f"published cells is {error_points(found):.2f} points" in PAGE
 
 
 @pytest.mark.parametrize(("setting", "printed"), rows("| setting | points").items())
 def test_another_choice_makes_the_error_that_the_page_says(
     setting: str, printed: list[str]
 ) -> None:
-    error = error_points(sweep(setup_of(None, [setting.strip("`"), "sweep.failures=3000"])))
+    error = error_points(goodputs(3000, setting.strip("`")))
     assert error == pytest.approx(float(printed[0]), abs=0.2)
 
 
@@ -97,8 +95,7 @@ def test_another_choice_makes_the_error_that_the_page_says(
             [seconds * 1e9 for seconds in measured.COMMIT_CPU_S],
         ),
         (r"95 %, of the means of (\d+) equal parts", [simulation.BATCHES]),
-        (r"(\d+) rounds in (\d+) samples", [SimulationTable().rounds, simulation.SAMPLES]),
-        (r"`skerry simulate --table` \(([\d,]+) failures a cell\)", [SweepTable().failures]),
+        (r"([\d,]+) rounds in (\d+) samples", [SimulationTable().rounds, simulation.SAMPLES]),
         (
             r"Beyond ([\d.]+) million chips, (\d+) learners and (\d+) failures per pause",
             [simulation.CHECKED_CHIPS / 1e6, simulation.CHECKED_LEARNERS, simulation.CHECKED_LOAD],

@@ -209,13 +209,9 @@ def test_learners_of_several_devices_are_said_not_to_run_yet() -> None:
     assert any("today's code runs one device per learner" in note for note in notes)
 
 
-def test_learners_and_sites_that_a_plan_is_better_without_are_named() -> None:
+def test_a_number_of_learners_that_does_no_good_is_named() -> None:
     assert any(note.startswith("9 learners: ") for note in as_read(planned(9, sync=FIXED))["mind"])
     assert any("mode=single" in note for note in as_read(planned(1, sync=FIXED))["mind"])
-    sites = {"big": site(), "tiny": site(up="0.1 Gbit/s", step_time="60 s")}
-    notes = as_read(planned(sites, sync=FIXED))["mind"]
-    assert next(note for note in notes if "leave it out" in note).startswith("site tiny binds")
-    assert not any("site big" in note for note in notes)
 
 
 def test_rounds_within_tau_steps_are_chosen_first_and_else_room_is_enough() -> None:

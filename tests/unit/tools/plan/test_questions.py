@@ -49,7 +49,6 @@ AWAY = "outages=[{}]"
         ({"a": site(up="1e-300 bit/s")}, {}, "sites.a.up", "from 1 to 1e+18"),
         ({"a": site(step_time="1e300 s")}, {}, "sites.a.step_time", "from 1e-09"),
         (2, {"plan": {"tokens": "lots"}}, "plan.tokens", "write a number"),
-        (2, {"kind": "simulation"}, "kind", "skerry simulate"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused_by_path(
@@ -78,7 +77,6 @@ def test_a_plan_that_contradicts_itself_is_refused_by_path(
         ('outages=[{"learners": [1]}]', "outages.0.lasts", ""),
         ('outages=[{"last": "1 h", "lasts": "1 h"}]', "outages.0.last", ""),
         ('outages=[{"lasts": "1 h", "every": "1 h"}]', "outages.0.every", ""),
-        ("sweep.chips=[1e6]", "sweep.published.data-parallel", ""),
     ],
 )
 def test_a_simulation_that_cannot_be_is_refused_by_path(
@@ -139,7 +137,7 @@ def test_the_model_gives_its_parameters_and_a_bare_count_even_fragments() -> Non
     assert load.fragment == 101
 
 
-@pytest.mark.parametrize(("name", "path"), shipped("plan", "simulation").items())
+@pytest.mark.parametrize(("name", "path"), shipped().items())
 def test_every_scenario_gives_its_source_and_the_origin_of_its_values(
     name: str, path: Path
 ) -> None:
@@ -147,7 +145,7 @@ def test_every_scenario_gives_its_source_and_the_origin_of_its_values(
     assert "arXiv" in values["source"]
     words = {text.partition(":")[0].split(" ")[0] for text in values["status"].values()}
     assert words <= {"published", "fitted", "assumed", "derived"}
-    if values["kind"] == "simulation":
+    if "sites" not in values:
         given = {
             f"{table}.{key}"
             for table, inner in values.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -77,21 +76,6 @@ def test_links_at_their_deadline_bound_end_a_round_exactly_within_its_room(
         assert grown.site_rounds["s0"].round_s == pytest.approx(grown.deadline_s)
 
 
-@given(loads, sites)
-def test_the_tau_that_fits_is_the_least_whose_room_holds_a_round(
-    load: SyncLoad, site: PlannedSite
-) -> None:
-    def holds(tau: int) -> bool:
-        return round_of(site, load.changed(overlap_steps=tau)).slack_steps >= -1e-6
-
-    tau = round_of(site, load).tau
-    if tau is None:
-        assert not any(holds(tau) for tau in range(1, load.sync.h_steps))
-    else:
-        assert holds(tau)
-        assert tau == 1 or not holds(tau - 1)
-
-
 @given(loads)
 def test_rounds_of_a_shard_that_last_for_their_room_are_launched_in_time(load: SyncLoad) -> None:
     """Of every shard: where P does not divide evenly, the one that owns least has least room."""
@@ -159,18 +143,6 @@ def test_where_all_stop_and_rounds_are_free_utilisation_is_mean_over_maximum_of_
     load = replace(LOAD.changed(fragments=1, overlap_steps=0), parameters=1e-6)
     found = at(site_of(step_s=1.0, rtt=1e-9), site_of(step_s=2.0, rtt=1e-9), load=load)
     assert found.utilisation == pytest.approx(1.5 / 2.0)
-
-
-@given(loads, sites)
-def test_rounds_are_on_schedule_as_far_as_the_slowest_link_carries_them(
-    load: SyncLoad, site: PlannedSite
-) -> None:
-    found, one = at(site, load=load), round_of(site, load)
-    fits = one.up_bits_s <= site.up_bits_s and one.down_bits_s <= site.down_bits_s
-    assert (found.on_schedule_share == 1.0) == fits
-    h_steps = math.ceil(load.sync.h_steps / found.on_schedule_share)
-    slower = at(site, load=load.changed(h_steps=h_steps))
-    assert slower.on_schedule_share == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("scheme", sorted(WIRE_BITS))
