@@ -22,7 +22,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
 from skerry.algorithm.schemes import SCHEMES
 from skerry.protocol.chunks import PlaneAssembler, seal, unseal
-from skerry.protocol.codec import encode_vector
+from skerry.protocol.codec import pack
 from skerry.protocol.messages import ChunkHeader
 
 F32 = NDArray[np.float32]
@@ -38,7 +38,7 @@ BITS = {"int4": 3.6, "bf16": 11.1}
 
 def messages(layout: Plan, scheme: str, x: F32) -> Iterator[bytes]:
     """Yield the sealed messages of a vector, each made when it is asked for."""
-    for c in encode_vector(scheme, x, CHUNK_BYTES):
+    for c in pack(scheme, cpu().quantise(scheme, x), CHUNK_BYTES):
         header = ChunkHeader(
             *(RUN, layout.digest, 0, 1, "ann", 1, c.index, c.count, scheme),
             *(c.first_block, c.blocks, c.raw_bytes),

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Fragment, Plan
     from skerry.log.base import Bus
+    from skerry.protocol.codec import Chunk
     from skerry.protocol.messages import RunRecord
 
     Vector = NDArray[np.float32]
@@ -61,6 +62,11 @@ NOTHING: Any = None
 ONE: Any = np.float32(1)
 TAKEN = StepResult(ONE, ONE, ONE)
 """The outcome of every step."""
+
+
+def encode_vector(scheme: str, x: Vector, chunk_bytes: int) -> list[Chunk]:
+    """Quantise and pack a padded vector."""
+    return list(pack(scheme, cpu().quantise(scheme, x), chunk_bytes))
 
 
 def walk(fragment: Fragment, *key: object) -> Vector:

@@ -115,7 +115,7 @@ class Committer:
         weighed: Sequence[Weighed],
     ) -> FragmentVectors:
         """Return the next master and outer state; Diverged when they would not be finite."""
-        merged, outer_state, _ = await asyncio.to_thread(
+        merged, outer_state = await asyncio.to_thread(
             merge_and_apply,
             self.outer,
             held.master,

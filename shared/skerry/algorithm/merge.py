@@ -59,13 +59,12 @@ contents only, and weights f64 (contributions,) that sum to one, and returns the
 class Direction(NamedTuple):
     """A merge before its last multiplication: merged slice s is ``gains[s] * vector`` over span s.
 
-    ``vector`` is f32 (padded_size,), ``gains`` f32 (slices,), ``norm`` the merged L2 norm.
+    ``vector`` is f32 (padded_size,), ``gains`` f32 (slices,).
     """
 
     vector: NDArray[np.float32]
     gains: NDArray[np.float32]
     spans: Spans
-    norm: float
 
 
 def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
@@ -129,7 +128,7 @@ def merge(
         Diverged: the result would not be finite.
 
     """
-    vector, gains, spans, _ = direction(method, contributions, weights, fragment, averaged)
+    vector, gains, spans = direction(method, contributions, weights, fragment, averaged)
     zero = np.zeros_like(vector)
     backend.merger().step(vector, gains, spans, zero, None, lr=-1.0, decay=0.0)
     return vector
@@ -169,11 +168,10 @@ def direction(
         lengths[lost] = np.sqrt(accumulate(ordered, average, spans.only(lost), out))
     kept = radial & ~lost
     gains = np.divide(radii, lengths, out=np.ones_like(lengths), where=kept).astype(np.float32)
-    norm = float(np.sqrt(np.square(gains * lengths).sum()))
-    if not math.isfinite(norm):
+    if not np.isfinite(np.square(gains * lengths).sum()):
         msg = "a merged outer gradient is not finite; a contribution carries NaN or infinity"
         raise Diverged(msg)
-    return Direction(out, gains, spans, norm)
+    return Direction(out, gains, spans)
 
 
 def _apply_rule(

@@ -123,11 +123,11 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     fragment: Fragment,
     averaged: Sequence[bool],
     spare: Sequence[F32s] = (),
-) -> tuple[F32s, Any, float]:
+) -> tuple[F32s, Any]:
     """Merge contributions and take one outer step.
 
-    Returns the new master f32 (padded_size,), the new state and the merged gradient's L2 norm; the
-    inputs are untouched. Presets decode, merge and step block by block without another vector.
+    Returns the new master f32 (padded_size,) and the new state; the inputs are untouched. Presets
+    decode, merge and step block by block without another vector.
     ``spare`` are up to two dead vectors (an earlier master and momentum) that presets write into
     instead of new memory, whose first touch costs as much as the merge.
     Raises Diverged when the merge or the step is not finite, ValueError when shapes or weights do
@@ -135,20 +135,18 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     """
     if outer.fused is None:
         vector = merge(method, contributions, weights, fragment, averaged)
-        norm = float(np.sqrt(backend.merger().segment_squares(vector, whole(vector))[0]))
         moved, fresh = outer.apply(master, vector, state)
         if not np.isfinite(moved).all():
             msg = f"the outer step of {outer.name} is not finite"
             raise Diverged(msg)
-        return moved, fresh, norm
+        return moved, fresh
     fitting = [vector for vector in spare if vector.size == fragment.padded_size]
     out, into = (*fitting, None, None)[:2]
-    merged = direction(method, contributions, weights, fragment, averaged, out)
-    vector, gains, spans, norm = merged
+    vector, gains, spans = direction(method, contributions, weights, fragment, averaged, out)
     lr, decay = outer.fused
     step = backend.merger().step
     fresh = step(vector, gains, spans, master, state, lr=lr, decay=decay, into=into)
-    return vector, fresh, norm
+    return vector, fresh
 
 
 def _sgd_outer(name: str, sgd: Sgd) -> Outer:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.algorithm.backend import cpu, decoder
+from skerry.algorithm.backend import decoder
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.planes import Planes, allocate
 from skerry.algorithm.schemes import raw_bytes, scheme_of
@@ -23,7 +23,7 @@ from skerry.errors import Corrupt, Truncated
 from skerry.protocol.lossless import Packing, compress, decompress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -108,19 +108,16 @@ def blocks_per_chunk(scheme: str, chunk_bytes: int) -> int:
 
 def pack(scheme: str, planes: Planes, chunk_bytes: int) -> Iterator[Chunk]:
     """Yield the chunks of quantised planes, each made when it is asked for."""
-    return _chunks(scheme, planes.codes.shape[0], chunk_bytes, planes.part)
-
-
-def encode_vector(scheme: str, x: NDArray[np.float32], chunk_bytes: int) -> Iterator[Chunk]:
-    """Quantise and pack a padded vector f32 (blocks*256,), chunk by chunk.
-
-    Raises Diverged at the first chunk that is not finite.
-    """
-
-    def cut(blocks: slice) -> Planes:
-        return cpu().quantise(scheme, x[blocks.start * BLOCK : blocks.stop * BLOCK])
-
-    return _chunks(scheme, x.size // BLOCK, chunk_bytes, cut)
+    blocks, size = planes.codes.shape[0], blocks_per_chunk(scheme, chunk_bytes)
+    count = -(-blocks // size)
+    for index in range(count):
+        first, stop = index * size, min((index + 1) * size, blocks)
+        parts, cut = list[bytes](), planes.part(slice(first, stop))
+        for section in _sections(scheme):
+            data = compress(np.ascontiguousarray(section.of(cut)), section.packing)
+            parts += (_LENGTH.pack(len(data)), data)
+        raw = raw_bytes(scheme, stop - first)
+        yield Chunk(index, count, first, stop - first, scheme, raw, b"".join(parts))
 
 
 def unpack(header: ChunkHeader, packed: bytes | memoryview) -> Planes:
@@ -172,21 +169,6 @@ def decode_into(header: ChunkHeader, packed: bytes | memoryview, out: NDArray[np
 def _sections(scheme: str) -> tuple[Section, ...]:
     kind = scheme_of(scheme)
     return SECTIONS.get(scheme) or (_SCALES, Section(0, kind.code_bytes, Packing.ENTROPY))
-
-
-def _chunks(
-    scheme: str, blocks: int, chunk_bytes: int, cut: Callable[[slice], Planes]
-) -> Iterator[Chunk]:
-    size = blocks_per_chunk(scheme, chunk_bytes)
-    count = -(-blocks // size)
-    for index in range(count):
-        first, stop = index * size, min((index + 1) * size, blocks)
-        parts, planes = list[bytes](), cut(slice(first, stop))
-        for section in _sections(scheme):
-            data = compress(np.ascontiguousarray(section.of(planes)), section.packing)
-            parts += (_LENGTH.pack(len(data)), data)
-        raw = raw_bytes(scheme, stop - first)
-        yield Chunk(index, count, first, stop - first, scheme, raw, b"".join(parts))
 
 
 def _split(header: ChunkHeader, packed: bytes | memoryview) -> list[tuple[Section, memoryview]]:

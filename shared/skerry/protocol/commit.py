@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm import weighting
-from skerry.protocol.contribution import refused_as
+from skerry.protocol.contribution import id_of, refused_as
 from skerry.protocol.door import saturated
 from skerry.protocol.messages import (
     CloseReason,
@@ -181,9 +181,7 @@ def _consumed(weighed: Weighed, closing: Closing) -> Consumed:
     """Return the record of a merged contribution; only one that answered this round is dated."""
     header, late = weighed.contribution.header, weighed.staleness > 0
     return Consumed(
-        learner=header.learner,
-        incarnation=header.incarnation,
-        identity=header.identity,
+        *weighed.contribution.id,
         sequence_first=weighed.contribution.sequence_first,
         sequence_last=weighed.contribution.sequence_last,
         base_version=header.base_version,
@@ -214,9 +212,7 @@ def progress_after(
         before = after.get(item.learner)
         tokens, cursor = (before.tokens, before.cursor) if before else (0, 0)
         after[item.learner] = LearnerProgress(
-            learner=item.learner,
-            incarnation=item.incarnation,
-            identity=item.identity,
+            *id_of(item),
             tokens=saturated((tokens, 0 if genesis else item.tokens)),
             cursor=max(cursor, item.cursor_to),
         )

@@ -6,11 +6,9 @@ global version, has not been adopted yet. There is never more than one capture i
 step is contributed once: a round that opens meanwhile waits until the fragment is idle again.
 
 A round may close without our contribution (it came late). It is then still in the log, is merged
-by a later commit under the staleness policy, and is not sent again. Under ``rebase`` the learner
-adopts ``global + (local - captured)`` all the same: its captured progress is away for a round and
-comes back with the commit that merges it, as a delayed gradient. Keeping it locally instead would
-need one more vector for each fragment of a learner that is always late. A learner that did not
-contribute at all keeps all its progress (rebase from the anchor) and sends it to the next round.
+by a later commit under the staleness policy, and is not sent again. Under ``rebase`` the captured
+progress is away for a round and comes back with that commit, as a delayed gradient. A learner that
+did not contribute at all keeps all its progress and sends it to the next round.
 
 A round that is opened again asks whether what was captured for it still lies in the log. If it has
 left the log unmerged (the window dropped it, or it was damaged there), it is given up: the anchor
@@ -24,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from skerry.algorithm import schedule
 
@@ -35,21 +33,6 @@ MOST_AHEAD = 64
 """Versions by which a round may be ahead of the newest manifest and be kept until that comes."""
 MOST_MISSED_STARTS = 64
 """Starts of one learner that a reader may miss between two of them that it sees."""
-
-
-class SyncSettings(Protocol):
-    """What the settings of a run say about rounds and adoption."""
-
-    @property
-    def fragments(self) -> int: ...
-    @property
-    def h_steps(self) -> int: ...
-    @property
-    def overlap_steps(self) -> int: ...
-    @property
-    def shards(self) -> int: ...
-    @property
-    def adoption(self) -> Literal["overwrite", "blend", "rebase"]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +60,8 @@ class LearnerPolicy:
     room: int
 
     @classmethod
-    def of(cls, sync: SyncSettings) -> LearnerPolicy:
+    def of(cls, sync: Any) -> LearnerPolicy:
+        """Return the policy of a run by its settings ``sync``."""
         timetable = schedule.Schedule(sync.fragments, sync.h_steps, sync.overlap_steps)
         room = schedule.learner_room(timetable, sync.shards)
         return cls(sync.overlap_steps, sync.adoption, timetable, room)

@@ -177,13 +177,9 @@ class PendingFragment:
         if not refused.identity:
             return False
         known, row = id_of(refused), self.progress.get(refused.learner)
-        merged = (
-            row is not None
-            and row.incarnation == known.incarnation
-            and known.identity <= row.identity
-        )
-        here = known in self.settled or known in self.pending
-        return merged or here or sequence <= self.floor
+        same = row is not None and row.incarnation == known.incarnation
+        merged = same and row is not None and known.identity <= row.identity
+        return merged or known in self.settled or known in self.pending or sequence <= self.floor
 
 
 @dataclass(slots=True)
@@ -239,7 +235,8 @@ class Shard:
         """Feed one message; a contribution that is new waits in its fragment afterwards."""
         self.seen_sequence = max(self.seen_sequence, stored.sequence)
         got = self.assembler.feed(stored)
-        self._note_replaced(stored.sequence)
+        while self.assembler.replaced:
+            self._refuse_incomplete(*self.assembler.replaced.pop())
         if isinstance(got, Refusal):
             return self._refuse(got)
         if got is None or (state := self.fragments.get(got.header.fragment)) is None:
@@ -262,15 +259,12 @@ class Shard:
         """Refuse incomplete contributions that are too stale to be merged once they are whole."""
         oldest_base = weighting.oldest_base(state.version, self.staleness.most)
         for refused in self.assembler.expire(state.fragment.index, oldest_base):
-            if not state.accounted(refused, self.seen_sequence):
-                state.refuse(refused)
+            self._refuse_incomplete(state.fragment.index, refused)
 
     def give_up(self, parts: Iterable[tuple[int, str]]) -> None:
         """Refuse what learners have begun to send to fragments: its rest does not come any more."""
         for key in parts:
-            refused, state = self.assembler.give_up(key), self.fragments.get(key[0])
-            if state is not None and not state.accounted(refused, self.seen_sequence):
-                state.refuse(refused)
+            self._refuse_incomplete(key[0], self.assembler.give_up(key))
 
     def floor_of(self, fragment: int) -> int:
         """Return up to where this fragment's contributions are resolved once all pending are."""
@@ -288,12 +282,10 @@ class Shard:
         state.refuse(got.refused)
         return got
 
-    def _note_replaced(self, sequence: int) -> None:
-        while self.assembler.replaced:
-            fragment, refused = self.assembler.replaced.pop()
-            state = self.fragments.get(fragment)
-            if state is not None and not state.accounted(refused, sequence):
-                state.refuse(refused)
+    def _refuse_incomplete(self, fragment: int, refused: Refused) -> None:
+        state = self.fragments.get(fragment)
+        if state is not None and not state.accounted(refused, self.seen_sequence):
+            state.refuse(refused)
 
 
 def judge(contribution: Contribution, version: int, rule: StalenessRule) -> float | RefusalCause:

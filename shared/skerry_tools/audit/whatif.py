@@ -83,7 +83,7 @@ class FragmentFold:
 
     def merge(self, contributions: Sequence[Contribution], shares: Sequence[float]) -> None:
         """Do what the syncer does in a round; Diverged if the result is not finite."""
-        self.master, self.state, _ = merge_and_apply(
+        self.master, self.state = merge_and_apply(
             self.outer,
             self.master,
             self.state,

@@ -44,6 +44,13 @@ def adam(lr: float = 0.1) -> optax.GradientTransformation:
     return optax.adam(lr)
 
 
+OUTERS = {
+    "nesterov": preset("nesterov"),
+    "direct": preset("direct"),
+    "adam": from_optax("mine", adam()),
+}
+
+
 @pytest.fixture
 def user_module(monkeypatch: pytest.MonkeyPatch, allow_code: Callable[..., None]) -> ModuleType:
     """A user's module that can be imported as ``my_outer``, and may be."""
@@ -78,20 +85,18 @@ def test_presets_equal_optax_to_the_last_bit(
         assert np.array_equal(master, np.asarray(params))
 
 
-@pytest.mark.parametrize("name", ["nesterov", "direct"])
-def test_the_fused_path_equals_merge_then_apply(name: str) -> None:
-    outer = preset(name)
+@pytest.mark.parametrize("outer", OUTERS.values(), ids=OUTERS)
+def test_the_fused_path_equals_merge_then_apply(outer: Outer) -> None:
     fused, state = vector(0), outer.init(vector(0))
     plain, plain_state = vector(0), outer.init(vector(0))
     for seed in range(3):
         items = contributions(seed)
         merged = merge.merge("rda", items, WEIGHTS, FRAGMENT, AVERAGED)
         plain, plain_state = outer.apply(plain, merged, plain_state)
-        fused, state, norm = merge_and_apply(
+        fused, state = merge_and_apply(
             outer, fused, state, items, WEIGHTS, "rda", FRAGMENT, AVERAGED
         )
         assert np.array_equal(fused, plain)
-        assert norm == pytest.approx(float(np.linalg.norm(merged)), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["nesterov", "direct"])
@@ -100,63 +105,24 @@ def test_dead_vectors_are_recycled_without_changing_the_result(name: str, size: 
     outer = preset(name)
     master, state, items = vector(0), outer.init(vector(0)), contributions(1)
     spare = [np.full(size, np.nan, np.float32) for _ in range(2)]
-    method: str = "rda"
-    rest = method, FRAGMENT, AVERAGED
-    expected, fresh, norm = merge_and_apply(outer, master, state, items, WEIGHTS, *rest)
-    found, recycled, same_norm = merge_and_apply(outer, master, state, items, WEIGHTS, *rest, spare)
+    rest: tuple[str, Fragment, tuple[bool, ...]] = "rda", FRAGMENT, AVERAGED
+    expected, fresh = merge_and_apply(outer, master, state, items, WEIGHTS, *rest)
+    found, recycled = merge_and_apply(outer, master, state, items, WEIGHTS, *rest, spare)
     assert (found is spare[0]) == (size == 4 * BLOCK)
     assert np.array_equal(found, expected)
-    assert norm == same_norm
     leaves, others = outer.leaves(fresh), outer.leaves(recycled)
     assert all(np.array_equal(leaf, others[key]) for key, leaf in leaves.items())
 
 
-def test_the_general_path_agrees_with_the_fused_one() -> None:
-    general = from_optax("mine", optax.sgd(0.7, 0.9, nesterov=True))
-    fused = preset("nesterov")
-    results: list[tuple[NDArray[np.float32], float]] = []
-    for outer in (general, fused):
-        master, norm, state = vector(0), 0.0, outer.init(vector(0))
-        for seed in range(3):
-            master, state, norm = merge_and_apply(
-                outer, master, state, contributions(seed), WEIGHTS, "rda", FRAGMENT, AVERAGED
-            )
-        results.append((master, norm))
-    assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
-    assert results[0][1] == pytest.approx(results[1][1], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "outer",
-    [preset("nesterov"), preset("direct"), from_optax("mine", adam())],
-    ids=["nesterov", "direct", "adam"],
-)
-def test_inputs_are_left_untouched(outer: Outer) -> None:
-    master, gradient = vector(0), vector(1)
-    state = outer.init(master)
-    before = {name: leaf.copy() for name, leaf in outer.leaves(state).items()}
-    outer.apply(master, gradient, state)
-    assert np.array_equal(master, vector(0))
-    assert np.array_equal(gradient, vector(1))
-    after = outer.leaves(state)
-    assert all(np.array_equal(after[name], leaf) for name, leaf in before.items())
-
-
-def test_an_outer_gradient_is_subtracted() -> None:
-    anchor, local = vector(0), vector(1)
-    master, _ = preset("direct").apply(anchor, anchor - local, None)
-    assert master == pytest.approx(local, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "outer",
-    [preset("nesterov"), preset("direct"), from_optax("mine", adam())],
-    ids=["nesterov", "direct", "adam"],
-)
+@pytest.mark.parametrize("outer", OUTERS.values(), ids=OUTERS)
 def test_a_stored_state_goes_on_as_if_nothing_had_happened(outer: Outer) -> None:
     master, state = vector(0), outer.init(vector(0))
     for seed in range(1, 4):
-        master, state = outer.apply(master, vector(seed), state)
+        before, gradient = master.copy(), vector(seed)
+        after, state = outer.apply(master, gradient, state)
+        assert np.array_equal(master, before)
+        assert np.array_equal(gradient, vector(seed))
+        master = after
     stored = outer.leaves(state)
     assert all(leaf.dtype == np.float32 and leaf.size % BLOCK == 0 for leaf in stored.values())
     restored = outer.restore(master, stored)

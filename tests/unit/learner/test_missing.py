@@ -11,14 +11,13 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log import contributions
 from skerry.log.memory import MemoryBroker, MemoryBus, MemoryStream
 from skerry.log.streams import specs
-from skerry.protocol.codec import encode_vector
 from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionHeader
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry_learner.sync.sending import is_lost
 from tests.support.builders import header, manifest
-from tests.support.learners import walk
+from tests.support.learners import encode_vector, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)

@@ -244,7 +244,7 @@ def test_progress_taken_back_outlives_an_adoption_before_the_next_capture(scene:
     scene.log.lose(lost)
     scene.publish(1, 2)
     scene.boundary()
-    expected = adoption.rebase(local, anchor, scene.vector(1, 2))
+    expected = adoption.adopt("rebase", local, anchor, scene.vector(1, 2), np.float32(0))
     np.testing.assert_array_equal(scene.local(1), expected)
 
 

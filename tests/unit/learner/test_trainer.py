@@ -159,18 +159,22 @@ def test_overwrite_takes_the_global_value() -> None:
 
 def test_blend_mixes_local_and_global() -> None:
     _, _, before, new, after = after_a_round("blend", captured=True)
-    expected = adoption.blend(before, new, np.float32(0.25))
+    expected = adoption.adopt("blend", before, before, new, np.float32(0.25))
     np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_rebase_keeps_what_was_learnt_since_the_capture() -> None:
     _, at_capture, before, new, after = after_a_round("rebase", captured=True)
-    np.testing.assert_array_equal(after, adoption.rebase(before, at_capture, new))
+    np.testing.assert_array_equal(
+        after, adoption.adopt("rebase", before, at_capture, new, np.float32(0))
+    )
 
 
 def test_rebase_without_a_capture_keeps_all_local_progress() -> None:
     anchor, _, before, new, after = after_a_round("rebase", captured=False)
-    np.testing.assert_array_equal(after, adoption.rebase(before, anchor, new))
+    np.testing.assert_array_equal(
+        after, adoption.adopt("rebase", before, anchor, new, np.float32(0))
+    )
 
 
 def test_a_reset_falls_back_to_the_anchors_and_loses_nothing_in_flight() -> None:

@@ -19,7 +19,7 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.place import settle_in, take_place
 from skerry.log.streams import specs
 from skerry.protocol import messages
-from skerry.protocol.codec import Chunk, encode_vector
+from skerry.protocol.codec import Chunk
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import (
     ContributionHeader,
@@ -31,7 +31,7 @@ from skerry.protocol.messages import (
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import manifest
-from tests.support.learners import walk
+from tests.support.learners import encode_vector, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)

@@ -16,9 +16,9 @@ from skerry.log import contributions
 from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.codec import Chunk, encode_vector
+from skerry.protocol.codec import Chunk
 from tests.support.builders import header
-from tests.support.learners import walk
+from tests.support.learners import encode_vector, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 2)

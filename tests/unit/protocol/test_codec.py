@@ -22,14 +22,14 @@ from skerry.algorithm.quantise_numpy import quantise
 from skerry.algorithm.schemes import SCHEMES, raw_bytes
 from skerry.errors import (
     Corrupt,
-    Diverged,
     Truncated,
     WireError,
 )
 from skerry.protocol import codec
 from skerry.protocol.chunks import PlaneAssembler, VectorAssembler, vector_digest
-from skerry.protocol.codec import Chunk, encode_vector, pack, unpack
+from skerry.protocol.codec import Chunk, pack, unpack
 from skerry.protocol.messages import ChunkHeader
+from tests.support.learners import encode_vector
 
 F32 = NDArray[np.float32]
 SCHEME = pytest.mark.parametrize("scheme", SCHEMES)
@@ -112,13 +112,6 @@ def test_a_vector_with_a_chunk_missing_is_not_given_out(three: list[Chunk]) -> N
 
 
 @SCHEME
-def test_packing_planes_equals_encoding_the_vector(scheme: str) -> None:
-    x = gaussian(50)
-
-    assert list(pack(scheme, quantise(scheme, x), 8192)) == chunks_of(scheme, x)
-
-
-@SCHEME
 def test_a_chunk_decodes_alone(scheme: str) -> None:
     x = gaussian(80)
     chunk = chunks_of(scheme, x, 4096)[1]
@@ -167,17 +160,6 @@ def test_threads_encode_and_decode_side_by_side() -> None:
         assert_equal(planes, quantise("int4", x))
 
 
-def test_encoding_is_lazy_and_memory_flat() -> None:
-    x = gaussian(8192)
-    tracemalloc.start()
-    try:
-        for chunk in encode_vector("int4", x, 16_384):
-            assert len(chunk.packed) <= 16_384
-        assert tracemalloc.get_traced_memory()[1] < 400_000
-    finally:
-        tracemalloc.stop()
-
-
 def test_assembling_takes_one_set_of_planes() -> None:
     chunks = [(header_of(c), c.packed) for c in chunks_of("int4", gaussian(8192), 16_384)]
     tracemalloc.start()
@@ -189,15 +171,6 @@ def test_assembling_takes_one_set_of_planes() -> None:
     finally:
         tracemalloc.stop()
     assert assembler.complete
-
-
-def test_a_vector_that_is_not_finite_is_refused_at_its_chunk() -> None:
-    x = gaussian(100)
-    x[-1] = np.nan
-    made = encode_vector("int4", x, 4096)
-    next(made)
-    with pytest.raises(Diverged):
-        list(made)
 
 
 @pytest.fixture

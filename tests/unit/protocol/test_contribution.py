@@ -15,7 +15,6 @@ from skerry.log import contributions
 from skerry.log.base import Record
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
-from skerry.protocol.codec import encode_vector
 from skerry.protocol.contribution import (
     Contribution,
     ContributionAssembler,
@@ -27,7 +26,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import tracing
 from tests.support.builders import header
-from tests.support.learners import walk
+from tests.support.learners import encode_vector, walk
 from tests.support.telemetry import Collected
 
 RUN = "t"

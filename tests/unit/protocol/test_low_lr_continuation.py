@@ -34,8 +34,8 @@ from skerry.algorithm.outer import make_outer, merge_and_apply
 from skerry.algorithm.quantise_numpy import dequantise, quantise
 from skerry.algorithm.schemes import scheme_of
 from skerry.protocol.chunks import PlaneAssembler, seal, unseal
-from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import ChunkHeader
+from tests.support.learners import encode_vector
 
 F32 = NDArray[np.float32]
 Leaves = list[F32]
@@ -157,7 +157,7 @@ class Continuation:
                 arrived = [dequantise(item.scheme, item.planes) for item in merged]
                 owed = [vector - seen for vector, seen in zip(meant, arrived, strict=True)]
             marks, shares = averaged(PLAN, FRAGMENT), [1 / LEARNERS] * LEARNERS
-            master, outer, _ = merge_and_apply(
+            master, outer = merge_and_apply(
                 OUTER, master, outer, merged, shares, "rda", FRAGMENT, marks
             )
             if mistake == "bf16 master":

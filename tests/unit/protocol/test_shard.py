@@ -10,7 +10,6 @@ from skerry.log import contributions
 from skerry.log.base import Record
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
-from skerry.protocol.codec import encode_vector
 from skerry.protocol.contribution import (
     Contribution,
     ContributionId,
@@ -35,7 +34,7 @@ from skerry.protocol.shard import (
 )
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import header, manifest
-from tests.support.learners import walk
+from tests.support.learners import encode_vector, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 1)

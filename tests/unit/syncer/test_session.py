@@ -21,7 +21,6 @@ from skerry.log import contributions, ledger, run_records
 from skerry.log.base import Receipt
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import Commit, Round, RunState
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import MOST_REFUSED
@@ -31,7 +30,7 @@ from skerry_syncer.service import stand_by
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import header, run_record
 from tests.support.history import read_history
-from tests.support.learners import STEPS, TOKENS, FakeLearner, ScriptedLearner, walk
+from tests.support.learners import STEPS, TOKENS, FakeLearner, ScriptedLearner, encode_vector, walk
 
 RUN = "t"
 PLAN = plan([LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (20, 64))], 2)

@@ -18,7 +18,6 @@ from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol import wire
-from skerry.protocol.codec import encode_vector
 from skerry.protocol.contribution import Contribution, ContributionAssembler, Refusal
 from skerry.protocol.messages import FrameKind, Pulse, RefusalCause
 from skerry.protocol.subjects import Subjects
@@ -28,7 +27,7 @@ from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.messages import FAR_STEP, INTRUDER, MESSAGES, TINY_S
 from skerry_tools.chaos.plan import HOSTILE, Fault, FaultPlan, Kind, check, choose
 from tests.support.builders import header, pulse, run_record
-from tests.support.learners import walk
+from tests.support.learners import encode_vector, walk
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import Plan
