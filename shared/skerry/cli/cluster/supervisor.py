@@ -240,6 +240,7 @@ class Supervisor:
         return {n: s.process.pid for n, s in self._slots.items() if s.process is not None}
 
     async def _keep(self, slot: _Slot) -> None:
+        """Run a command, and again after each end for as long as that makes sense."""
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -251,13 +252,13 @@ class Supervisor:
                 end = ProcessEvent(slot.command.name, Change.CRASHED, 0, 1, sentence=str(error))
             if time.monotonic() - began > self._policy.healthy_s:
                 slot.crashes = 0
-            change, delay_s = self._judged(slot, end)
-            if change is not None:
-                self._on_event(replace(end, change=change, delay_s=delay_s))
-            if change not in {Change.CRASHED, Change.UNWELL}:
+            judged = self._judged(slot, end)
+            if judged is not None:
+                self._on_event(judged)
+            if judged is None or judged.change not in {Change.CRASHED, Change.UNWELL}:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
+                await asyncio.wait_for(self._stopping.wait(), judged.delay_s)
 
     async def _run_once(self, slot: _Slot) -> ProcessEvent:
         """Run a process to its end; UNWELL if it was killed because it did not work any more."""
@@ -283,15 +284,16 @@ class Supervisor:
         sentence = why or (last_sentence(command.log, offset) if code else "")
         return ProcessEvent(command.name, change, process.pid, code, sentence=sentence)
 
-    def _judged(self, slot: _Slot, end: ProcessEvent) -> tuple[Change | None, float]:
-        """Return what an end means and the seconds until a restart; None if it fails everything."""
+    def _judged(self, slot: _Slot, end: ProcessEvent) -> ProcessEvent | None:
+        """Return an end with what it means and when to start again; None if it fails everything."""
         if self._stopping.is_set() or end.code == 0:
-            return Change.STOPPED if self._stopping.is_set() else Change.FINISHED, 0.0
+            stopped = self._stopping.is_set()
+            return replace(end, change=Change.STOPPED if stopped else Change.FINISHED)
         if slot.delay_once_s is not None:
             delay_s, slot.delay_once_s, slot.crashes = slot.delay_once_s, None, 0
-            return Change.CRASHED, delay_s
+            return replace(end, change=Change.CRASHED, delay_s=delay_s)
         if end.change is Change.UNWELL:
-            return end.change, 0.0
+            return end
         slot.crashes += 1
         command, refused = slot.command, end.code in self._policy.final
         alike = (other for other in self._slots.values() if other.command.kind == command.kind)
@@ -303,9 +305,9 @@ class Supervisor:
             why = end.sentence or f"It exited with {end.code}."
             msg = f"{command.name} cannot run: {why} (its log: {command.log})"
             self._fail(ServiceError(msg, name=command.name, exit_code=max(end.code, 1)))
-            return None, 0.0
+            return None
         change = Change.REFUSED if refused else Change.CRASHED
-        return change, self._policy.delay_s(slot.crashes)
+        return replace(end, change=change, delay_s=self._policy.delay_s(slot.crashes))
 
     def _fail(self, error: Exception) -> None:
         """Stop everything because of an error, which ``run`` then raises."""
