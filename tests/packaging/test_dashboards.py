@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from skerry.status import alert_table
 from skerry.telemetry.metrics import ALL, MONITOR, Metric, MetricKind, of, prometheus_name
+from tests.support.processes import call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,13 +72,7 @@ def promtool() -> str:
     ids=" ".join,
 )
 def test_promtool_finds_nothing_wrong(root: Path, promtool: str, check: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [promtool, *check],
-        cwd=root / "infra" / "prometheus",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call(promtool, *check, cwd=root / "infra" / "prometheus")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -144,10 +144,7 @@ def test_every_setting_that_a_page_names_exists(page: Path) -> None:
 def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = page.read_text()
-    named = re.findall(r"`make ([a-z-]+)", text) + re.findall(
-        r"^make ([a-z-]+)", text, re.MULTILINE
-    )
-    assert set(named) <= known
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= known
 
 
 def fences(kind: str, first: str) -> list[str]:
@@ -164,18 +161,12 @@ def test_the_settings_of_a_page_are_accepted(text: str, tmp_path: Path) -> None:
     load(path, ["allow_code=my_package"], environ={})
 
 
-def test_the_labs_scenario_is_accepted(tmp_path: Path) -> None:
-    (text,) = fences("toml", "# half.toml")
-    path = tmp_path / "half.toml"
-    path.write_text(text)
-    load_scenario(path, [], environ={})
-
-
-def test_the_fault_plan_is_accepted(tmp_path: Path) -> None:
-    (text,) = fences("json", '{"format"')
-    path = tmp_path / "plan.json"
-    path.write_text(text)
-    assert len(plans.load(path).faults) == len(json.loads(text)["faults"])
+def test_the_labs_scenario_and_the_fault_plan_are_accepted(tmp_path: Path) -> None:
+    (scenario,), (plan,) = fences("toml", "# half.toml"), fences("json", '{"format"')
+    (tmp_path / "half.toml").write_text(scenario)
+    (tmp_path / "plan.json").write_text(plan)
+    load_scenario(tmp_path / "half.toml", [], environ={})
+    assert len(plans.load(tmp_path / "plan.json").faults) == len(json.loads(plan)["faults"])
 
 
 @pytest.mark.parametrize("bench", BENCHES)
@@ -199,16 +190,9 @@ def test_every_definition_that_a_page_names_by_file_is_there() -> None:
         for name in re.findall(r"`(\w+)`", names)
     }
     assert pairs
-    lost = [
-        f"{path}: {name}"
-        for path, name in sorted(pairs)
-        if not re.search(
-            rf"^\s*(?:async def|def|class) {name}\b|^{name}\b",
-            (ROOT / path).read_text(),
-            re.MULTILINE,
-        )
-    ]
-    assert lost == []
+    for path, name in sorted(pairs):
+        defined = rf"^\s*(?:async def|def|class) {name}\b|^{name}\b"
+        assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), f"{path}: {name}"
 
 
 def test_a_path_that_is_gone_would_be_found(tmp_path: Path) -> None:

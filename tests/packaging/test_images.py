@@ -20,11 +20,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.nats_server import NatsServer
+from tests.support.processes import call
 
 pytestmark = pytest.mark.drill
 
 SERVICES = ("learner", "syncer", "checkpointer", "evaluator", "health_monitor")
 LIGHT = ("checkpointer", "health_monitor")
+HEAVY = ["jax", "jaxlib", "llvmlite", "numba", "optax", "scipy"]
 MOVED = ("/opt/skerry", "/var/lib/skerry", "/tmp/numba")  # noqa: S108 - names inside an image
 FASTER = {"UV_NO_CACHE", "UV_LINK_MODE", "UV_COMPILE_BYTECODE"}
 """How files are fetched and stored, not which: left to the machine that tests."""
@@ -47,14 +49,7 @@ class Image:
             )
 
     def call(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(self.python), *args],
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return call(self.python, *args, cwd=self.folder, env=self.env)
 
 
 @dataclass(slots=True)
@@ -104,12 +99,8 @@ def copy_context(root: Path, copies: Sequence[Sequence[str]], into: Path) -> Non
     for *sources, target in copies:
         for source in sources:
             if (root / source).is_dir():
-                shutil.copytree(
-                    root / source,
-                    into / target,
-                    ignore=shutil.ignore_patterns("__pycache__"),
-                    dirs_exist_ok=True,
-                )
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(root / source, into / target, ignore=ignored, dirs_exist_ok=True)
             else:
                 shutil.copy2(root / source, into / target)
 
@@ -124,14 +115,7 @@ def build(root: Path, service: str, folder: Path, uv: str, env: Mapping[str, str
     stage = {k: moved(v, folder) for k, v in stage.items() if k not in FASTER}
     during = {**env, **recipe.args, **stage, "PATH": path, "UV_PYTHON": sys.executable}
     for step in recipe.runs:
-        done = subprocess.run(
-            ["/bin/sh", "-c", step],
-            cwd=source,
-            env=during,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = call("/bin/sh", "-c", step, cwd=source, env=during)
         assert done.returncode == 0, f"{step}\n{done.stderr}"
     shutil.rmtree(source)
     home = folder / "var" / "lib" / "skerry"
@@ -175,16 +159,12 @@ def test_the_evaluators_image_holds_what_it_imports_late(image: Build) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_the_image_holds_no_other_service(image: Build, service: str) -> None:
-    others = [f"skerry_{other}" for other in SERVICES if other != service]
-    ask = f"from importlib.util import find_spec as f; print([n for n in {others} if f(n)])"
-    assert image(service).call("-c", ask).stdout == "[]\n"
-
-
-@pytest.mark.parametrize("service", LIGHT)
-def test_a_light_image_has_no_jax_and_no_compiler(image: Build, service: str) -> None:
-    heavy = ["jax", "jaxlib", "llvmlite", "numba", "optax", "scipy"]
-    ask = f"from importlib.util import find_spec as f; print([n for n in {heavy} if f(n)])"
+def test_the_image_holds_no_other_service_and_a_light_one_neither_jax_nor_a_compiler(
+    image: Build, service: str
+) -> None:
+    absent = [f"skerry_{other}" for other in SERVICES if other != service]
+    absent += HEAVY if service in LIGHT else []
+    ask = f"from importlib.util import find_spec as f; print([n for n in {absent} if f(n)])"
     assert image(service).call("-c", ask).stdout == "[]\n"
 
 
@@ -217,17 +197,10 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     config = ["--config", str(root / "infra" / "skerry.toml")]
     options = {"learner": [*config, *(part for value in tiny for part in ("--set", value))]}
     logs = {service: tmp_path / f"{service}.log" for service in SERVICES}
+    common = ("--run", "images", "--name")
     running = {
-        service: image(service).start(
-            "--run",
-            "images",
-            "--name",
-            service,
-            *options.get(service, []),
-            env=env,
-            log=logs[service],
-        )
-        for service in SERVICES
+        name: image(name).start(*common, name, *options.get(name, []), env=env, log=logs[name])
+        for name in SERVICES
     }
     try:
         for service in ("learner", "syncer", "checkpointer", "evaluator"):

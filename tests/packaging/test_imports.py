@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import call
 
 PACKAGES = {
     "skerry": "shared/skerry",
@@ -35,12 +36,7 @@ for module in pkgutil.walk_packages(top.__path__, package + "."):
 
 
 def import_all(package: str, *absent: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IMPORT_ALL, package, *absent],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call(sys.executable, "-W", "ignore", "-c", IMPORT_ALL, package, *absent)
     assert done.returncode == 0, done.stderr
 
 
@@ -76,12 +72,10 @@ def test_init_files_hold_a_docstring_only(root: Path, package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_folder_of_modules_is_a_package(root: Path, package: str) -> None:
+def test_every_folder_of_modules_is_a_package_and_each_package_is_typed(
+    root: Path, package: str
+) -> None:
     top = root / PACKAGES[package]
     folders = {path.parent for path in top.rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_packages_are_marked_as_typed(root: Path, package: str) -> None:
-    assert (root / PACKAGES[package] / "py.typed").is_file()
+    assert (top / "py.typed").is_file()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import call
+
 TARGETS = (
     *("help", "setup", "demo", "check", "test", "drill", "lint"),
     *("format", "proto", "bench", "secrets", "clean"),
@@ -24,18 +26,11 @@ BAD = "= short test summary info =\n= 1 failed, 7 passed, 1 error in 3.25s =\nma
 MACHINE_PATHS = re.compile("|".join(f"/{name}/" for name in ("work", "farm", "root")))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_make_knows_its_targets(root: Path, target: str) -> None:
-    done = subprocess.run(
-        ["make", "--dry-run", target], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_make_help_names_its_targets(root: Path, target: str) -> None:
-    helped = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True)
-    assert f"make {target} " in helped.stdout
+def test_make_knows_its_targets_and_helps_with_them(root: Path) -> None:
+    helped = call("make", "help", cwd=root)
+    for target in TARGETS:
+        assert call("make", "--dry-run", target, cwd=root).returncode == 0, target
+        assert f"make {target} " in helped.stdout
 
 
 def test_the_ci_entry_runs_lint_tests_and_drills(root: Path) -> None:
@@ -63,12 +58,7 @@ def test_ci_sums_up_its_stages_in_the_form_of_pytest(
     for number, (said, status) in enumerate(stages):
         (tmp_path / f"{number}.log").write_text(said)
         (tmp_path / f"{number}.status").write_text(f"{status}\n")
-    done = subprocess.run(
-        [sys.executable, root / ".ci" / "total.py", tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call(sys.executable, root / ".ci" / "total.py", tmp_path)
     assert (done.stdout.strip(), done.returncode) == (line, code)
 
 
@@ -97,13 +87,7 @@ def test_what_a_contributor_touched_names_its_tests(tmp_path: Path, root: Path) 
     commit("services/syncer/skerry_syncer/work.py")
     write("shared/skerry_tools/lab/clock.py", "shared/skerry/tasks.py")
     write("tests/unit/syncer/test_work.py", "tests/fault/test_a.py", "infra/a.yml")
-    done = subprocess.run(
-        [sys.executable, root / ".ci" / "touched.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = call(sys.executable, root / ".ci" / "touched.py", cwd=tmp_path)
     assert done.stdout.split() == [
         "tests/unit/syncer",
         "tests/unit/test_tasks.py",
@@ -112,21 +96,13 @@ def test_what_a_contributor_touched_names_its_tests(tmp_path: Path, root: Path) 
 
 
 def test_the_lock_matches_the_project(root: Path, uv: str, plain_environ: dict[str, str]) -> None:
-    done = subprocess.run(
-        [uv, "lock", "--check"],
-        cwd=root,
-        env=plain_environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call(uv, "lock", "--check", cwd=root, env=plain_environ)
     assert done.returncode == 0, done.stderr
 
 
 def test_every_service_has_an_extra_that_all_contains(root: Path) -> None:
-    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     names = {name.replace("_", "-") for name in SERVICES}
     assert names <= set(extras)
     assert names <= set(re.findall(r"[a-z-]+", extras["all"][0]))
@@ -143,9 +119,7 @@ def test_images_and_makefile_pin_the_same_uv(root: Path) -> None:
 def test_no_path_of_the_machine_it_was_written_on(root: Path) -> None:
     if shutil.which("git") is None:
         pytest.skip("no git")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False
-    )
+    listed = call("git", "ls-files", "-z", cwd=root)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     texts = (name for name in listed.stdout.split("\0") if name and (root / name).is_file())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import call
 
 pytestmark = pytest.mark.drill
 
@@ -23,10 +24,8 @@ PACKAGES = {
 """Import packages, and the folders of the checkout that they lie in."""
 
 
-def call(command: list[str], *, cwd: Path, env: dict[str, str]) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=110
-    )
+def output(*command: str, cwd: Path, env: dict[str, str]) -> str:
+    done = call(*command, cwd=cwd, env=env)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -36,7 +35,7 @@ def wheel(
     root: Path, uv: str, plain_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("dist")
-    call([uv, "build", "--wheel", "--out-dir", str(out), str(root)], cwd=out, env=plain_environ)
+    output(uv, "build", "--wheel", "--out-dir", str(out), str(root), cwd=out, env=plain_environ)
     (built,) = out.glob("*.whl")
     return built
 
@@ -47,28 +46,20 @@ def installed(root: Path, uv: str, wheel: Path, plain_environ: dict[str, str]) -
     venv = wheel.parent / "venv"
     pins = wheel.parent / "pins.txt"
     frozen = ["--frozen", "--no-dev", "--extra", "all", "--no-emit-project", "--no-hashes"]
-    call([uv, "export", *frozen, "--quiet", "-o", str(pins)], cwd=root, env=plain_environ)
-    call([uv, "venv", "--python", sys.executable, str(venv)], cwd=wheel.parent, env=plain_environ)
+    output(uv, "export", *frozen, "--quiet", "-o", str(pins), cwd=root, env=plain_environ)
+    made = (uv, "venv", "--python", sys.executable, str(venv))
+    output(*made, cwd=wheel.parent, env=plain_environ)
     into = ["--python", str(venv / "bin" / "python"), "--constraints", str(pins)]
-    call(
-        [uv, "pip", "install", *into, f"skerry[all] @ {wheel.as_uri()}"],
-        cwd=wheel.parent,
-        env=plain_environ,
-    )
+    wanted = f"skerry[all] @ {wheel.as_uri()}"
+    output(uv, "pip", "install", *into, wanted, cwd=wheel.parent, env=plain_environ)
     return venv / "bin"
 
 
-def test_the_wheel_carries_every_package_with_its_type_marker(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"{package}/py.typed" for package in PACKAGES} <= names
-
-
-def test_the_wheel_carries_nothing_but_packages_and_metadata(wheel: Path) -> None:
+def test_the_wheel_carries_every_file_of_every_package_and_nothing_but_metadata_beside_them(
+    wheel: Path, root: Path
+) -> None:
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-
-
-def test_the_wheel_carries_every_file_of_every_package(wheel: Path, root: Path) -> None:
     sources = {
         path.relative_to(root / folder).as_posix()
         for package, folder in PACKAGES.items()
@@ -82,7 +73,7 @@ def test_the_wheel_carries_every_file_of_every_package(wheel: Path, root: Path) 
 def test_the_installed_command_works_in_any_folder(
     installed: Path, command: list[str], plain_environ: dict[str, str], tmp_path: Path
 ) -> None:
-    call([str(installed / command[0]), *command[1:]], cwd=tmp_path, env=plain_environ)
+    output(str(installed / command[0]), *command[1:], cwd=tmp_path, env=plain_environ)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +83,14 @@ def test_each_installed_program_explains_itself(
     installed: Path, package: str, plain_environ: dict[str, str], tmp_path: Path
 ) -> None:
     python = str(installed / "python")
-    told = call([python, "-m", package, "--help"], cwd=tmp_path, env=plain_environ)
+    shown = output(python, "-m", package, "--help", cwd=tmp_path, env=plain_environ)
     wanted = ("--learners", "--seed") if package == "skerry_tools.lab" else ("--nats", "--run")
-    assert all(option in told for option in wanted)
+    assert all(option in shown for option in wanted)
 
 
 def test_the_installed_package_is_not_the_checkout(
     installed: Path, root: Path, plain_environ: dict[str, str], tmp_path: Path
 ) -> None:
-    told = "import skerry; print(skerry.__file__)"
-    path = call([str(installed / "python"), "-c", told], cwd=tmp_path, env=plain_environ)
+    ask = "import skerry; print(skerry.__file__)"
+    path = output(str(installed / "python"), "-c", ask, cwd=tmp_path, env=plain_environ)
     assert not Path(path).is_relative_to(root)

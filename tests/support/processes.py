@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import resource
+import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def command(
     """Return a command that runs a Python program."""
     argv = (sys.executable, "-I", "-S", "-c", program)
     return Command(name, kind or name, argv, folder / f"{name}.log", dict(os.environ), need)
+
+
+def call(
+    *command: str | Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    given: str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever that is."""
+    return subprocess.run(
+        command, cwd=cwd, env=env, input=given, capture_output=True, text=True, check=False
+    )
 
 
 def is_running(pid: int) -> bool:
