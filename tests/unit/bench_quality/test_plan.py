@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bench.quality.__main__ import RATE, chosen, options
 from bench.quality.cells import BATCH, SEQ_LEN, Cell, budget, distinct, wanted
-from bench.quality.experiments import all_experiments, modes, partition, quantisation, speeds
+from bench.quality.experiments import all_experiments, modes, partition, speeds
 
 HOURS = 3.0
 COMPILE_S = 5.0
@@ -62,11 +62,6 @@ def test_surroundings_do_not_change_a_scenario(monkeypatch: pytest.MonkeyPatch) 
     assert cell().scenario(0).digest == before
 
 
-def test_every_scenario_can_be_built() -> None:
-    for run in wanted(all_experiments()):
-        assert run.scenario.run.train.steps == run.cell.steps
-
-
 def test_cells_that_experiments_share_are_run_once() -> None:
     shared = [run.scenario.digest for run in wanted([partition()]) if "interleaved" in run.cell.key]
     known = {run.scenario.digest for run in wanted([modes()])}
@@ -76,23 +71,12 @@ def test_cells_that_experiments_share_are_run_once() -> None:
     assert len(distinct(both)) == len(both) - len(shared)
 
 
-def test_runs_of_one_seed_come_together_so_that_pairs_come_early() -> None:
-    seeds = [run.seed for run in wanted([quantisation()])]
-    assert seeds == sorted(seeds)
-
-
 def test_seeds_and_cells_can_be_picked() -> None:
     given = options(["speeds", "--cells", "4x-*", "--seeds", "7"])
     experiments = chosen(given.experiments, given.cells)
     runs = list(wanted(experiments, given.seeds))
     assert {run.cell.key for run in runs} == {"4x-K=M", "4x-K=1", "4x-K=1+grace"}
     assert {run.seed for run in runs} == {7}
-
-
-def test_runs_can_be_shortened_to_try_things_out() -> None:
-    whole, part = (chosen(["failures"], None, share) for share in (1.0, 0.25))
-    for long, short in zip(whole[0].cells, part[0].cells, strict=True):
-        assert short.steps == pytest.approx(long.steps / 4, abs=1)
 
 
 def test_an_unknown_experiment_is_refused_with_those_that_there_are() -> None:

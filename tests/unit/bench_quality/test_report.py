@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 from bench.quality.batches import batch
 from bench.quality.cells import Cell, Experiment
-from bench.quality.experiments import all_experiments, modes, outer, quantisation, speeds
+from bench.quality.experiments import all_experiments, modes, outer, quantisation
 from bench.quality.fleets import failures, scavenging
 from bench.quality.lengths import length
-from bench.quality.plots import _differences
-from bench.quality.report import BY_HAND, DEFAULTS, STAMP, stamp_defaults, write_report
+from bench.quality.report import stamp_defaults, write_report
 from bench.quality.samples import Estimate
 from bench.quality.store import Found
 from bench.quality.tables import Findings, effective_step, gather, table, time_to_target
 from bench.quality.verdicts import _rate, judged, verdicts
-from matplotlib.axes import Axes
 
 
 def found(
@@ -56,26 +54,14 @@ def every(experiment: Experiment, losses: dict[str, float]) -> dict[str, Found]:
     return {run.scenario.digest: run for run in runs}
 
 
-def test_a_table_says_what_has_not_been_run() -> None:
+def test_a_table_has_differences_of_pairs_and_says_what_has_not_been_run() -> None:
     experiment = quantisation()
-    findings = gather(
-        experiment, every(experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.0})
-    )
+    losses = {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.02}
+    findings = gather(experiment, every(experiment, losses))
     lines = table(findings).splitlines()
     assert len(lines) == 2 + len(experiment.cells)
     assert sum("not run" in line for line in lines) == len(experiment.cells) - 2
-    made = sum(len(c.seeds) for c in experiment.cells[:2])
-    assert findings.missing() == sum(len(c.seeds) for c in experiment.cells) - made
-
-
-def test_differences_are_of_pairs() -> None:
-    experiment = quantisation()
-    findings = gather(
-        experiment, every(experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.02})
-    )
-    line = next(
-        line for line in table(findings).splitlines() if line.startswith("| 3e-4 | int4 | f32")
-    )
+    line = next(line for line in lines if line.startswith("| 3e-4 | int4 | f32"))
     assert "| 6 of 6 |" in line
     assert "+0.99 ± 0.01 |" in line
 
@@ -133,6 +119,15 @@ def test_the_target_is_the_loss_without_helpers_at_three_quarters() -> None:
     assert time_to_target(findings, helped, 1) is None
 
 
+def page_of(
+    folder: Path, experiments: list[Experiment], have: dict[str, Found], *more: Path
+) -> str:
+    """Write the report and return its page."""
+    page = folder / "quality.md"
+    write_report(page, experiments, have, *more)
+    return page.read_text(encoding="utf-8")
+
+
 def row_of(findings: Findings, cell: Cell) -> dict[str, str]:
     """Return a line of the table by the names of its columns."""
     header, _, *lines = [line.strip("| ").split(" | ") for line in table(findings).splitlines()]
@@ -181,20 +176,8 @@ def test_comparisons_with_a_ladder_say_of_how_many_runs_they_are() -> None:
     assert row_of(gather(experiment, have), half)[column].endswith(" (1 of 2)")
 
 
-def test_the_shortest_run_that_is_compared_has_shorter_ones_on_its_ladder() -> None:
-    experiment = length()
-    shortest = next(c for c in experiment.cells if c.key == "decoupled-512")
-    losses = {key: 3.0 - 0.1 * n for n, key in enumerate(experiment.ladder)}
-    have = every(experiment, {**losses, shortest.key: losses["data-parallel-384"]})
-    share = row_of(gather(experiment, have), shortest)["steps of data-parallel to this loss, share"]
-    assert share.startswith("0.75 ±")
-    assert "256" not in "".join(verdicts(gather(experiment, have))), "nothing is compared with it"
-
-
 def test_nothing_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
-    page = tmp_path / "quality.md"
-    write_report(page, all_experiments(), {})
-    text = page.read_text(encoding="utf-8")
+    text = page_of(tmp_path, all_experiments(), {})
     assert "Not run yet" in text
     assert "![" not in text
     assert json.loads((tmp_path / "quality" / "results.json").read_text(encoding="utf-8")) == []
@@ -205,27 +188,14 @@ def test_a_page_has_a_plot_for_what_was_run_the_same_each_time(tmp_path: Path) -
     have = every(
         experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.001, "lr3e-4-f32-bf16": 2.0}
     )
-    page = tmp_path / "quality.md"
-    write_report(page, [experiment], have)
-    text, drawn = page.read_text(encoding="utf-8"), tmp_path / "quality" / "quantisation.svg"
+    text, drawn = page_of(tmp_path, [experiment], have), tmp_path / "quality" / "quantisation.svg"
     assert "![Quantisation](quality/quantisation.svg)" in text
     first = drawn.read_bytes()
-    write_report(page, [experiment], have)
+    page_of(tmp_path, [experiment], have)
     assert drawn.read_bytes() == first
     rows = json.loads((tmp_path / "quality" / "results.json").read_text(encoding="utf-8"))
     assert len(rows) == len(have)
     assert {row["cell"] for row in rows} == {"lr3e-4-f32-f32", "lr3e-4-int4-f32", "lr3e-4-f32-bf16"}
-
-
-def test_refusals_are_not_told_since_older_runs_counted_offers_of_initial_parameters(
-    tmp_path: Path,
-) -> None:
-    experiment = speeds()
-    have = every(experiment, dict.fromkeys((cell.key for cell in experiment.cells), 2.0))
-    page = tmp_path / "quality.md"
-    write_report(page, [experiment], have)
-    assert "| refused" not in page.read_text(encoding="utf-8")
-    assert "refused" not in (tmp_path / "quality" / "results.json").read_text(encoding="utf-8")
 
 
 def with_steps(losses: dict[str, float]) -> Findings:
@@ -247,17 +217,6 @@ def test_what_takes_more_steps_is_compared_with_fleets_of_as_many() -> None:
     for missing in rungs:
         left = {key: loss for key, loss in rungs.items() if key != missing}
         assert with_steps({**left, failing.key: 1.9}).excess_at_equal_steps(failing) is None
-
-
-def test_the_ladder_is_never_the_best_of_what_was_compared() -> None:
-    rungs = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8}
-    failing = {c.key: 1.95 for c in failures().cells if c.key not in rungs}
-    said = verdicts(with_steps({**rungs, **failing}))
-    (best,) = [line for line in said if line.startswith("Best")]
-    assert "M = 2" not in best
-    assert ", of one seed" in best
-    worse = verdicts(with_steps({**rungs, **dict.fromkeys(failing, 2.05)}))
-    assert [line for line in worse if line.startswith("None of the 4 lines")]
 
 
 def test_the_best_of_equal_cells_is_rarely_more_than_chance() -> None:
@@ -286,22 +245,7 @@ def test_the_best_of_equal_cells_is_rarely_more_than_chance() -> None:
     assert sure < 0.025 * times
 
 
-def test_a_cell_that_is_better_by_far_is_the_best_of_several() -> None:
-    experiment = speeds()
-    losses = dict.fromkeys((c.key for c in experiment.cells), 2.0)
-    findings = gather(experiment, every(experiment, {**losses, "4x-K=M": 1.8}))
-    (best,) = [line for line in verdicts(findings) if line.startswith("Best")]
-    assert "`4x, K = M`" in best
-    assert "chance" not in best
-
-
-def hollow(axes: Axes) -> list[float]:
-    """Return the heights of a plot's hollow points."""
-    lines = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
-    return [float(height) for line in lines for height in np.asarray(line.get_ydata())]
-
-
-def test_where_cells_differ_in_steps_the_best_and_the_plot_are_at_equal_steps() -> None:
+def test_where_cells_differ_in_steps_the_best_is_at_equal_steps() -> None:
     """At equal tokens 27 % down would be best, for its 1,052 steps: the ladder there is lower."""
     rungs = {"none": 2.0, "none-M3": 1.9, "none-M2": 1.8}
     half, all_down = (
@@ -316,33 +260,6 @@ def test_where_cells_differ_in_steps_the_best_and_the_plot_are_at_equal_steps() 
     (best,) = [line for line in verdicts(findings) if line.startswith("Best")]
     assert "`half of them, warm`" in best
     assert "equal fleets of as many steps" in best
-    axes = _differences(findings).axes[0]
-    assert sorted(hollow(axes)) == pytest.approx(sorted(found.mean for found in equal if found))
-    assert axes.get_ylabel() == "loss against equal fleets of as many steps, %"
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["half of them", "27 % down"]
-
-
-def test_points_of_one_seed_are_hollow_and_have_no_interval() -> None:
-    experiment = quantisation()
-    losses = {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.02, "lr3e-4-int4-bf16": 2.01}
-    have = every(experiment, {**losses, "lr3e-4-int8-f32": 2.03})
-    axes = _differences(gather(experiment, have)).axes[0]
-    with_interval = [height for line in axes.containers for height in line[0].get_ydata()]
-    assert with_interval == pytest.approx([1.0, 0.5], abs=0.02)
-    assert hollow(axes) == pytest.approx([1.5])
-    legend = axes.get_legend()
-    assert legend is not None
-    said = [text.get_text() for text in legend.get_texts()]
-    assert said.count("one seed") == 1
-    assert len(said) == len(set(said)) == 3  # two series, f32 3e-4 in both ways
-    whole = _differences(gather(experiment, every(experiment, losses))).axes[0].get_legend()
-    assert whole is not None
-    assert "one seed" not in [text.get_text() for text in whole.get_texts()]
-
-
-def test_a_ladder_for_equal_loss_judges_nothing_at_equal_steps() -> None:
-    assert {e.name for e in all_experiments() if e.at_equal_steps} == {"speeds", "failures"}
-    assert {e.name for e in all_experiments() if e.ladder} == {"speeds", "failures", "length"}
 
 
 @pytest.mark.parametrize(
@@ -360,17 +277,8 @@ def test_a_best_rate_at_the_edge_of_what_was_tried_says_so(
     assert _rate(rates) == said
 
 
-def test_lines_that_are_the_same_runs_add_nothing_to_the_spread(tmp_path: Path) -> None:
-    experiment = speeds()
-    keys = [cell.key for cell in experiment.cells]
-    same = every(experiment, {**dict.fromkeys(keys, 2.0), "2x-K=1": 2.1})
-    page = tmp_path / "quality.md"
-    write_report(page, [experiment, experiment], same)
-    assert "that 1 lines of several seeds" in page.read_text(encoding="utf-8")
-
-
 def test_runs_that_end_with_the_same_parameters_are_one_run(tmp_path: Path) -> None:
-    experiment, page = modes(), tmp_path / "quality.md"
+    experiment = modes()
     losses = {"small-data-parallel-M4": 2.0, "small-streaming-M4": 2.1, "small-decoupled-M4": 2.1}
     have = every(experiment, losses)
     named = {cell.key: cell for cell in experiment.cells}
@@ -380,8 +288,7 @@ def test_runs_that_end_with_the_same_parameters_are_one_run(tmp_path: Path) -> N
             for seed in (0, 1, 2):
                 run = have[named[key].scenario(seed).digest]
                 run.result["params_digests"] = [end + seed, 7]
-        write_report(page, [experiment], have)
-        return page.read_text(encoding="utf-8")
+        return page_of(tmp_path, [experiment], have)
 
     text = text_of(100, 200, 200)
     assert "`small, streaming, 4` and `small, decoupled, 4` are the same runs" in text
@@ -391,24 +298,15 @@ def test_runs_that_end_with_the_same_parameters_are_one_run(tmp_path: Path) -> N
     assert "that 2 lines of several seeds" in text
 
 
-def test_limits_say_what_intervals_do_not_cover(tmp_path: Path) -> None:
-    page = tmp_path / "quality.md"
-    write_report(page, [], {})
-    limits = page.read_text(encoding="utf-8").partition("## Limits")[2].partition("##")[0]
-    assert "They cover seeds only" in limits
-    assert "chosen, and are judged, on the same held-out sequences and the same seeds" in limits
-
-
 def test_figures_typed_by_hand_are_told_to_be_older_until_they_are_stamped_with_their_runs(
     tmp_path: Path,
 ) -> None:
-    page, defaults, experiment = tmp_path / "quality.md", tmp_path / "defaults.md", quantisation()
+    defaults, experiment = tmp_path / "defaults.md", quantisation()
     defaults.write_text("## What follows for the defaults\n\nint4 costs nothing.\n")
     have = every(experiment, {cell.key: 2.0 for cell in experiment.cells})
 
     def older() -> bool:
-        write_report(page, [experiment], have, defaults)
-        text = page.read_text(encoding="utf-8")
+        text = page_of(tmp_path, [experiment], have, defaults)
         assert "int4 costs nothing." in text
         return "was written from other runs" in text
 
@@ -427,29 +325,6 @@ def test_figures_typed_by_hand_are_told_to_be_older_until_they_are_stamped_with_
     assert older()
 
 
-def test_the_section_typed_by_hand_is_named_where_the_page_says_what_is_generated(
-    tmp_path: Path,
-) -> None:
-    page = tmp_path / "quality.md"
-    write_report(page, [], {})
-    text = page.read_text(encoding="utf-8")
-    assert f"but for the section [{BY_HAND}](#what-follows-for-the-defaults)" in text
-    assert f"\n## {BY_HAND}\n" in text
-    assert STAMP.match(DEFAULTS.read_text(encoding="utf-8")), "its first line is its stamp"
-
-
-def test_runs_of_several_states_of_the_sources_are_told(tmp_path: Path) -> None:
-    experiment = quantisation()
-    page = tmp_path / "quality.md"
-    have = every(experiment, {"lr3e-4-f32-f32": 2.0})
-    write_report(page, [experiment], have)
-    assert "states of the sources" not in page.read_text(encoding="utf-8")
-    next(iter(have.values())).result["sources"] = "0123456789abcdef"
-    write_report(page, [experiment], have)
-    said = "2 states of the sources (runs of each: not recorded 5, `0123456789abcdef` 1)"
-    assert said in page.read_text(encoding="utf-8")
-
-
 TEXTS = {"training_text": "01", "held_out_text": "02"}
 
 
@@ -457,12 +332,10 @@ TEXTS = {"training_text": "01", "held_out_text": "02"}
 def test_pairs_of_different_text_are_left_out_and_told(tmp_path: Path, name: str) -> None:
     experiment = quantisation()
     have = every(experiment, {"lr3e-4-f32-f32": 2.0, "lr3e-4-int4-f32": 2.02})
-    page = tmp_path / "quality.md"
 
     def text_of(seed: int, cell: int, told: dict[str, str]) -> str:
         have[experiment.cells[cell].scenario(seed).digest].result.update(told)
-        write_report(page, [experiment], have)
-        return page.read_text(encoding="utf-8")
+        return page_of(tmp_path, [experiment], have)
 
     assert "of different text" not in text_of(0, 0, TEXTS), "the other one does not say"
     assert "of different text" not in text_of(0, 1, TEXTS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from bench.quality.samples import Estimate, at, estimate, excess, first_below, student_t
@@ -25,13 +23,6 @@ def test_the_lowest_of_several_has_a_wider_interval() -> None:
     ratio = stats.t.ppf(1 - 0.05 / 10 / 2, 2) / stats.t.ppf(0.975, 2)
     assert half == pytest.approx(ratio * found.half)
     assert estimate([-1.0]).among(10) == Estimate(-1.0, None, 1)
-
-
-def test_one_value_has_no_interval() -> None:
-    found = estimate([2.5])
-    assert found == Estimate(2.5, None, 1)
-    assert (found.low, found.high) == (-math.inf, math.inf)
-    assert found.text(2) == "2.50"
 
 
 def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:

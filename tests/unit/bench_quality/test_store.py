@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from bench.quality import pool
 from bench.quality.cells import Cell, Wanted
-from bench.quality.pool import Progress, clock, run_all
-from bench.quality.sources import PACKAGES, SourcesEdited, check_sources, sources
+from bench.quality.pool import Progress, run_all
+from bench.quality.sources import SourcesEdited, check_sources, sources
 from bench.quality.store import ARCHIVE, Store
 from mortal import killed_once
 
@@ -74,11 +74,6 @@ def test_what_was_stored_is_found_by_its_scenario(tmp_path: Path) -> None:
     assert found.scenario == scenario
     assert found.loss == 1.5
     assert found.curve("loss") == [2.0, 1.6]
-
-
-def test_results_of_other_code_are_not_found(tmp_path: Path) -> None:
-    Store(tmp_path, code=1).put(wanted(0)[0].scenario, {"loss": 1.5})
-    assert not Store(tmp_path, code=2).all()
 
 
 def test_a_setting_that_did_not_exist_yet_invalidates_nothing(tmp_path: Path) -> None:
@@ -178,11 +173,6 @@ def test_a_killed_worker_does_not_end_the_others_work(tmp_path: Path) -> None:
     assert any("killed" in text for text in told)
 
 
-def test_sources_are_told_by_names_and_contents_of_all_their_files() -> None:
-    assert sources() == sources()
-    assert len({sources([package]) for package in PACKAGES}) == len(PACKAGES)
-
-
 def test_an_edit_anywhere_in_a_package_is_another_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,12 +223,3 @@ def test_what_is_left_is_judged_by_the_tokens_not_by_the_number_of_runs() -> Non
     assert progress.left_s(101.0) is None
     progress.add(1.0)
     assert progress.left_s(110.0) == pytest.approx(30.0)
-
-
-def test_durations_are_short_to_read() -> None:
-    assert [clock(s) for s in (5, 65, 3600, 7385)] == [
-        "0 min 05 s",
-        "1 min 05 s",
-        "1 h 00 min",
-        "2 h 03 min",
-    ]
