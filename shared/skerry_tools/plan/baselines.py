@@ -48,7 +48,7 @@ def data_parallel_step_s(
 
 @dataclass(frozen=True, slots=True)
 class TrainingMethod:
-    """How fast a way to train is without failures, and the ``goodput`` that failures leave.
+    """How fast a way to train is without failures, and the ``goodput`` that is left of it.
 
     ``sent``: bits through each site's up-link while ``cycle_tokens`` are trained on, in H steps.
     """
@@ -61,18 +61,21 @@ class TrainingMethod:
     cycle_tokens: float
     sent: Mapping[str, float]
 
+    def wall_s(self, tokens: float) -> float:
+        """Return seconds until so many tokens are trained on."""
+        return tokens / (self.tokens_s * self.goodput)
 
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """Seconds to the last token and what it costs; None where prices are missing."""
+    def chips_cost(self, at: Deployment, tokens: float) -> float | None:
+        """Return what the chips cost until then; None where one of them has no price."""
+        priced = [(site.table.price_chip_hour, site) for site in at.sites.values()]
+        hourly = [price * s.table.chips * s.learners for price, s in priced if price is not None]
+        return self.wall_s(tokens) / 3600 * sum(hourly) if len(hourly) == len(priced) else None
 
-    wall_s: float
-    chips: float | None
-    egress: float | None
-
-    @property
-    def total(self) -> float | None:
-        return None if self.chips is None else self.chips + (self.egress or 0.0)
+    def egress_cost(self, at: Deployment, tokens: float) -> float | None:
+        """Return what bytes that leave sites with a price cost until then; None without any."""
+        priced = [(site.table.price_egress_gb, name) for name, site in at.sites.items()]
+        cycle = [price * self.sent[name] / 8 / GB for price, name in priced if price is not None]
+        return tokens / self.cycle_tokens * sum(cycle) if cycle else None
 
 
 def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
@@ -119,24 +122,4 @@ def _ring_step(at: Deployment) -> tuple[float, float]:
 
 def _kept(at: Deployment, chips: int) -> float:
     mtbi_s = at.plan.chip_mtbi
-    return 1.0 if mtbi_s is None else halting(chips / mtbi_s, at.plan.recovery)
-
-
-def bill(method: TrainingMethod, at: Deployment, tokens: float) -> Bill:
-    """Return time and money until ``tokens`` are trained on in this way."""
-    wall_s, sites = tokens / (method.tokens_s * method.goodput * at.plan.goodput), at.sites.values()
-    hourly = [
-        site.table.price_chip_hour * site.table.chips * site.learners
-        for site in sites
-        if site.table.price_chip_hour is not None
-    ]
-    egress = [
-        method.sent[site.name] * site.table.price_egress_gb / 8 / GB
-        for site in sites
-        if site.table.price_egress_gb is not None
-    ]
-    return Bill(
-        wall_s,
-        wall_s / 3600 * sum(hourly) if len(hourly) == len(sites) else None,
-        tokens / method.cycle_tokens * sum(egress) if egress else None,
-    )
+    return at.plan.goodput * (1.0 if mtbi_s is None else halting(chips / mtbi_s, at.plan.recovery))

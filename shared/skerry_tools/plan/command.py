@@ -20,7 +20,7 @@ Text: TypeAlias = str | None
 Count: TypeAlias = int | None
 Scenario = Annotated[
     Text,
-    typer.Argument(help="TOML: a config, sites, or both; or a shipped one ('list').", metavar="S"),
+    typer.Argument(help="TOML: a config, sites, or both; or a shipped scenario.", metavar="S"),
 ]
 Sites = Annotated[Path | None, _option("TOML with the sites.", "FILE")]
 Params = Annotated[Text, _option("Parameters: 12B.", "N")]
@@ -33,11 +33,7 @@ Bandwidth = Annotated[Text, _option("Of each: '3 Gbit/s'.", "RATE")]
 StepTime = Annotated[Text, _option("Of each: '2 s'.", "TIME")]
 H = Annotated[Count, _option("", "H", "-H")]
 P = Annotated[Count, _option("", "P", "-P")]
-HiddenK = Annotated[Count, _option("", "K", "-K")]
-Chips = Annotated[Text, _option("fleet.chips: 2.4M.", "N")]
-Learners = Annotated[Count, _option("sync.learners.", "M")]
-K = Annotated[Count, _option("sync.quorum.", "K", "-K")]
-Days = Annotated[float | None, _option("Of the run.", "D")]
+K = Annotated[Count, _option("", "K", "-K")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -53,7 +49,7 @@ def plan(  # noqa: PLR0913 - one option each
     step_time: StepTime = None,
     h: H = None,
     p: P = None,
-    k: HiddenK = None,
+    k: K = None,
     set_: Sets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,9 +67,6 @@ def plan(  # noqa: PLR0913 - one option each
         "sync.h_steps": h, "sync.fragments": p, "sync.quorum": k,
     }  # fmt: skip
     with exit_on_error():
-        if scenario == "list":
-            _list()
-            return
         each = _sets(up=bandwidth, step_time=step_time)
         if regions is None and each:
             msg = "--bandwidth and --step-time are about sites of --regions: give their number."
@@ -88,38 +81,20 @@ def plan(  # noqa: PLR0913 - one option each
         raise typer.Exit(4)
 
 
-def simulate(
-    scenario: Scenario = None,
-    *,
-    chips: Chips = None,
-    learners: Learners = None,
-    k: K = None,
-    days: Days = None,
-    set_: Sets = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print what failures cost: goodput, uptime(K), time to N tokens."""
+def simulate(scenario: Scenario = None, *, set_: Sets = None, as_json: AsJson = False) -> None:
+    """Print what failures cost: goodput, uptime(K), time to N tokens.
+
+    Other chips, learners, days: --set fleet.chips=1e6, sync.learners=4, simulation.days=7.
+    """
     from skerry_tools.plan import simulation_answer
     from skerry_tools.plan.simulation import simulate as simulated
 
-    given = {
-        "fleet.chips": chips, "sync.learners": learners, "sync.quorum": k, "simulation.days": days,
-    }  # fmt: skip
     with exit_on_error():
-        if scenario == "list":
-            _list()
-            return
-        outcome = simulated(simulation_answer.setup_of(scenario, [*(set_ or ()), *_sets(**given)]))
-        found = simulation_answer.answer(outcome)
+        found = simulation_answer.answer(
+            simulated(simulation_answer.setup_of(scenario, set_ or ()))
+        )
         print(found.json()) if as_json else found.print()
 
 
-def _list() -> None:
-    from skerry_tools.plan.question import question, read, shipped
-
-    for name, path in shipped().items():
-        print(f"{name}: {question(read([path])).tables.source}")
-
-
-def _sets(**asked: str | float | None) -> list[str]:
+def _sets(**asked: str | int | None) -> list[str]:
     return [f"{path}={value}" for path, value in asked.items() if value is not None]

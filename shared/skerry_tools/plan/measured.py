@@ -1,57 +1,37 @@
 """What this repository measured of itself, on which plans are built.
 
 All of it comes from the measurements of the README: one x86 core of a shared machine, Gaussian
-data. Other machines differ; ratios hold longer than figures.
+data. Other machines differ; ratios hold longer than figures. Rates are f32 bytes a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schemes import SCHEMES, raw_bytes
 
-RAW_BITS: Mapping[str, float] = MappingProxyType(
-    {scheme: 8 * raw_bytes(scheme, 1) / BLOCK for scheme in SCHEMES}
-)
+RAW_BITS = {scheme: 8 * raw_bytes(scheme, 1) / BLOCK for scheme in SCHEMES}
 """Bits per parameter before compression: no message exceeds them, headers aside."""
-_MEASURED_BITS = {
-    "int2": 1.58,
-    "int4": 3.33,
-    "e3m0": 3.52,
-    "int8": 7.50,
-    "bf16": 10.72,
-    "f32": 26.73,
-}
-WIRE_BITS: Mapping[str, float] = MappingProxyType({**RAW_BITS, **_MEASURED_BITS})
+_MEASURED = {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 10.72, "f32": 26.73}
+WIRE_BITS = {**RAW_BITS, **_MEASURED}
 """Bits per parameter of a whole message, compression and headers included; not measured: raw."""
 
 _MEMCPY_B_S = 15.4e9
 """What encode and decode were compared with, on the same core."""
-ENCODE_B_S: Mapping[str, float] = MappingProxyType(
-    {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * _MEMCPY_B_S}
-)
-"""f32 bytes a second that one core encodes, checksum and compression included."""
-DECODE_B_S: Mapping[str, float] = MappingProxyType(
-    {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S}
-)
-"""f32 bytes a second that one core decodes."""
+ENCODE_B_S = {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * _MEMCPY_B_S}
+"""By one core, checksum and compression included."""
+DECODE_B_S = {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S}
 
 _MERGE_EACH = (1 / 2.15e9 - 1 / 3.87e9) / 4
 _MERGE_BASE = 1 / 3.87e9 - 4 * _MERGE_EACH
 """Seconds per f32 byte of a merge, for each contribution and besides: through M = 4 at 3.87 GB/s
 and M = 8 at 2.15 GB/s, both int4."""
-MERGE_EACH: Mapping[str, float] = MappingProxyType(
-    {"int4": _MERGE_EACH, "int8": (1 / 2.15e9 - _MERGE_BASE) / 4}
-)
+MERGE_EACH = {"int4": _MERGE_EACH, "int8": (1 / 2.15e9 - _MERGE_BASE) / 4}
 """Seconds per f32 byte and contribution; bf16 and all others as int8 (4 of them: 2.15 GB/s)."""
 MERGE_CHECKED = range(2, 9)
 """How many contributions these were measured with, about."""
 COMMIT_CPU_S = (15e-9, 25e-9)
 """CPU seconds for each parameter that whole commits took, without and with outer momentum: hashing,
 compressing and storing on all threads. Plans count merge, encode and decode alone."""
-
 COMMIT_BYTES = 161
 """Bytes of the ledger for each commit."""
 STATE_COPIES = 2.2

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from skerry.algorithm.presets import state_vectors
 from skerry.models.sizes import leaf_specs_of, sizes_of
 from skerry_tools.plan.answer import shown
-from skerry_tools.plan.baselines import Bill, TrainingMethod, bill, methods
+from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
 from skerry_tools.plan.memory import initial_bytes, learner_bytes
 from skerry_tools.plan.question import OPEN, Question, check_plan, refuse
@@ -82,7 +82,6 @@ class RunPlan:
     chosen: dict[str, int]
     way_out: dict[str, int]
     methods: tuple[TrainingMethod, ...]
-    bills: tuple[Bill, ...]
     tokens: float
 
     @property
@@ -104,7 +103,6 @@ def make(asked: Question) -> RunPlan:
     judged = constraints(at)
     broken = [item for item in judged if not item.holds]
     tokens = at.plan.tokens or TOKENS_PER_PARAMETER * at.load.parameters
-    ways = methods(at)
     return RunPlan(
         question=asked,
         at=at,
@@ -112,8 +110,7 @@ def make(asked: Question) -> RunPlan:
         fixes=tuple(fixes(at, broken[0])) if broken else (),
         chosen=chosen,
         way_out=choose(OPEN, at) if broken and at.load.sync.overlap_steps else {},
-        methods=ways,
-        bills=tuple(bill(way, at, tokens) for way in ways),
+        methods=methods(at),
         tokens=tokens,
     )
 

@@ -58,7 +58,10 @@ def verdict(plan: RunPlan) -> str:
         f"{sync.contribution_scheme} up and {sync.global_scheme} down"
     )
     how = "all communication hidden" if sync.overlap_steps else "learners stop for rounds"
-    speed, took_s = shown(plan.methods[0].tokens_s, "tokens/s"), shown(plan.bills[0].wall_s, "s")
+    speed, took_s = (
+        shown(plan.methods[0].tokens_s, "tokens/s"),
+        shown(plan.methods[0].wall_s(plan.tokens), "s"),
+    )
     if not plan.question.bare_tokens:
         how += f", {speed}, {shown(plan.tokens, 'token')} in {took_s}"
     tight = f"; tightest: {binding.text}" if binding else ""
@@ -181,17 +184,19 @@ def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
 def _compared(plan: RunPlan, kind: Kind) -> dict[str, Mapping[str, Figure]]:
     currency, missing = plan.at.plan.currency, "no prices given: price_chip_hour, price_egress_gb"
     rows: dict[str, Mapping[str, Figure]] = {}
-    for index, (way, bill) in enumerate(zip(plan.methods, plan.bills, strict=True)):
-        costs = {"chips_cost": bill.chips, "egress_cost": bill.egress, "cost": bill.total}
+    for index, way in enumerate(plan.methods):
+        chips = way.chips_cost(plan.at, plan.tokens)
+        egress = way.egress_cost(plan.at, plan.tokens)
+        total = None if chips is None else chips + (egress or 0.0)
         listed: dict[str, Row] = {
             "tokens/s": (way.tokens_s, "tokens/s", way.convention),
             "utilisation": (way.utilisation, "share", "time in compute"),
-            "goodput": (way.goodput * plan.at.plan.goodput, "share", "plan.goodput, chip_mtbi"),
-            "time": (bill.wall_s, "s", "until all tokens are trained on"),
+            "goodput": (way.goodput, "share", "plan.goodput, chip_mtbi"),
+            "time": (way.wall_s(plan.tokens), "s", "until all tokens are trained on"),
             "site_sends": (max(way.sent.values()), "bit", "the busiest site, in H steps"),
             "speed_up_of_this_plan": (plan.speed_up(index), "x", "tokens a second, with goodput"),
         }
-        for name, cost in costs.items():
+        for name, cost in (("chips_cost", chips), ("egress_cost", egress), ("cost", total)):
             listed[name] = (cost, currency, missing if cost is None else "")
         rows[way.name] = figures(listed, kind)
     return rows
@@ -261,7 +266,7 @@ def _disk(plan: RunPlan) -> dict[str, Row]:
     at, load, log = plan.at, plan.at.load, plan.question.run.log
     state = measured.STATE_COPIES * load.state_bytes * load.parameters * log.replicas
     window, initial = memory.window_bytes(at, log.window_s), memory.initial_bytes(at)
-    commits = plan.bills[0].wall_s / at.period_s * load.sync.fragments
+    commits = plan.methods[0].wall_s(plan.tokens) / at.period_s * load.sync.fragments
     ledger = commits * measured.COMMIT_BYTES * log.replicas
     newest, one = plan.question.run.checkpoint.keep_newest, memory.checkpoint_bytes(load)
     hours = f"all of the last {log.window_s / 3600:g} h (log.window_s)"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from skerry_tools.__main__ import app
 
 ONE_LINE = ("--params", "12B", "--regions", "4", "--bandwidth", "3 Gbit/s", "--step-time", "2 s")
-SMALL = ("--set", "fleet.chips=150000", "--days", "0.5")
+SMALL = ("--set", "fleet.chips=150000", "--set", "simulation.days=0.5")
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -41,7 +41,6 @@ def simulate(*words: str) -> str:
         ((*ONE_LINE, "-K", "5"), 2, "error: sync.quorum is 5 but sync.learners is 4"),
         (("--params", "12B", "--bandwidth", "3 Gbit/s"), 2, "error: --bandwidth and --step-time "),
         (("four-regions",), 0, "Feasible: "),
-        (("list",), 0, "four-regions: "),
         (("nope",), 2, "error: nope is no scenario, neither shipped nor a file: there are four-r"),
         (("none.toml",), 2, "error: The config file none.toml cannot be read"),
     ],
@@ -109,8 +108,3 @@ def test_a_blocking_run_waits() -> None:
     stops = ("sync.overlap_steps=0", "sync.quorum=8", "sync.fragments=1", "timing.spread=0.2")
     sets = [word for one in stops for word in ("--set", one)]
     assert "waiting for other learners" in simulate(*SMALL, *sets)
-
-
-def test_the_shipped_simulations_are_named_with_their_sources() -> None:
-    found = {line.split(":")[0] for line in simulate("list").splitlines()}
-    assert found == {"four-regions", "goodput-table", "llama-3"}

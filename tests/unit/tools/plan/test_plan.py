@@ -151,14 +151,23 @@ def test_outer_state_is_that_of_the_outer_optimizer(
 
 def test_time_and_money_follow_from_tokens_and_prices() -> None:
     priced = site(chips=10, price_chip_hour=2.0, price_egress_gb=0.1)
-    bill = planned({"a": priced, "b": priced}, plan={"tokens": "1B"}, sync=FIXED).bills[0]
-    assert bill.wall_s == pytest.approx(1e9 / (2 * 262144 / 2.0))
-    assert bill.chips == pytest.approx(bill.wall_s / 3600 * 2.0 * 20)
-    assert bill.egress == pytest.approx(bill.wall_s / 48.0 * 2 * 12e9 * 3.33 / 8 / 1e9 * 0.1)
-    assert bill.total == pytest.approx((bill.chips or 0) + (bill.egress or 0))
+    plan = planned({"a": priced, "b": priced}, plan={"tokens": "1B"}, sync=FIXED)
+    wall_s = 1e9 / (2 * 262144 / 2.0)
+    chips, egress = wall_s / 3600 * 2.0 * 20, wall_s / 48.0 * 2 * 12e9 * 3.33 / 8 / 1e9 * 0.1
+    found = as_read(plan)["figures"]["compared"]["this plan"]
+    costs = {"time": wall_s, "chips_cost": chips, "egress_cost": egress, "cost": chips + egress}
+    assert {name: found[name]["value"] for name in costs} == pytest.approx(costs)
     cost = as_read(planned())["figures"]["compared"]["this plan"]["cost"]
     assert cost["value"] is None
     assert "price_chip_hour" in cost["convention"]
+
+
+def test_what_leaves_the_hub_is_paid_at_its_site() -> None:
+    sites = {"a": site(price_egress_gb=0.1), "b": site(), "c": site()}
+    plan = planned(sites, plan={"tokens": "1B"}, sync=FIXED, hub={"site": "a"})
+    cycles = 1e9 / (3 * 262144 / 2.0) / 48.0
+    paid = plan.methods[0].egress_cost(plan.at, plan.tokens)
+    assert paid == pytest.approx(cycles * 2 * 12e9 * 10.72 / 8 / 1e9 * 0.1)
 
 
 def test_data_parallel_sends_a_ring_and_the_plan_survives_failures_better() -> None:
