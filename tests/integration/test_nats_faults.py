@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
+from nats.aio.client import Client
 
 from skerry.errors import BrokerUnavailable
 from skerry.log.base import Deliver, Expect
+from skerry.log.nats import fast
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.protocol.subjects import Subjects
@@ -26,14 +28,30 @@ def names(run_id: str) -> Subjects:
 
 
 @pytest.fixture
-async def bus(nats_server: NatsServer, run_id: str) -> AsyncIterator[NatsBus]:
-    """A bus on a server of its own, with the run's streams declared and short deadlines."""
+async def bus(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    nats_server: NatsServer,
+    run_id: str,
+) -> AsyncIterator[NatsBus]:
+    """A bus on a server of its own, with the run's streams declared and short deadlines.
+
+    As a parameter: the version of nats-py that is installed as far as it knows.
+    """
+    if installed := getattr(request, "param", ""):
+        monkeypatch.setattr(fast, "version", lambda _: installed)
     async with NatsBus(
         nats_server.url,
         options=NatsOptions(connect_timeout_s=5.0, request_timeout_s=1.0, patience_s=20.0),
     ) as bus:
+        client = (await bus._connection.ready(None)).client
+        assert type(client) is (Client if installed else fast.FastClient)
         await bus.declare(specs(run_id))
         yield bus
+
+
+any_client = pytest.mark.parametrize("bus", ["", "2.99.0"], ids=["fast", "stock"], indirect=True)
+"""Also with a nats-py that is none of the tested versions, on its own client."""
 
 
 async def test_a_follower_has_no_gap_and_no_repeat_through_kill_9(
@@ -57,6 +75,7 @@ async def test_a_follower_has_no_gap_and_no_repeat_through_kill_9(
     assert [record.sequence for record in found] == list(range(1, total + 1))
 
 
+@any_client
 async def test_a_follower_that_lagged_goes_on_after_a_restart(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
@@ -89,6 +108,7 @@ async def test_reading_many_messages_survives_kill_9(
     assert [record.payload[0] for record in found] == list(range(80))
 
 
+@any_client
 async def test_reading_many_messages_survives_the_loss_of_its_consumer(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
@@ -186,6 +206,7 @@ async def test_a_publish_without_message_id_is_never_sent_twice(
     assert await bus.get(names.stream("LEDGER"), 3) is None
 
 
+@any_client
 async def test_calls_wait_for_a_server_that_comes_back(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:

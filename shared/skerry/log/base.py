@@ -139,16 +139,13 @@ class Bus(Protocol):
         """Store one message and return its sequence once the server has it.
 
         With ``msg_id`` a publish whose acknowledgement was lost is sent again, and stored once;
-        without one it is not sent again. The id counts for this client only: the client adds to it
-        what no other can predict, so that two processes that publish the same id store two
-        messages. Use ``expect`` where they must not. A receipt says ``duplicate`` only where the
-        stored message has this subject and payload.
+        without one it is not sent again. The id counts for this client only, which adds to it what
+        no other can predict; use ``expect`` where two processes must not store the same. A receipt
+        says ``duplicate`` only where the stored message has this subject and payload.
 
         Raises Conflict when ``expect`` does not hold, StorageFull when there is no room. Where a
-        repeated id and ``expect`` both speak against a write, either may be reported.
-
-        In a cluster, writes whose ``expect`` names the same subject or the same pattern are sent
-        one by one; a write that expects ``a.*`` and one that expects ``a.b`` are not.
+        repeated id and ``expect`` both speak against a write, either may be reported. In a cluster,
+        writes whose ``expect`` names the same subject or pattern are sent one by one.
         """
         ...
 

@@ -233,24 +233,19 @@ class Cursor:
         self.sequence, self.time_ns = record.sequence, record.time_ns
 
     def place(self, stream: Extent) -> None:
-        """Move to where the follower must go on in the stream as it is now."""
+        """Move to where the follower must go on in the stream as it is now.
+
+        It is another stream than the one that the cursor came from if it is shorter, or if its
+        oldest message is at or before the cursor and yet is younger.
+        """
+        known = self.time_ns and stream.first_ns and stream.first_seq <= self.sequence
+        younger = known and stream.first_ns > self.time_ns
         if self.deliver is Deliver.NEW and not self.sequence:
             self.deliver = Deliver.ALL
             self.sequence, self.time_ns = stream.last_seq, stream.last_ns
-        elif self.sequence and self._of_another(stream):
+        elif self.sequence and (stream.last_seq < self.sequence or younger):
             self.deliver = Deliver.ALL
             self.sequence = self.time_ns = 0
-
-    def _of_another(self, stream: Extent) -> bool:
-        """Return True if the stream is not the one that this cursor came from.
-
-        Either it is shorter, or its oldest message is at or before the cursor and yet is younger.
-        """
-        if stream.last_seq < self.sequence:
-            return True
-        if not self.time_ns or not stream.first_ns or stream.first_seq > self.sequence:
-            return False
-        return stream.first_ns > self.time_ns
 
 
 async def one_by_one(

@@ -10,7 +10,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError, Conflict, StorageFull
-from skerry.log.base import Deliver, Expect, Receipt, Record, Room, StreamInfo, StreamSpec
+from skerry.log.base import (
+    Deliver,
+    Expect,
+    Receipt,
+    Record,
+    Room,
+    Storage,
+    StreamInfo,
+    StreamSpec,
+)
 from skerry.log.client import Cursor, Message, NotNow, Publisher
 from skerry.log.nats.connection import Connection, NatsOptions
 from skerry.log.nats.follow import follow
@@ -22,7 +31,6 @@ from skerry.log.nats.jetstream import (
     hidden_changes,
     info_of,
     is_transient,
-    rooms_of,
     sent_headers,
     spec_of,
 )
@@ -149,7 +157,12 @@ class NatsBus:
         return sorted((i for i in found if i.name.startswith(STREAM_PREFIX)), key=lambda i: i.name)
 
     async def rooms(self) -> tuple[Room, ...]:
-        return rooms_of(await self._connection.api("INFO", about="how full the account is"))
+        reply = await self._connection.api("INFO", about="how full the account is")
+        limits = reply["limits"]  # those by number of replicas are not reported
+        return (
+            Room(Storage.FILE, reply["storage"], max(0, limits.get("max_storage", 0))),
+            Room(Storage.MEMORY, reply["memory"], max(0, limits.get("max_memory", 0))),
+        )
 
     async def publish(
         self,
@@ -175,13 +188,15 @@ class NatsBus:
         A replicated stream refuses a second of those while the first is under way, as if it had
         lost. Raises BrokerUnavailable when no place is free by the deadline.
         """
+        turns: list[asyncio.Lock | asyncio.Semaphore] = [self._window]
+        if message.expect is not None and self._connection.clustered:
+            turns.insert(0, self._turns.setdefault(message.expect.subject, asyncio.Lock()))
         async with AsyncExitStack() as held:
             try:
-                async with asyncio.timeout_at(deadline):
-                    if message.expect is not None and self._connection.clustered:
-                        turn = self._turns.setdefault(message.expect.subject, asyncio.Lock())
+                waits = any(turn.locked() for turn in turns)
+                async with asyncio.timeout_at(deadline if waits else None):
+                    for turn in turns:
                         await held.enter_async_context(turn)
-                    await held.enter_async_context(self._window)
             except TimeoutError as e:
                 raise self._connection.unavailable(self._options.waits_s) from e
             yield

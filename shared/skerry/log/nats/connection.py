@@ -338,7 +338,7 @@ class Connection:
         servers = [url.strip() for url in self.urls.split(",")]
         random.shuffle(servers)
         while True:
-            session = NatsSession(new_client(self.urls))
+            session = NatsSession(new_client())
             client = session.client
             try:
                 with cancellable():

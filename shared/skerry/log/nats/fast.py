@@ -296,11 +296,10 @@ def headers_in(block: bytes) -> dict[str, str]:
 class FastClient(Client):
     """nats-py's client on our transport and parser; no bytes of a message end its reading."""
 
-    def __init__(self, *, websocket: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self._ps = LeanParser(self)
-        if not websocket:
-            self._transport = WideTransport()
+        self._transport = WideTransport()
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         return (headers_in(headers) or None) if headers else None
@@ -322,11 +321,11 @@ def clustered(client: Client) -> bool:
     return bool(client._server_info.get("cluster"))  # noqa: SLF001
 
 
-def new_client(urls: str) -> Client:
-    """Return a client for these servers that is not connected yet."""
+def new_client() -> Client:
+    """Return a client that is not connected yet."""
     installed = version("nats-py")
     if installed in TESTED_VERSIONS:
-        return FastClient(websocket=urls.startswith("ws"))
+        return FastClient()
     _warn(installed)
     return Client()
 

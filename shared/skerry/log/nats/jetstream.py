@@ -15,7 +15,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from skerry.errors import BrokerUnfit, BusError, StorageFull
-from skerry.log.base import MSG_ID, Record, Retention, Room, Storage, StreamInfo, StreamSpec
+from skerry.log.base import MSG_ID, Record, Retention, Storage, StreamInfo, StreamSpec
 from skerry.log.client import Extent, Message
 from skerry.log.nats.fast import headers_in
 from skerry.log.streams import normal
@@ -188,15 +188,6 @@ def extent_of(state: Mapping[str, Any]) -> Extent:
     if not state["messages"]:
         return Extent(first, 0, last, 0)
     return Extent(first, nanoseconds(state["first_ts"]), last, nanoseconds(state["last_ts"]))
-
-
-def rooms_of(reply: Mapping[str, Any]) -> tuple[Room, ...]:
-    """Read how full an account is; limits by number of replicas are not reported."""
-    limits = reply["limits"]
-    return (
-        Room(Storage.FILE, reply["storage"], max(0, limits.get("max_storage", 0))),
-        Room(Storage.MEMORY, reply["memory"], max(0, limits.get("max_memory", 0))),
-    )
 
 
 def is_transient(error: Mapping[str, Any]) -> bool:
