@@ -1,4 +1,4 @@
-"""Every checkpoint store keeps the same promises, whatever it is made of."""
+"""Every checkpoint store keeps the same promises; what a disk and a real S3 server add to them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ import sys
 from errno import ENOLCK
 from typing import TYPE_CHECKING
 
+import obstore
 import pytest
 
-from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
 from skerry.store import local
 from skerry.store.base import MANIFEST, StoredFile
+from skerry.store.checkpoint import PARAMS_FILE, verify
 from skerry.store.finding import locate
+from skerry.store.kinds import s3
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
+from tests.support.checkpoints import begun, save
 from tests.support.s3_server import BUCKET, S3Server
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from skerry.store.base import Store
@@ -35,11 +40,11 @@ MOST = 1000
 
 
 @pytest.fixture(params=["local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, run_id: str) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "local":
         return LocalStore(tmp_path / "run")
-    server: S3Server = request.getfixturevalue("s3_server")
-    return S3Store(f"s3://{BUCKET}/{run_id}/run", server.access())
+    bucket: S3Store = request.getfixturevalue("bucket")
+    return bucket
 
 
 def written(store: Store, name: str, content: bytes = b"content") -> str:
@@ -69,13 +74,6 @@ class TestEveryStore:
         assert found == [b"abcd", b"x", b"", MANIFEST_BYTES]
         assert (store.names(), store.folders()) == (["first"], ["first"])
 
-    def test_a_discarded_draft_leaves_nothing(self, store: Store) -> None:
-        draft = store.draft("first")
-        draft.write("a.bin", [b"abc"])
-        for _ in range(2):
-            draft.discard()
-        assert (store.names(), store.sweep()) == ([], [])
-
     def test_a_large_file_reads_back_whole_or_its_beginning(self, store: Store) -> None:
         content = random.Random(1).randbytes(20_000_001)
         draft = store.draft("first")
@@ -96,17 +94,21 @@ class TestEveryStore:
     def test_a_deleted_entry_is_gone_and_only_it(self, store: Store) -> None:
         for name in ("first", "first-2"):
             written(store, name)
-        assert store.delete("first")
+        assert [store.delete("first") for _ in range(2)] == [True, False]
         assert store.names() == ["first-2"]
-        assert not store.delete("first")
 
-    def test_a_live_draft_is_neither_swept_nor_deleted(self, store: Store) -> None:
+    def test_a_draft_is_neither_swept_nor_deleted_and_leaves_nothing_when_discarded(
+        self, store: Store
+    ) -> None:
         written(store, "first")
-        draft = store.draft("second")
+        draft, other = store.draft("second"), store.draft("third")
         draft.write("a.bin", [b"abc"])
+        other.write("a.bin", [b"abc"])
         assert (store.sweep(), store.delete("second")) == ([], False)
         draft.commit(MANIFEST_BYTES)
-        assert store.names() == ["first", "second"]
+        for _ in range(2):
+            other.discard()
+        assert (store.names(), store.sweep()) == (["first", "second"], [])
 
     @pytest.mark.parametrize("file", ["missing.bin", MANIFEST])
     def test_opening_what_is_not_there_names_it(self, store: Store, file: str) -> None:
@@ -115,41 +117,40 @@ class TestEveryStore:
 
     @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "/etc", ".partial-x", "a\n"])
     def test_a_name_that_leads_elsewhere_is_refused(self, store: Store, name: str) -> None:
-        for act in (store.draft, store.delete, lambda name: store.read(name, "a.bin", MOST)):
-            with pytest.raises(StoreError, match="cannot name"):
-                act(name)
         written(store, "first")
-        with pytest.raises(StoreError, match="cannot name"):
-            store.read("first", name, MOST)
         draft = store.draft("second")
-        with pytest.raises(StoreError, match="cannot name"):
-            draft.write(name, [b"x"])
+        for act in (
+            lambda: store.draft(name),
+            lambda: store.delete(name),
+            lambda: store.read(name, "a.bin", MOST),
+            lambda: store.read("first", name, MOST),
+            lambda: draft.write(name, [b"x"]),
+        ):
+            with pytest.raises(StoreError, match="cannot name"):
+                act()
         draft.discard()
 
 
 class TestLocalStore:
     """What a disk can do, with real processes and a real kernel's refusals."""
 
-    def test_a_link_out_of_the_folder_is_not_followed(self, tmp_path: Path) -> None:
+    def test_a_link_out_of_the_folder_and_a_pipe_are_refused(self, tmp_path: Path) -> None:
         store = LocalStore(tmp_path / "run")
         folder = store.root / written(store, "first")
-        (tmp_path / "secret").write_bytes(b"secret")
-        (folder / "a.bin").unlink()
-        (folder / "a.bin").symlink_to(tmp_path / "secret")
+        (folder / "link").symlink_to(tmp_path)
+        os.mkfifo(folder / "pipe")
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / MANIFEST).write_bytes(MANIFEST_BYTES)
         (store.root / "second").symlink_to(tmp_path / "elsewhere")
-        for name, file in (("first", "a.bin"), ("second", MANIFEST)):
-            with pytest.raises(StoreError, match="link that leads out of its folder"):
+        for name, file, why in (
+            ("first", "link", "link that leads out of its folder"),
+            ("second", MANIFEST, "link that leads out of its folder"),
+            ("first", "pipe", "not a regular file"),
+        ):
+            with pytest.raises(StoreError, match=why):
                 store.read(name, file, MOST)
         (store.root / "latest").symlink_to(written(store, "third"))
         assert read(store, "latest") == b"content"  # one inside is followed
-
-    def test_a_pipe_is_refused_at_once(self, tmp_path: Path) -> None:
-        store = LocalStore(tmp_path)
-        os.mkfifo(tmp_path / written(store, "first") / "pipe")
-        with pytest.raises(StoreError, match="not a regular file"):
-            store.read("first", "pipe", MOST)
 
     def test_a_writer_killed_half_way_leaves_earlier_entries_and_is_swept(
         self, tmp_path: Path
@@ -218,16 +219,7 @@ class TestLocalStore:
 
     def test_a_write_that_the_kernel_refuses_for_size_leaves_nothing(self, tmp_path: Path) -> None:
         """RLIMIT_FSIZE is a refusal in the middle of a write that ordinary users can set up."""
-        store = LocalStore(tmp_path)
-        written(store, "first")
-        done = subprocess.run(
-            [sys.executable, "-c", SMALL_FILES + FULL_WRITER, str(tmp_path)],
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        assert "No room for a checkpoint" in done.stdout
-        assert (store.names(), [*tmp_path.iterdir()]) == (["first"], [tmp_path / "first"])
+        assert "No room for a checkpoint" in full_writer([], tmp_path, SMALL_FILES)
 
     def test_a_full_disk_leaves_nothing(self, tmp_path: Path) -> None:
         """A 256 KiB tmpfs in a user namespace: ENOSPC itself, without being root."""
@@ -235,16 +227,125 @@ class TestLocalStore:
         private = [str(unshare), "--user", "--map-root-user", "--mount"]
         if unshare is None or subprocess.run([*private, "true"], check=False).returncode:
             pytest.skip("this kernel lets ordinary users make no mount namespace")
-        script = f'mount -t tmpfs -o size=256k none "{tmp_path}" && "$0" -c "$1" "{tmp_path}"'
-        done = subprocess.run(
-            [*private, "sh", "-c", script, sys.executable, FULL_WRITER],
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        assert "No room for a checkpoint" in done.stdout, done.stderr
-        assert "No space left on device" in done.stdout
-        assert "left: []" in done.stdout
+        mount = f'mount -t tmpfs -o size=256k none "{tmp_path}" && "$0" "$@"'
+        said = full_writer([*private, "sh", "-c", mount], tmp_path)
+        assert "No room for a checkpoint" in said
+        assert "No space left on device" in said
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, run_id: str) -> S3Store:
+    return S3Store(f"s3://{BUCKET}/{run_id}/run", s3_server.access())
+
+
+@pytest.fixture
+def expire(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when this is called, every draft counts as one whose writer died."""
+    return lambda: monkeypatch.setattr(s3, "DEAD_S", -10.0)
+
+
+def objects(bucket: S3Store) -> list[str]:
+    return sorted(meta["path"] for meta in s3._listed(bucket._client))
+
+
+class TestS3Store:
+    """What is in the bucket, writers that die, and refusals."""
+
+    async def test_what_is_downloaded_is_a_local_checkpoint_and_what_was_changed_is_damaged(
+        self, bucket: S3Store, s3_server: S3Server, tmp_path: Path
+    ) -> None:
+        scripted = await begun()
+        await scripted.commit_all(step=7)
+        name = await save(scripted, bucket)
+        for path in objects(bucket):
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_bytes(obstore.get(bucket._client, path).bytes())
+        assert verify(LocalStore(tmp_path), name) == verify(bucket, name)
+
+        data = bytearray((tmp_path / name / PARAMS_FILE).read_bytes())
+        data[-1] ^= 1
+        obstore.put(bucket._client, f"{name}/{PARAMS_FILE}", bytes(data))
+        with pytest.raises(CheckpointCorrupt, match=rf"{name}/{PARAMS_FILE} is damaged"):
+            verify(*locate(bucket.url, s3_server.access()))
+
+    def test_an_object_that_vanished_is_noticed_before_the_entry_appears(
+        self, bucket: S3Store
+    ) -> None:
+        draft = bucket.draft("first")
+        draft.write("a.bin", [b"content"])
+        obstore.delete(bucket._client, "first/a.bin")
+        with pytest.raises(CheckpointCorrupt, match="not as it was sent"):
+            draft.commit(MANIFEST_BYTES)
+        draft.discard()
+        assert objects(bucket) == []
+
+    def test_a_manifest_is_never_overwritten_but_may_be_repeated(self, bucket: S3Store) -> None:
+        draft = bucket.draft("first")  # where the answer is lost, the request comes again
+        assert [draft.commit(MANIFEST_BYTES) for _ in range(2)] == ["first", "first"]
+        draft = bucket.draft("second")
+        obstore.put(bucket._client, f"second/{MANIFEST}", b"another")
+        with pytest.raises(CheckpointCorrupt, match="not as it was sent"):
+            draft.commit(MANIFEST_BYTES)
+
+    def test_only_the_objects_of_a_dead_writer_are_deleted(
+        self, bucket: S3Store, expire: Callable[[], None]
+    ) -> None:
+        bucket.draft("kept").commit(MANIFEST_BYTES)
+        bucket.draft("first").write("a.bin", [b"content"])
+        for path in ("notes/readme.txt", "readme.txt"):
+            obstore.put(bucket._client, path, b"mine")
+        expire()
+        assert bucket.sweep() == ["first"]
+        theirs = ["notes/readme.txt", "readme.txt"]
+        assert objects(bucket) == ["kept/.writer", f"kept/{MANIFEST}", *theirs]
+
+    def test_a_draft_that_stood_still_gives_up(
+        self, bucket: S3Store, expire: Callable[[], None]
+    ) -> None:
+        draft = bucket.draft("first")
+        expire()
+        for act in (lambda: draft.write("a.bin", [b"x"]), lambda: draft.commit(MANIFEST_BYTES)):
+            with pytest.raises(StoreError, match="stood still for too long"):
+                act()
+        assert bucket.names() == []
+
+    def test_a_bucket_that_is_not_there(self, s3_server: S3Server) -> None:
+        elsewhere = S3Store("s3://nowhere/run", s3_server.access())
+        for act in (elsewhere.names, elsewhere.sweep, lambda: elsewhere.draft("a")):
+            with pytest.raises(StoreError, match="There is no bucket 'nowhere'"):
+                act()
+
+    def test_credentials_that_may_only_read(self, s3_server: S3Server, bucket: S3Store) -> None:
+        reader = S3Store(bucket.url, s3_server.access("reader"))
+        assert reader.names() == []
+        with pytest.raises(StoreError, match="too little"):
+            reader.draft("a")
+
+    def test_wrong_keys_never_show_in_the_sentence(
+        self, s3_server: S3Server, bucket: S3Store, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "credentials"
+        file.write_text("[x]\naws_access_key_id=writer\naws_secret_access_key=not-this-one\n")
+        wrong = S3Store(bucket.url, s3_server.access("x").model_copy(update={"credentials": file}))
+        with pytest.raises(StoreError, match="check the keys") as caught:
+            wrong.names()
+        assert "not-this-one" not in str(caught.value)
+        with pytest.raises(ConfigError, match=r"no keys under \[other\]"):
+            S3Store(bucket.url, s3_server.access("other"))
+
+    def test_an_endpoint_that_does_not_answer(self, s3_server: S3Server, bucket: S3Store) -> None:
+        changes = {"endpoint": "http://127.0.0.1:1", "timeout_s": 1.0}
+        access = s3_server.access().model_copy(update=changes)
+        with pytest.raises(StoreError, match="does not answer"):
+            S3Store(bucket.url, access).names()
+
+
+def full_writer(prefix: list[str], folder: Path, before: str = "") -> str:
+    """Return what a process says whose writes are refused; it has to leave nothing."""
+    words = [*prefix, sys.executable, "-c", before + FULL_WRITER, str(folder)]
+    done = subprocess.run(words, capture_output=True, check=False, text=True)
+    assert "left: []" in done.stdout, done.stderr
+    return done.stdout
 
 
 SMALL_FILES = """
@@ -274,5 +375,5 @@ except StoreError as error:
     print(error)
 finally:
     draft.discard()
-print("left:", [n for n in os.listdir(sys.argv[1]) if n != "first"])
+print("left:", os.listdir(sys.argv[1]))
 """

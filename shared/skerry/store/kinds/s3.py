@@ -176,6 +176,7 @@ class S3Draft:
                     digest.update(view[start : start + part_bytes])
                     yield view[start : start + part_bytes]
 
+        self._check_alive()
         with _refusals(f"{self._url}/{path}"):
             obstore.put(
                 self._client,
@@ -185,7 +186,6 @@ class S3Draft:
                 chunk_size=part_bytes,
                 max_concurrency=TRANSFERS,
             )
-        self._added_s = time.monotonic()
         self._files[file] = StoredFile(file, size, digest.hexdigest())
         return self._files[file]
 
@@ -200,9 +200,7 @@ class S3Draft:
             for file in self._files.values():
                 if there.get(f"{self._name}/{file.name}") != file.size:
                     raise self._disturbed(file.name)
-            if time.monotonic() - self._added_s > DEAD_S / 2:  # others may have cleaned up
-                msg = f"Writing to {path} stood still for too long: it is begun again."
-                raise StoreError(msg)
+            self._check_alive()
             if not _create(self._client, path, manifest):
                 raise self._disturbed(MANIFEST)
         self._over = True
@@ -214,6 +212,14 @@ class S3Draft:
         self._over = True
         with suppress(StoreError), _refusals(self._url):  # what stays, a sweep deletes
             _remove(self._client, _listed(self._client, self._name))
+
+    def _check_alive(self) -> None:
+        """Raise StoreError if nothing was added for so long that the name may be another's now."""
+        now_s = time.monotonic()
+        if now_s - self._added_s > DEAD_S / 2:
+            msg = f"{self._url}/{self._name} stood still for too long: it is begun again."
+            raise StoreError(msg)
+        self._added_s = now_s
 
     def _disturbed(self, file: str) -> CheckpointCorrupt:
         path = f"{self._url}/{self._name}/{file}"
