@@ -204,7 +204,7 @@ async def test_restarted_learner_is_warm_only_with_its_own_undamaged_state_of_th
 ) -> None:
     """One run, five starts: what each finds on disk decides how its inner optimizer begins."""
     often = ("--set", "learner.save_every_s=0.05")
-    kept = tmp_path / "learners" / run_id / "a" / "inner.safetensors"
+    kept = tmp_path / "learners" / run_id / "a" / "inner.state"
     async with NatsBus(shared_nats.url, name="test") as bus:
         async with Cluster(shared_nats.url, run_id, tmp_path, tiny_config, jax_cache) as cluster:
 

@@ -40,7 +40,7 @@ from skerry_learner.meter import Meter
 from skerry_learner.sync.network import Network, open_sync
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.training import TrainingLoop
-from skerry_tools.lab.learner import Signal, drive
+from skerry_tools.lab.learner import drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,7 +189,7 @@ class FakeLearner:
             self.plan, (self.name, incarnation), sync.adoption, np.float32(sync.blend_alpha)
         )
         parameters.poisoned_below = self.poisoned_below
-        signal = Signal()
+        news = asyncio.Event()
         session, network = open_sync(
             self.bus,
             place.learner,
@@ -197,7 +197,7 @@ class FakeLearner:
             work.config,
             parameters,
             place.start,
-            changed=signal,
+            wake=news.set,
             wall_ns=self.wall_ns,
             clock=asyncio.get_running_loop().time,
         )
@@ -216,7 +216,7 @@ class FakeLearner:
         async with TaskGroup() as group:
             group.create_task(network.run())
             group.create_task(settle(self.bus, place.member, RestoredState(InnerState.NEW, "")))
-            await drive(self.training.life(), signal, lambda: asyncio.sleep(self.step_s))
+            await drive(self.training.life(), news, lambda: asyncio.sleep(self.step_s))
 
     def _config(self, record: RunRecord) -> RunConfig:
         """Return the run's settings with those of this learner."""

@@ -24,8 +24,10 @@ from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
+    from skerry.log.base import Bus, Record
 
 STALLED_S = 2.0
 """Reading that gets nothing for this long looks whether there is still something to get."""
@@ -149,24 +151,37 @@ async def _read_sent(
         return cursor
     own = subjects.start(member.learner)
     patterns = [own, *(subjects.contribution(f, member.learner) for f in waiting)]
-    position, now = min(*waiting.values(), start - 1), asyncio.get_running_loop().time
-    while position < start:
-        with suppress(TimeoutError):
-            async with (
-                asyncio.timeout(STALLED_S) as stalled,
-                aclosing(bus.follow(patterns, after=position)) as follower,
-            ):
-                async for record in follower:
-                    stalled.reschedule(now() + STALLED_S)
-                    position = record.sequence
-                    if position >= start:
-                        break
-                    got = assembler.feed(record)
-                    if isinstance(got, Contribution):
-                        cursor = max(cursor, got.header.cursor_to)
-        if position < start:
-            with suppress(BrokerUnavailable):
-                held = await bus.get(subjects.stream("CONTRIB"), start)
-                if held is None or held.subject != own:
-                    return None
+
+    def feed(record: Record) -> None:
+        nonlocal cursor
+        got = assembler.feed(record)
+        if isinstance(got, Contribution):
+            cursor = max(cursor, got.header.cursor_to)
+
+    position = min(*waiting.values(), start - 1)
+    while (position := await read_until(bus, patterns, position, start, feed)) < start:
+        with suppress(BrokerUnavailable):
+            held = await bus.get(subjects.stream("CONTRIB"), start)
+            if held is None or held.subject != own:
+                return None
     return cursor if position == start else None
+
+
+async def read_until(
+    bus: Bus, patterns: Sequence[str], position: int, last: int, feed: Callable[[Record], object]
+) -> int:
+    """Feed what lies after ``position`` up to ``last``; return where it came to, or stalled.
+
+    Beyond ``last`` when retention has dropped it.
+    """
+    follower = bus.follow(patterns, after=position)
+    loop = asyncio.get_running_loop()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STALLED_S) as stalled, aclosing(follower):
+            async for record in follower:
+                stalled.reschedule(loop.time() + STALLED_S)
+                position = record.sequence
+                feed(record)
+                if position >= last:
+                    break
+    return position

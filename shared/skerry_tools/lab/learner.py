@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,48 +61,22 @@ class TrainedTime:
     busy_s: float = 0.0
 
 
-class Signal:
-    """What a mailbox notifies where there are no threads."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
-    def notify_all(self) -> None:
-        self._event.set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        msg = f"No other thread ends a wait of {timeout} s here: await changed()."
-        raise RuntimeError(msg)
-
-    async def changed(self, timeout_s: float) -> None:
-        """Wait until something was notified since the last time, ``timeout_s`` at most."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        self._event.clear()
-
-
 async def drive(
-    life: Generator[Pause], signal: Signal, step: Callable[[], Awaitable[None]]
+    life: Generator[Pause], news: asyncio.Event, step: Callable[[], Awaitable[None]]
 ) -> None:
-    """Run a training loop to its end, where ``step`` lasts as long as a step does."""
+    """Run a training loop to its end, where ``step`` lasts as long as a step does.
+
+    ``news`` is set when something was posted for it.
+    """
     try:
         for pause in life:
-            if pause.wait_s is not None:
-                await signal.changed(pause.wait_s)
-            else:
+            if pause.wait_s is None:
                 await step()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause.wait_s):
+                    await news.wait()
+            news.clear()
     finally:
         life.close()
 
@@ -160,7 +133,7 @@ async def live(
     bus, work, config = ground.connect(), ground.work, ground.work.config
     place = await take_place(bus, ground.record, work, island.name, "lab", ground.wall_ns)
     incarnation, now = place.learner.incarnation, place.start
-    trainer, signal = Trainer(work.model, config, work.plan, ground.programs), Signal()
+    trainer, news = Trainer(work.model, config, work.plan, ground.programs), asyncio.Event()
     session, network = open_sync(
         bus,
         place.learner,
@@ -168,7 +141,7 @@ async def live(
         config,
         trainer,
         now,
-        changed=signal,
+        wake=news.set,
         wall_ns=ground.wall_ns,
         clock=ground.clock,
     )
@@ -201,7 +174,7 @@ async def live(
     await settle(bus, place.member, restored)
     async with TaskGroup() as group:
         transfer = group.create_task(network.run())
-        trained = group.create_task(drive(training.life(), signal, step))
+        trained = group.create_task(drive(training.life(), news, step))
         await network.finished()
         network.link.mailbox.stop()
         await trained

@@ -182,7 +182,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
     assert pulse.phase is LearnerPhase.STOPPED
     assert (settled.inner, settled.cursor, settled.contrib_sequence) == ("new", 0, 1)
     shapes = shapes_of(Trainer(work.model, work.config, work.plan).moments_like())
-    saved, _ = inner_file.read(tmp_path / "run" / "a" / "inner.safetensors", shapes)
+    saved, _ = inner_file.read(tmp_path / "run" / "a" / "inner.state", shapes)
     assert (saved.origin, saved.incarnation) == (origin_of(record, "a"), 1)
     assert saved.step == pulse.step, "what an orderly stop saves is the end"
     assert place.learner.incarnation == 2

@@ -53,6 +53,9 @@ class Scene:
         leaves = [np.array(leaf) for leaf in jax.tree.leaves(self.trainer.state.params)]
         return fragments.gather(self.plan.fragments[fragment], leaves)
 
+    def anchor(self, fragment: int) -> NDArray[np.float32]:
+        return np.array(self.trainer._anchors[fragment])
+
     def publish(self, fragment: int, version: int) -> None:
         self.log.publish(fragment, version, self.vector(fragment, version), step=100)
 
@@ -90,7 +93,7 @@ def scene() -> Scene:
 def test_an_answer_is_the_outer_gradient_since_the_anchor(scene: Scene) -> None:
     made = scene.answer(1, 2, steps=3)
     local = scene.local(1)
-    np.testing.assert_array_equal(made.gradient, scene.trainer.anchor(1) - local)
+    np.testing.assert_array_equal(made.gradient, scene.anchor(1) - local)
     assert np.linalg.norm(local) > 0
     header = made.header
     versions = header.kind, header.base_version, header.round_version
@@ -124,7 +127,7 @@ def test_the_newest_of_several_versions_is_adopted_bit_by_bit(scene: Scene) -> N
     scene.publish(2, 5)
     scene.boundary()
     assert scene.session.versions == (1, 1, 5)
-    np.testing.assert_array_equal(scene.trainer.anchor(2), scene.vector(2, 5))
+    np.testing.assert_array_equal(scene.anchor(2), scene.vector(2, 5))
 
 
 def test_adoption_waits_for_the_overlap_and_steps_since_are_sent_next(scene: Scene) -> None:
@@ -173,7 +176,7 @@ def test_genesis_offers_the_negated_initial_parameters_of_two_fragments_at_a_tim
     assert scene.session.offer_genesis(2, scene.now)
     scene.publish(0, 1)
     scene.boundary()
-    np.testing.assert_array_equal(scene.trainer.anchor(0), scene.vector(0, 1))
+    np.testing.assert_array_equal(scene.anchor(0), scene.vector(0, 1))
 
 
 def test_nothing_is_answered_before_all_fragments_are_there() -> None:
@@ -232,7 +235,7 @@ def test_contribution_that_left_the_log_is_in_the_next_one_bit_by_bit(scene: Sce
     scene.open(1, 2, attempt=1)
     again = scene.boundary(steps=2)
     assert again is not None
-    np.testing.assert_array_equal(again.gradient, scene.trainer.anchor(1) - scene.local(1))
+    np.testing.assert_array_equal(again.gradient, scene.anchor(1) - scene.local(1))
     header = again.header
     assert (header.identity, header.steps, header.round_version) == (2, 5, 2)
     assert (header.cursor_from, header.cursor_to) == (lost.header.cursor_from, 10)
@@ -240,7 +243,7 @@ def test_contribution_that_left_the_log_is_in_the_next_one_bit_by_bit(scene: Sce
 
 def test_progress_taken_back_outlives_an_adoption_before_the_next_capture(scene: Scene) -> None:
     lost = scene.answer(1, 2, steps=3)
-    local, anchor = scene.local(1), scene.trainer.anchor(1)
+    local, anchor = scene.local(1), scene.anchor(1)
     scene.log.lose(lost)
     scene.publish(1, 2)
     scene.boundary()

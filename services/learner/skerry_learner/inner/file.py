@@ -1,9 +1,4 @@
-"""The file that holds an inner optimizer's state: safetensors, with a checksum over all of it.
-
-The checksum is the first entry of the metadata and hashed as zeros, so it has a fixed place in the
-file: it is filled in once everything else is written, and checked before anything is parsed. The
-``safetensors`` library opens these files too.
-"""
+"""The file that holds an inner optimizer's state: a header of JSON, the tensors, a checksum."""
 
 from __future__ import annotations
 
@@ -28,20 +23,9 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Every tensor by name: its shape and its numpy dtype."""
 
 LENGTH = struct.Struct("<Q")
-ZEROS = "0" * 16
-OPENING = b'{"__metadata__":{"checksum":"'
-CODES = {
-    "float32": "F32",
-    "float16": "F16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-ORIGIN_NUMBERS = ("created_ns", "plan_digest", "config_digest")
-SAVED_NUMBERS = ("incarnation", "step", "steps")
-LARGEST_METADATA = 65_536
+CHECKSUM_BYTES = 8
+"""Of the xxh3-64 over all that comes before it."""
+MOST_METADATA = 65_536
 PIECE = 4 * 1024**2
 
 
@@ -80,7 +64,9 @@ def write(
     OSError, and leaves what was there before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside, header = path.parent / draft, _header(saved, shapes)
+    beside = path.parent / draft
+    text = json.dumps(asdict(saved) | {"tensors": _listed(shapes)}).encode()
+    header = LENGTH.pack(len(text)) + text
     hasher = xxhash.xxh3_64(header)
     try:
         with beside.open("wb") as handle:
@@ -90,8 +76,7 @@ def write(
                 for at in range(0, len(data), PIECE):  # hashing and writing share the cache
                     hasher.update(data[at : at + PIECE])
                     handle.write(data[at : at + PIECE])
-            handle.seek(LENGTH.size + len(OPENING))
-            handle.write(hasher.hexdigest().encode())
+            handle.write(hasher.digest())
             handle.flush()
             os.fsync(handle.fileno())
         beside.replace(path)
@@ -110,57 +95,36 @@ def read(path: Path, shapes: Shapes) -> tuple[Saved, dict[str, NDArray[Any]]]:
     """
     with path.open("rb") as handle:
         size, expected = os.fstat(handle.fileno()).st_size, size_of(shapes)
-        (length,) = LENGTH.unpack(handle.read(LENGTH.size).ljust(LENGTH.size, b"\xff"))
-        bound = len(_header(None, shapes)) + LARGEST_METADATA
-        if length > bound or size != LENGTH.size + length + expected:
+        prefix = handle.read(LENGTH.size)
+        (length,) = LENGTH.unpack(prefix.ljust(LENGTH.size, b"\xff"))
+        bound = len(json.dumps(_listed(shapes))) + MOST_METADATA
+        if length > bound or size != LENGTH.size + length + expected + CHECKSUM_BYTES:
             raise _damaged(path, f"{size} bytes are not those of this model's inner state")
-        header = handle.read(length)
-        data = bytearray(expected)
-        if len(header) < length or handle.readinto(data) < expected:
-            raise _damaged(path, "it ends early")
-    start, end = len(OPENING), len(OPENING) + len(ZEROS)
-    hasher = xxhash.xxh3_64(LENGTH.pack(length) + header[:start] + ZEROS.encode() + header[end:])
+        text, data = handle.read(length), bytearray(expected)
+        handle.readinto(data)
+        checksum = handle.read()
+    hasher = xxhash.xxh3_64(prefix + text)
     hasher.update(data)
-    if header[start:end] != hasher.hexdigest().encode():
+    if checksum != hasher.digest():
         raise _damaged(path, "its checksum does not match")
     try:
-        entries: dict[str, Any] = json.loads(header)
-        meta: dict[str, str] = entries.pop("__metadata__")
-        numbers = {name: int(meta[name]) for name in (*ORIGIN_NUMBERS, *SAVED_NUMBERS)}
-        run, learner = meta["run"], meta["learner"]
+        entries: dict[str, Any] = json.loads(text)
+        listed, origin = entries.pop("tensors"), Origin(**entries.pop("origin"))
+        saved = Saved(origin, **entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, "its header makes no sense") from error
-    if entries != _entries(shapes):
+    if listed != _listed(shapes):
         raise _damaged(path, "its tensors are not those of this model")
-    origin = Origin(run, learner=learner, **{name: numbers[name] for name in ORIGIN_NUMBERS})
     tensors: dict[str, NDArray[Any]] = {}
-    for name, (shape, dtype) in shapes.items():
-        kind, offset = np.dtype(dtype).newbyteorder("<"), entries[name]["data_offsets"][0]
-        flat = np.frombuffer(data, kind, prod(shape), offset)
-        tensors[name] = flat.astype(dtype, copy=False).reshape(shape)
-    return Saved(origin, **{name: numbers[name] for name in SAVED_NUMBERS}), tensors
-
-
-def _entries(shapes: Shapes) -> dict[str, object]:
-    entries: dict[str, object] = {}
     offset = 0
     for name, (shape, dtype) in shapes.items():
-        end = offset + prod(shape) * np.dtype(dtype).itemsize
-        kind = CODES[dtype]
-        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    return entries
+        tensors[name] = np.frombuffer(data, dtype, prod(shape), offset).reshape(shape)
+        offset += tensors[name].nbytes
+    return saved, tensors
 
 
-def _header(saved: Saved | None, shapes: Shapes) -> bytes:
-    """Return what comes before the tensors, with a checksum of zeros."""
-    meta = {"checksum": ZEROS}
-    if saved is not None:
-        numbers = {name: getattr(saved, name) for name in SAVED_NUMBERS}
-        meta |= {name: str(value) for name, value in (asdict(saved.origin) | numbers).items()}
-    text = json.dumps({"__metadata__": meta} | _entries(shapes), separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH.size)
-    return LENGTH.pack(len(text)) + text
+def _listed(shapes: Shapes) -> list[list[Any]]:
+    return [[name, list(shape), dtype] for name, (shape, dtype) in shapes.items()]
 
 
 def _damaged(path: Path, why: str) -> CheckpointCorrupt:

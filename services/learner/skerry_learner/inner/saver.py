@@ -15,6 +15,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ from skerry_learner.inner.file import Origin, Saved, Shapes
 
 log = structlog.get_logger()
 
-FILE = "inner.safetensors"
+FILE = "inner.state"
 DRAFT = "inner-*.draft"
 
 
@@ -101,10 +102,8 @@ class InnerStateSaver:
     template: Any
     clock: Callable[[], float] = time.monotonic
     restored: Future[RestoredState] = field(default_factory=Future[RestoredState])
-    _changed: threading.Condition = field(init=False, default_factory=threading.Condition)
-    _job: _Job | None = field(init=False, default=None)
+    _jobs: SimpleQueue[_Job | None] = field(init=False, default_factory=SimpleQueue[Any])
     _busy: bool = field(init=False, default=False)
-    _closing: bool = field(init=False, default=False)
     _copy: Callable[[Any], Any] | None = field(init=False, default=None)
     _due_s: float = field(init=False, default=0.0)
     _complained: str = field(init=False, default="")
@@ -120,8 +119,6 @@ class InnerStateSaver:
         run, arguments = copy_context().run, (self._live, step, max_age_steps, ended)
         threading.Thread(target=run, args=arguments, name="inner", daemon=True).start()
 
-    # the trainer's side
-
     def due(self) -> bool:
         """Return True if a save is due and can begin; never while one is in flight."""
         return self._copy is not None and not self._busy and self.clock() >= self._due_s
@@ -130,24 +127,18 @@ class InnerStateSaver:
         """Copy the state on its device and have it saved; nothing here waits."""
         if self._copy is not None:
             self._due_s = self.clock() + self.local.save_every_s
-            self._post(self._job_of(self._copy(moments), now))
-
-    # the end
+            self._post(self._copy(moments), now)
 
     def close(self, moments: Any = None, now: TrainingProgress | None = None) -> None:
         """Save a state that no longer changes, if there is one, and end the thread."""
-        self._post(self._job_of(moments, now) if now else None, closing=True)
+        if now is not None:
+            self._post(moments, now)
+        self._jobs.put(None)
 
-    def _job_of(self, moments: Any, now: TrainingProgress) -> _Job:
+    def _post(self, moments: Any, now: TrainingProgress) -> None:
+        self._busy = True
         saved = Saved(self.origin, self.incarnation, now.step, now.steps)
-        return _Job(list(jax.tree.leaves(moments)), saved)
-
-    def _post(self, job: _Job | None, *, closing: bool = False) -> None:
-        with self._changed:
-            self._busy, self._job, self._closing = True, job or self._job, closing
-            self._changed.notify_all()
-
-    # the thread
+        self._jobs.put(_Job(list(jax.tree.leaves(moments)), saved))
 
     def _live(self, step: int, max_age_steps: int, ended: Callable[[], None]) -> None:
         try:
@@ -157,19 +148,11 @@ class InnerStateSaver:
                     draft.unlink()
             copy = jax.jit(lambda moments: jax.tree.map(jnp.copy, moments))
             self._copy = copy.lower(self.template).compile()
-            while (job := self._next()) is not None:
+            while (job := self._jobs.get()) is not None:
                 self._save(job)
+                self._busy = False
         finally:
             ended()
-
-    def _next(self) -> _Job | None:
-        """Return the next state to save, waiting for it; None at the end."""
-        with self._changed:
-            self._busy = self._job is not None
-            while self._job is None and not self._closing:
-                self._changed.wait()
-            job, self._job = self._job, None
-            return job
 
     def _restore(self, step: int, max_age_steps: int) -> RestoredState:
         start = self.incarnation, step

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,13 +59,6 @@ Event: TypeAlias = Gone | MissingCheck
 """What has become of a contribution; a check that comes back is of one that is lost."""
 
 
-class Changed(AbstractContextManager[Any], Protocol):
-    """What of ``threading.Condition`` a mailbox needs."""
-
-    def notify_all(self) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
 class Mailbox:
     """The only thing that both threads touch.
 
@@ -75,67 +67,65 @@ class Mailbox:
     """
 
     def __init__(
-        self, room: int, notify: Callable[[], None], changed: Changed | None = None
+        self, room: int, notify: Callable[[], None], wake: Callable[[], None] | None = None
     ) -> None:
         """``room`` bounds the global fragments here; ``notify`` has the network take orders.
 
-        ``changed`` is another condition than a thread's, for a trainer that has none.
+        ``wake`` is called when there is news, for a trainer that waits for it in its own way.
         """
         self.rounds: tuple[Round, ...] = ()
         self.began_s: float | None = None
         self.stopping = False
         self._room = room
         self._notify = notify
-        self._changed: Changed = changed or threading.Condition()
+        self._news = threading.Event()
+        self._wake = wake or self._news.set
+        self._lock = threading.Lock()
         self._fresh: dict[int, Fresh] = {}
         self._events: list[Event] = []
         self._orders: list[Order] = []
-        self._news = False
 
     # the network's side
 
     def post(self, event: Event) -> None:
         """Report what has become of a contribution."""
-        with self._changed:
+        with self._lock:
             self._events.append(event)
-            self._wake_trainer()
+        self._wake()
 
     def post_rounds(self, rounds: tuple[Round, ...]) -> None:
         """Replace the rounds that are open."""
-        with self._changed:
-            if rounds != self.rounds:
-                self.rounds = rounds
-                self._wake_trainer()
+        if rounds != self.rounds:
+            self.rounds = rounds
+            self._wake()
 
     def post_fresh(self, fresh: Fresh) -> None:
         """Replace the global fragment that can be adopted."""
-        with self._changed:
+        with self._lock:
             self._fresh[fresh.fragment] = fresh
-            self._wake_trainer()
+        self._wake()
 
     def post_genesis(self, began_s: float) -> None:
         """Say when the run began."""
-        with self._changed:
-            self.began_s = began_s
-            self._wake_trainer()
+        self.began_s = began_s
+        self._wake()
 
     def stop(self) -> None:
         """Ask the trainer to end at its next boundary."""
-        with self._changed:
-            self.stopping = True
-            self._wake_trainer()
+        self.stopping = True
+        self._wake()
 
     def has_room(self, fragment: int, reading: int) -> bool:
         """Return True if a global fragment can be read without exceeding the bound.
 
         ``reading`` are being read. One more than the bound may be, to replace one that waits here.
         """
-        with self._changed:
+        with self._lock:
             return len(self._fresh) + reading < self._room + (fragment in self._fresh)
 
     def take_orders(self) -> list[Order]:
         """Take what the trainer has asked for, in that order."""
-        with self._changed:
+        with self._lock:
             taken, self._orders = self._orders, []
             return taken
 
@@ -143,24 +133,24 @@ class Mailbox:
 
     def order(self, order: Order) -> None:
         """Ask the network for something."""
-        with self._changed:
+        with self._lock:
             self._orders.append(order)
         self._notify()
 
     def take_events(self) -> list[Event]:
         """Take what has become of contributions since the last time."""
-        with self._changed:
+        with self._lock:
             taken, self._events = self._events, []
             return taken
 
     def fresh(self) -> tuple[Fresh, ...]:
         """Return what can be adopted, without taking it."""
-        with self._changed:
+        with self._lock:
             return tuple(self._fresh.values())
 
     def take_fresh(self, fresh: Fresh) -> None:
         """Drop this one, unless a newer one has come meanwhile, and let the network read more."""
-        with self._changed:
+        with self._lock:
             if self._fresh.get(fresh.fragment) is fresh:
                 del self._fresh[fresh.fragment]
         self._notify()
@@ -171,12 +161,6 @@ class Mailbox:
         What was posted since the last wait ends this one at once: the trainer may have looked
         before it came.
         """
-        with self._changed:
-            if not (self.stopping or self._news):
-                self._changed.wait(timeout_s)
-            self._news = False
-
-    def _wake_trainer(self) -> None:
-        """Wake the trainer; the lock is held."""
-        self._news = True
-        self._changed.notify_all()
+        if not self.stopping:
+            self._news.wait(timeout_s)
+        self._news.clear()

@@ -20,7 +20,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.sync.connection import LearnerConnection
-from skerry_learner.sync.mailbox import Changed, Mailbox
+from skerry_learner.sync.mailbox import Mailbox
 from skerry_learner.sync.receiving import FragmentReceiver
 from skerry_learner.sync.sending import ContributionSender
 from skerry_learner.sync.session import Fragments, Session
@@ -178,26 +178,18 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     start: TrainingProgress,
     *,
     call: Callable[[Callable[[], None]], None] = lambda function: function(),
-    changed: Changed | None = None,
+    wake: Callable[[], None] | None = None,
     wall_ns: Callable[[], int] = time.time_ns,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Session, Network]:
     """Return the trainer's and the network's side of one learner, with a mailbox between them.
 
-    Args:
-        bus: The log.
-        identity: Who the learner is.
-        plan: The run's fragments.
-        config: The run's settings.
-        fragments: What holds the parameters.
-        start: Where the learner goes on.
-        call: Calls a function in the network's thread, from the trainer's.
-        changed: What the trainer waits for where it has no thread.
-        wall_ns: The wall clock.
-        clock: The monotonic clock that the trainer counts by.
+    ``fragments`` holds the parameters, ``start`` is where the learner goes on. ``call`` calls a
+    function in the network's thread, from the trainer's. ``wake`` is called when there is news for
+    a trainer that has no thread to wait in. ``clock`` is monotonic, and the one it counts by.
     """
     room, telemetry = LearnerPolicy.of(config.sync).room, LearnerTelemetry(identity)
-    mailbox = Mailbox(room, lambda: call(network.take_orders), changed)
+    mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     network = Network(
         LearnerConnection(
             bus, identity, plan, config, mailbox, telemetry, wall_ns=wall_ns, clock=clock

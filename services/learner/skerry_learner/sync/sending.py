@@ -6,14 +6,14 @@ Trouble with the broker is waited out here; the step loop does not notice it.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
 
 import structlog
 
 from skerry.algorithm.fragments import Plan
 from skerry.errors import BrokerUnavailable, Diverged, ModelError, StorageFull, WireError
 from skerry.log import contributions, state
-from skerry.log.base import Bus
+from skerry.log.base import Bus, Record
+from skerry.log.place import read_until
 from skerry.protocol.contribution import Contribution, ContributionAssembler, ContributionId
 from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionKind
@@ -30,7 +30,6 @@ log = structlog.get_logger()
 
 ANSWERED_S = 1.0
 """What a run's end waits at most for the log's answers to what is on its way."""
-STALLED_S = 2.0
 
 
 class ContributionSender:
@@ -163,25 +162,17 @@ async def is_lost(bus: Bus, run: str, plan: Plan, check: MissingCheck) -> bool:
     newest = await bus.last(subject)
     if newest is None:
         return True
-    wanted = ContributionId(check.learner, check.incarnation, check.identity)
-    assembler = ContributionAssembler(run, plan, keeps_payload=False)
-    floor = manifest.commit.contrib_floor
+    assembler, whole = ContributionAssembler(run, plan, keeps_payload=False), set[ContributionId]()
+
+    def feed(record: Record) -> None:
+        got = assembler.feed(record)
+        if isinstance(got, Contribution):
+            whole.add(got.id)
+
+    floor, last = manifest.commit.contrib_floor, newest.sequence
     # A floor above what is there was counted in another stream, and says nothing about this one.
-    position, whole = floor if floor < newest.sequence else 0, False
-    while position < newest.sequence and not whole:
-        loop = asyncio.get_running_loop()
-        follower = bus.follow(subject, after=position)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STALLED_S) as stalled, aclosing(follower):
-                async for record in follower:
-                    stalled.reschedule(loop.time() + STALLED_S)
-                    got = assembler.feed(record)
-                    whole = isinstance(got, Contribution) and got.id == wanted
-                    position = record.sequence
-                    if whole or position >= newest.sequence:
-                        break
-        if not whole and position < newest.sequence:
-            found = await bus.get(subjects.stream("CONTRIB"), newest.sequence)
-            if found is None:  # retention has dropped it and all before it
-                return True
-    return not whole
+    position = floor if floor < last else 0
+    while (position := await read_until(bus, [subject], position, last, feed)) < last:
+        if await bus.get(subjects.stream("CONTRIB"), last) is None:
+            return True  # retention has dropped it and all before it
+    return ContributionId(check.learner, check.incarnation, check.identity) not in whole

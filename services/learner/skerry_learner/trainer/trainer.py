@@ -231,10 +231,6 @@ class Trainer:
                 self._captured[fragment] = anchor
         self.state = TrainState(self.state.params, self._init_moments(self.state.params))
 
-    def anchor(self, fragment: int) -> NDArray[np.float32]:
-        """Return a copy of the fragment exactly as it was decoded."""
-        return np.array(self._anchors[fragment])
-
     def _fresh(self) -> TrainState:
         params = self._init(jax.random.key(self._config.train.seed))
         return TrainState(params, self._init_moments(params))
