@@ -15,8 +15,9 @@ from skerry.errors import ConfigError
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.protocol.chunks import vector_digest
-from skerry.protocol.messages import CloseReason, Commit, Manifest, RefusalCause, Refused
+from skerry.protocol.messages import CloseReason, Commit, Manifest, RefusalCause, Refused, Unnamed
 from skerry.protocol.records import decode, encode
+from skerry.protocol.shard import MOST_REFUSED
 from skerry.protocol.subjects import StreamKind, Subjects
 from skerry.settings.models import OuterConfig, RunConfig
 from skerry.store.local import LocalStore
@@ -29,6 +30,7 @@ from skerry_tools.audit.survey import ReplayMoment
 from skerry_tools.audit.verify import AuditReport, verify
 from skerry_tools.audit.whatif import Drift, WhatIfPolicy
 from tests.support.audited import CONFIG, PLAN, create, train
+from tests.support.learners import ScriptedLearner
 
 RUN = "t"
 FAKE = replace(Rules.of(CONFIG), claims=ANYTHING, counted=False)
@@ -264,6 +266,20 @@ async def test_contribution_below_the_floor_has_to_be_merged_or_refused(*, refus
     told = replace(commit, consumed=commit.consumed[:1], refused=(refused,) * refuses)
     tamper(bus, sequence, encode(told))
     assert (What.UNRESOLVED in kinds(await verified(bus))) is not refuses
+
+
+async def test_flood_of_more_refusals_than_a_commit_names_breaks_no_promise() -> None:
+    bus = MemoryBroker().connect()
+    await create(bus, RUN)
+    await ledger.join(bus, RUN, "flood", "host", 1)
+    flood = ScriptedLearner(bus, RUN, PLAN, "flood", scheme="int4", versions={0: 999})
+    for _ in range(MOST_REFUSED + 7):
+        await flood.send_gradient(0, 1000)
+    await train(bus, RUN, 3)
+    report = await verify(bus, RUN, rules=replace(FAKE, counted=True))
+    assert report.violations == ()
+    (unnamed,) = [c.unnamed for _, c in commits_of(bus, 0) if c.unnamed]
+    assert Unnamed("flood", 7) in unnamed
 
 
 async def test_commit_with_other_weights_does_not_replay() -> None:

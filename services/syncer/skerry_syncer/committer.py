@@ -143,7 +143,7 @@ class Committer:
         commit = commit_record(
             state,
             weighed,
-            refused.named,
+            refused,
             closing,
             Writer(writer.run, writer.plan.digest, writer.holder, writer.token),
             floor=batch.floor,

@@ -18,6 +18,7 @@ from skerry.protocol.messages import (
     Consumed,
     LearnerProgress,
     RefusalCause,
+    Unnamed,
 )
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import judge
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from skerry.protocol.contribution import Contribution
-    from skerry.protocol.messages import ContributionHeader, Refused
-    from skerry.protocol.shard import PendingFragment, Shard
+    from skerry.protocol.messages import ContributionHeader
+    from skerry.protocol.shard import PendingFragment, Refusals, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def without(state: PendingFragment, weighed: Sequence[Weighed], worst: int) -> l
 def commit_record(
     state: PendingFragment,
     weighed: Sequence[Weighed],
-    refused: tuple[Refused, ...],
+    refused: Refusals,
     closing: Closing,
     writer: Writer,
     *,
@@ -166,7 +167,8 @@ def commit_record(
         quorum_s=closing.quorum_s,
         grace_s=closing.grace_s,
         consumed=tuple(_consumed(w, closing) for w in weighed),
-        refused=refused,
+        refused=refused.named,
+        unnamed=tuple(Unnamed(name, n) for name, n in sorted(refused.beyond.items())),
         contrib_floor=floor,
         progress=tuple(progress.values()),
         params_digest=0,

@@ -52,6 +52,7 @@ class StalenessRule(NamedTuple):
 class Refusals:
     """What the next commit of a fragment names as refused; ``unnamed`` counts, by cause, the rest.
 
+    ``beyond`` counts the contributions among the rest by learner: the audit misses none of them.
     Contributions come first: their learners and ``ledger verify`` look for them there. Bytes that
     tell of no contribution get the room that is left, so that no flood of them hides one.
     """
@@ -59,6 +60,7 @@ class Refusals:
     contributions: list[Refused] = field(default_factory=list["Refused"])
     bytes_: list[Refused] = field(default_factory=list["Refused"])
     unnamed: Counter[RefusalCause] = field(default_factory=Counter[RefusalCause])
+    beyond: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def named(self) -> tuple[Refused, ...]:
@@ -71,15 +73,21 @@ class Refusals:
             kept.append(refused)
         else:
             self.unnamed[refused.cause] += 1
+            if refused.identity and (refused.learner in self.beyond or self._has_room()):
+                self.beyond[refused.learner] += 1
+
+    def _has_room(self) -> bool:
+        """Return True if another learner may be counted: a flood has no end of names."""
+        return len(self.beyond) < MOST_REFUSED
 
     def close(self) -> Refusals:
         """Return all of it for a commit, with what that has no room for counted; begin again."""
         named = self.named
         beyond = Counter(r.cause for r in self.bytes_[len(named) - len(self.contributions) :])
-        closed = Refusals(
-            self.contributions, list(named[len(self.contributions) :]), self.unnamed + beyond
-        )
-        self.contributions, self.bytes_, self.unnamed = [], [], Counter()
+        kept = list(named[len(self.contributions) :])
+        closed = Refusals(self.contributions, kept, self.unnamed + beyond, self.beyond)
+        self.contributions, self.bytes_ = [], []
+        self.unnamed, self.beyond = Counter(), Counter()
         return closed
 
 

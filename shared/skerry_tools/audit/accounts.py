@@ -91,7 +91,8 @@ class Account:
     it is known, ``reached`` how far in the learner's data it lies. ``holes`` are those before it
     that are neither. ``damaged`` are places that hold unreadable bytes: each may have been one that
     is missing there. The first contribution of every incarnation up to ``pardoned`` may have been
-    an offer of initial parameters that lost to another one.
+    an offer of initial parameters that lost to another one. ``unnamed`` were refused by commits
+    that had no room to name them.
     """
 
     newest: ContributionId
@@ -100,6 +101,7 @@ class Account:
     holes: dict[ContributionId, Gap] = field(default_factory=dict["ContributionId", Gap])
     damaged: set[int] = field(default_factory=set[int])
     pardoned: int = 0
+    unnamed: int = 0
 
     def follow(self, row: LearnerProgress) -> None:
         """Go on after a row of a table: what lies before it is accounted for."""
@@ -174,7 +176,7 @@ class Account:
                 excused[gap] -= 1
             else:
                 found.append(number)
-        return found
+        return found[: max(0, len(found) - self.unnamed)]  # named are the first of a flood
 
 
 @dataclass(slots=True)

@@ -89,19 +89,27 @@ class FragmentHistory:
         """Return the progress of a learner."""
         return self.rows.get(learner, LearnerProgress(learner, 0, 0, 0, 0))
 
-    def drop(self, floor: int, at_ns: int) -> list[Contribution]:
+    def drop(self, commit: Commit, at_ns: int) -> list[Contribution]:
         """Forget and return what waits at or below the floor of a commit stored at ``at_ns``.
 
-        Nothing may: a floor says that all of it is resolved. What was stored later than the commit
-        lies in another stream than the one that its floor was counted in.
+        Nothing may: a floor says that all of it is resolved, by name or, of a flood, by number.
+        What was stored later than the commit lies in another stream than the one that its floor was
+        counted in.
         """
-        below: list[Contribution] = []
+        unnamed = {more.learner: more.count for more in commit.unnamed}
+        passed: list[Contribution] = []
         for contribution in self.waiting.values():
-            if contribution.sequence_last > floor or contribution.time_ns > at_ns:
+            if contribution.sequence_last > commit.contrib_floor or contribution.time_ns > at_ns:
                 break
-            below.append(contribution)
-        for contribution in below:
+            passed.append(contribution)
+        below: list[Contribution] = []
+        for contribution in passed:
+            learner = contribution.id.learner
             del self.waiting[contribution.id]
+            if unnamed.get(learner, 0) > 0:
+                unnamed[learner] -= 1
+            else:
+                below.append(contribution)
         return below
 
 
@@ -148,7 +156,7 @@ class Checks:
         table = {row.learner: row for row in commit.progress}
         if not begins and not _replaces(commit):
             found += [*self._resolved(history, commit), *_merge(commit, self.rules.staleness)]
-        below = history.drop(commit.contrib_floor, at_ns)
+        below = history.drop(commit, at_ns)
         if begins or torn or _replaces(commit):
             if _replaces(commit) and not torn:
                 found += _went_back(history, table)
@@ -221,6 +229,8 @@ class Checks:
         if commit.origin is CommitOrigin.GENESIS:
             for learner, starts in self.starts.items():
                 history.account(learner).pardoned = max(0, starts.incarnation)
+        for more in commit.unnamed:
+            history.account(more.learner).unnamed += more.count
         items: list[Consumed | Refused] = [*commit.refused, *commit.consumed]
         rows = dict(history.rows)
         for item in sorted(items, key=lambda i: (i.incarnation, i.identity)):

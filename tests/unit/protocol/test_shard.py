@@ -128,6 +128,7 @@ async def test_flood_of_refused_contributions_is_bounded_and_counted_too() -> No
     closed = refused.close()
     assert {r.cause for r in closed.named} == {"too_stale"}
     assert closed.unnamed == {"too_stale": 2, "corrupt": 1}
+    assert (closed.beyond, refused) == ({"a": 2}, Refusals())
 
 
 async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_gradient() -> None:

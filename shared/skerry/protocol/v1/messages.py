@@ -41,6 +41,7 @@ __all__ = [
     "RunState",
     "Start",
     "SyncerPulse",
+    "Unnamed",
 ]
 
 
@@ -498,6 +499,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Unnamed:
+    """How many refusals of one learner's contributions a commit has no room to name."""
+
+    learner: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerProgress:
     """What the log has accepted from a learner up to and including a commit, for one fragment."""
 
@@ -555,6 +564,8 @@ class Commit:
     """Digest of the bytes of the fragment's commit record before this one in the ledger, 0 for
     the first. The records of a fragment form a chain, in which a changed one is found.
     """
+    unnamed: tuple[Unnamed, ...] = ()
+    """The contributions that were refused beyond those that ``refused`` has room to name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,6 +371,30 @@ class Refused(_message.Message):
 Global___Refused: _TypeAlias = Refused  # noqa: Y015
 
 @_typing.final
+class Unnamed(_message.Message):
+    """How many refusals of one learner's contributions a commit has no room to name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    learner: _builtins.str
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        learner: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "learner", b"learner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unnamed: _TypeAlias = Unnamed  # noqa: Y015
+
+@_typing.final
 class LearnerProgress(_message.Message):
     """What the log has accepted from a learner up to and including a commit, for one fragment."""
 
@@ -436,6 +460,7 @@ class Commit(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     SOURCE_VERSION_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
+    UNNAMED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
@@ -478,6 +503,10 @@ class Commit(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refused]: ...
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerProgress]: ...
+    @_builtins.property
+    def unnamed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unnamed]:
+        """The contributions that were refused beyond those that `refused` has room to name."""
+
     def __init__(
         self,
         *,
@@ -506,10 +535,11 @@ class Commit(_message.Message):
         source: _builtins.str | None = ...,
         source_version: _builtins.int | None = ...,
         previous: _builtins.int | None = ...,
+        unnamed: _abc.Iterable[Global___Unnamed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_merge_s", b"_merge_s", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "final", b"final", "merge_s", b"merge_s", "previous", b"previous", "reason", b"reason", "source", b"source", "source_version", b"source_version", "trace_id", b"trace_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_merge_s", b"_merge_s", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "merge_s", b"merge_s", "opened_ns", b"opened_ns", "origin", b"origin", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "previous", b"previous", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "source", b"source", "source_version", b"source_version", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_merge_s", b"_merge_s", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "merge_s", b"merge_s", "opened_ns", b"opened_ns", "origin", b"origin", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "previous", b"previous", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "source", b"source", "source_version", b"source_version", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "unnamed", b"unnamed", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__final: _TypeAlias = _typing.Literal["final"]  # noqa: Y015
     _WhichOneofArgType__final: _TypeAlias = _typing.Literal["_final", b"_final"]  # noqa: Y015

@@ -23,6 +23,7 @@ from skerry.protocol.messages import (
     LearnerProgress,
     RefusalCause,
     Refused,
+    Unnamed,
 )
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig
 from skerry_tools.audit.accounts import Violation, What
@@ -192,6 +193,17 @@ def test_what_waits_above_the_floor_is_no_violation_and_below_it_is_one(
 def test_contribution_that_waits_is_not_missing_behind_its_successor() -> None:
     commits = [replace(FIRST, contrib_floor=3), commit(2, item(3, 8, 12), floor=3)]
     assert found_in(*commits, offers=(offer(2, last=9),)) == []
+
+
+@pytest.mark.parametrize(("learner", "count", "broken"), [("a", 2, 0), ("a", 1, 2), ("b", 2, 3)])
+def test_contributions_that_a_commit_has_no_room_to_name_are_accounted_for_by_number(
+    learner: str, count: int, broken: int
+) -> None:
+    """Contributions 2 and 3 lie below the floor; both were refused without their names."""
+    unnamed = (Unnamed(learner, count),)
+    flooded = commit(2, item(4, 12, 16), floor=9, unnamed=unnamed)
+    found = found_in(FIRST, flooded, offers=(offer(2, last=2), offer(3, last=3)))
+    assert [v.what for v in found] == [What.UNRESOLVED] * broken
 
 
 @pytest.mark.parametrize(
