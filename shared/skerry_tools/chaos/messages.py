@@ -180,16 +180,19 @@ def contributions(
     """
 
     async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
-        record = await ledger.read_run(drilled.bus, drilled.run)
-        newest = (await newest_contributions(drilled, injection.target))[-1]
-        try:
-            chunk, packed = unseal(newest.payload, run=drilled.run, plan=plan_of(record))
-        except WireError as error:
-            msg = f"the newest contribution of {injection.target} cannot be read: {error}"
-            raise NotFired(msg) from error
-        header = chunk.contribution
-        if header is None or chunk.count != 1:
-            msg = f"a contribution of {injection.target} has more chunks than one"
+        plan, why = plan_of(await ledger.read_run(drilled.bus, drilled.run)), ""
+        for newest in reversed(await newest_contributions(drilled, injection.target)):
+            try:
+                chunk, packed = unseal(newest.payload, run=drilled.run, plan=plan)
+            except WireError as error:  # as what other faults have sent in its name
+                why = why or f"cannot be read: {error}"
+                continue
+            header = chunk.contribution
+            if header is not None and chunk.count == 1:
+                break
+            why = "has more chunks than one"
+        else:
+            msg = f"a contribution of {injection.target} {why}"
             raise NotFired(msg)
         known = (await ledger.members(drilled.bus, drilled.run)).get(INTRUDER)
         incarnation = known.incarnation + 1 if known else 1

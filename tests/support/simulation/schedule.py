@@ -7,17 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry_tools.chaos.plan import Kind, check, dump
+from skerry_tools.chaos.plan import Kind, check
 from skerry_tools.virtual import Stuck
 from tests.support.simulation.cluster import RUN, Cluster, Syncer
 from tests.support.simulation.faults import schedule
 from tests.support.simulation.oracle import judge
 from tests.support.simulation.scenario import Scenario, scenario_of
-from tests.support.simulation.shrink import shrink
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from skerry_tools.chaos.plan import FaultPlan
 
 CONVERGED_S = 90.0
@@ -46,15 +43,6 @@ def simulate(plan: FaultPlan, syncer: Syncer, scenario: Scenario | None = None) 
         return _simulate(cluster, plan)
     finally:
         cluster.close()
-
-
-def least(plan: FaultPlan, syncer: Syncer, folder: Path) -> tuple[Path, Outcome]:
-    """Shrink a plan that fails, save it for a test to replay; return where, and how it fails."""
-    small = shrink(plan, lambda tried: bool(simulate(tried, syncer).violations))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"seed-{plan.seed}.json"
-    dump(small, path)
-    return path, simulate(small, syncer)
 
 
 def _simulate(cluster: Cluster, plan: FaultPlan) -> Outcome:

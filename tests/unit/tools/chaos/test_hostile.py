@@ -102,6 +102,7 @@ async def test_a_pulse_that_cannot_be_goes_out_between_the_learners_own(
 
 async def test_whole_contributions_come_from_a_learner_that_has_joined() -> None:
     bus, assembler = await at_work(), ContributionAssembler(RUN, SMALL)
+    await bus.publish(NAMES.contribution(0, "a"), b"")  # as other faults do in its name
     found = [assembler.feed(record) for record in await struck(bus, Kind.CONTRIB_FLOOD, "CONTRIB")]
     whole = [got.header for got in found if isinstance(got, Contribution)]
     assert [(h.learner, h.identity, h.tokens) for h in whole] == [
