@@ -23,7 +23,6 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol import wire
 from skerry.protocol.chunks import seal
-from skerry.protocol.codec import encode_vector
 from skerry.protocol.messages import (
     ChunkHeader,
     ContributionHeader,
@@ -43,7 +42,7 @@ from tests.support import builders
 from tests.support.audited import CONFIG, PLAN
 from tests.support.builders import run_record
 from tests.support.history import read_history
-from tests.support.learners import TOKENS, FakeLearner, walk
+from tests.support.learners import TOKENS, FakeLearner, encode_vector, walk
 
 T = TypeVar("T")
 
