@@ -16,6 +16,7 @@ import pytest
 from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
+from skerry.log.streams import ENVELOPE_BYTES, check_payload
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from tests.support.log import specs
@@ -55,10 +56,8 @@ def serving(folder: Path, *, settings: str = "", jetstream: bool = True) -> Gene
         server.kill()
 
 
-async def connect(url: str, *, needed_payload_bytes: int = 0) -> None:
-    async with NatsBus(
-        url, options=NatsOptions(connect_timeout_s=2.0, needed_payload_bytes=needed_payload_bytes)
-    ):
+async def connect(url: str) -> None:
+    async with NatsBus(url, options=NatsOptions(connect_timeout_s=2.0)):
         pass
 
 
@@ -77,13 +76,12 @@ async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
 
 async def test_a_small_max_payload_is_refused_with_the_line_to_set(tmp_path: Path) -> None:
     with serving(tmp_path, settings="max_payload: 65536") as server:
-        with pytest.raises(BrokerUnfit, match=r"`max_payload: 600000`.*sync\.chunk_bytes"):
-            await connect(server.url, needed_payload_bytes=600_000)
-        await connect(server.url, needed_payload_bytes=65_536)
         async with NatsBus(server.url) as bus:
-            with pytest.raises(
-                BrokerUnfit, match="put `max_payload: 1048576`"
-            ):  # not the message's
+            check_payload(bus, 65_536 - ENVELOPE_BYTES)
+            with pytest.raises(BrokerUnfit, match=r"`max_payload: 65537`.*sync\.chunk_bytes"):
+                check_payload(bus, 65_537 - ENVELOPE_BYTES)
+            # Not the message's size, but one that takes every message.
+            with pytest.raises(BrokerUnfit, match="put `max_payload: 1048576`"):
                 await bus.publish("skerry.r.contrib.0.a", bytes(70_000))
 
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.errors import Corrupt, Overtaken, StateLost
-from skerry.log.ledger import follow_commits, last_commits
-from skerry.log.loss import state_lost
+from skerry.log.ledger import follow_commits, last_commits, state_lost
 from skerry.log.state import read_manifests, read_part
 from skerry.protocol.subjects import Subjects
 from skerry.store.checkpoint import MASTER, OUTER

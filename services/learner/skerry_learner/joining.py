@@ -14,11 +14,11 @@ import xxhash
 
 from skerry.algorithm.fragments import Plan, plan
 from skerry.data.corpus import Corpus, load_corpus
-from skerry.errors import BrokerUnfit, ConfigError, RunMismatch
+from skerry.errors import ConfigError, RunMismatch
 from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus, StreamSpec
 from skerry.log.recovery import find_run
-from skerry.log.streams import specs
+from skerry.log.streams import check_payload, specs
 from skerry.models.base import Model, build_model, specs_of
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
@@ -31,9 +31,6 @@ from skerry_learner.inner.saver import RestoredState
 from skerry_learner.sync.telemetry import LearnerIdentity
 
 log = structlog.get_logger()
-
-ENVELOPE_BYTES = 8192
-"""Room for the header of a chunk; norms of a contribution are most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
     """
     record, work = await find_run(bus, run), None
     if record is None:
-        check_payload(bus, given)
+        check_payload(bus, given.sync.chunk_bytes)
         work = await asyncio.to_thread(prepare, given)
         created_ns = time.time_ns()
         record = await create(bus, run, work, created_ns)
@@ -88,7 +85,7 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
     if different and given != RunConfig():
         log.warning("config_from_ledger", ignored=list(different))
     if work is None or wanted != config:
-        check_payload(bus, config)
+        check_payload(bus, config.sync.chunk_bytes)
         work = await asyncio.to_thread(prepare, config)
         await bus.declare(_streams(run, config))
     if work.plan.digest != record.plan_digest:
@@ -129,18 +126,6 @@ async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
         state=RunState.OPEN,
     )
     return await ledger.create_run(bus, wanted)
-
-
-def check_payload(bus: Bus, config: RunConfig) -> None:
-    """Raise BrokerUnfit if the broker's messages cannot hold a chunk, before anything compiles."""
-    needed = config.sync.chunk_bytes + ENVELOPE_BYTES
-    if needed > bus.max_payload_bytes:
-        msg = (
-            f"The broker takes messages of {bus.max_payload_bytes} bytes, a chunk needs {needed}:"
-            f" put `max_payload: {needed}` into its config file, or lower sync.chunk_bytes before"
-            " the run is created."
-        )
-        raise BrokerUnfit(msg)
 
 
 def _first_offers(config: RunConfig, parameters: int) -> int:

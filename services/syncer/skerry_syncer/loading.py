@@ -11,7 +11,7 @@ import structlog
 from skerry.errors import Corrupt, WireError
 from skerry.log import ledger, run_records
 from skerry.log.base import Deliver
-from skerry.log.loss import state_lost
+from skerry.log.ledger import state_lost
 from skerry.log.state import MASTER, read_part
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.contribution import ContributionRules

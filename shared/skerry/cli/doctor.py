@@ -23,6 +23,7 @@ from rich.markup import escape
 from skerry.cli.cluster.broker import find_server
 from skerry.cli.programs import PROGRAMS, ROOT
 from skerry.errors import SkerryError
+from skerry.log.streams import check_payload
 from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.checks import masked_url
@@ -162,8 +163,8 @@ def broker(settings: Settings, *, required: bool) -> Found:
     url = masked_url(nats.url)
 
     async def visit() -> str:
-        needed = settings.run.sync.chunk_bytes
-        async with bus_from(nats, "doctor", needed_payload_bytes=needed) as bus:
+        async with bus_from(nats, "doctor") as bus:
+            check_payload(bus, settings.run.sync.chunk_bytes)
             stored = sum(stream.bytes for stream in await bus.streams()) / 1e6
             return f"max_payload {bus.max_payload_bytes:,} bytes, {stored:,.1f} MB stored"
 

@@ -238,6 +238,44 @@ async def last_checkpoint(bus: Bus, run: str) -> CheckpointRecord | None:
     return found[0].value if found else None
 
 
+async def state_lost(bus: Bus, run: str, fragment: int, version: int, what: str) -> StateLost:
+    """Return the error for a fragment whose newest version cannot be read any more.
+
+    ``what`` is the sentence's subject and verb: what is missing or wrong, without a full stop.
+    """
+    lost = f"Run {run!r} has lost fragment {fragment} at version {version}: {what}."
+    saved = await last_checkpoint(bus, run)
+    if saved is None or fragment >= len(saved.versions):
+        return StateLost(
+            f"{lost} The ledger names no checkpoint of it, and what learners hold is no source: put"
+            " the broker's own store back from a copy, or begin a new run."
+        )
+    return StateLost(
+        f"{lost} Its newest checkpoint, {saved.path} at step {saved.step}, holds version"
+        f" {saved.versions[fragment]}; what learners hold is no source: stop the run and put it"
+        f" back with `skerry checkpoints restore {saved.path} --run {run} --replace`, begin another"
+        f" one from it with `skerry up --from {saved.path} --run NEW`, or put the broker's own"
+        " store back from a copy."
+    )
+
+
+async def history_lost(bus: Bus, run: str, what: str) -> StateLost:
+    """Return the error for history that is gone, which no checkpoint holds.
+
+    ``what`` are the sentences that say what is gone.
+    """
+    saved = await last_checkpoint(bus, run)
+    if saved is None:
+        path, known = "CHECKPOINT", "The ledger names no checkpoint; `skerry checkpoints list` may"
+    else:
+        path = saved.path
+        known = f"Its newest checkpoint is {path} at step {saved.step}"
+    return StateLost(
+        f"{what} {known}: put the broker's own store back from a copy, or begin another run from"
+        f" the checkpoint with `skerry up --from {path} --run NEW`."
+    )
+
+
 async def record_evaluation(bus: Bus, record: Evaluation) -> None:
     """Note what a state is worth; the same state on the same text is one fact, from anyone."""
     subject = Subjects(record.run).ledger("eval")

@@ -22,8 +22,15 @@ from skerry.errors import (
     WrongPlan,
 )
 from skerry.log.base import Deliver, Expect
-from skerry.log.ledger import last_commits, members, read_run, same_run, until_granted
-from skerry.log.loss import gaps, history_lost, listed, state_lost
+from skerry.log.ledger import (
+    history_lost,
+    last_commits,
+    members,
+    read_run,
+    same_run,
+    state_lost,
+    until_granted,
+)
 from skerry.log.run_records import publish, readable_up_to
 from skerry.log.state import read_manifest, read_manifests
 from skerry.protocol.messages import Commit, Manifest, begins_history
@@ -77,6 +84,36 @@ async def still_there(bus: Bus, record: RunRecord) -> None:
     same_run(found, record.created_ns)
 
 
+def gaps(newest: Mapping[int, Commit], commits: Mapping[int, Commit]) -> dict[int, range]:
+    """Return by fragment which versions the ledger lacks between its newest and the manifest's.
+
+    Args:
+        newest: the commits that the manifests hold.
+        commits: the newest that the ledger holds; it may be one behind.
+    """
+    found: dict[int, range] = {}
+    for fragment, commit in newest.items():
+        held = commits.get(fragment)
+        if held is None and begins_history(commit):
+            continue
+        missing = range(held.version + 1 if held else 1, commit.version)
+        if missing:
+            found[fragment] = missing
+    return found
+
+
+def _listed(missing: Mapping[int, range]) -> str:
+    """Return which versions of which fragments, for a sentence."""
+    words: list[str] = []
+    for fragment, versions in sorted(missing.items()):
+        first, last = versions.start, versions.stop - 1
+        span = f"version {last}" if first == last else f"versions {first} to {last}"
+        if first == 1:  # where a restored run's history began is lost too
+            span = f"every version before {versions.stop}"
+        words.append(f"fragment {fragment}, {span}")
+    return "; ".join(words)
+
+
 def _run_gone(run: str) -> StateLost:
     """Return the error for a run of which the log held all, and holds nothing any more."""
     return StateLost(
@@ -103,7 +140,7 @@ async def _run_lost(bus: Bus, run: str, left: Sequence[Commit | None]) -> StateL
             " put the broker's own store back from a copy."
         )
     missing = gaps(newest, await last_commits(bus, run))
-    lost = f", and commits: {listed(missing)}" if missing else ""
+    lost = f", and commits: {_listed(missing)}" if missing else ""
     held = [f"fragment {f} at version {c.version}" for f, c in sorted(newest.items())]
     held += ["a manifest that cannot be read" for commit in left if commit is None]
     what = (
@@ -239,7 +276,7 @@ async def _follows(
         raise _run_gone(run)
     what = (
         f"The ledger of run {run!r} has lost commits that came before those of its manifests:"
-        f" {listed(missing)}. The newest state is still in the log, how it came about is not."
+        f" {_listed(missing)}. The newest state is still in the log, how it came about is not."
     )
     raise await history_lost(bus, run, what)
 

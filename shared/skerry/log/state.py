@@ -16,7 +16,7 @@ import xxhash
 
 from skerry.algorithm.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
-from skerry.log.loss import state_lost
+from skerry.log.ledger import state_lost
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
 from skerry.protocol.messages import ChunkRef, Manifest
 from skerry.protocol.records import read

@@ -21,7 +21,7 @@ from skerry.errors import Conflict, StateLost
 from skerry.log import fences
 from skerry.log.base import Expect
 from skerry.log.client import together
-from skerry.log.loss import history_lost
+from skerry.log.ledger import history_lost
 from skerry.log.recovery import append_commit, mend, predecessor, read_behind
 from skerry.log.state import MASTER, PARAMS
 from skerry.protocol.chunks import seal_chunk, vector_digest

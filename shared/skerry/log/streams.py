@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from skerry.errors import StreamDrift
-from skerry.log.base import Retention, Storage, StreamSpec
+from skerry.errors import BrokerUnfit, StreamDrift
+from skerry.log.base import Bus, Retention, Storage, StreamSpec
 from skerry.protocol.subjects import PREFIX, StreamKind, Subjects
 
 STREAM_PREFIX = f"{PREFIX.upper()}_"
+ENVELOPE_BYTES = 8192
+"""Room for the header of a chunk; norms of a contribution are most of it."""
 FIXED = ("retention", "storage")
 """Settings that cannot be changed in place: the broker refuses, or messages would be lost."""
 KEPT: tuple[tuple[StreamKind, Retention, Storage], ...] = (
@@ -45,6 +47,18 @@ def specs(
         )
         for kind, retention, storage in KEPT
     )
+
+
+def check_payload(bus: Bus, chunk_bytes: int) -> None:
+    """Raise BrokerUnfit if the broker's messages cannot hold a chunk, before anything compiles."""
+    needed = chunk_bytes + ENVELOPE_BYTES
+    if needed > bus.max_payload_bytes:
+        msg = (
+            f"The broker takes messages of {bus.max_payload_bytes} bytes, a chunk needs {needed}:"
+            f" put `max_payload: {needed}` into its config file, or lower sync.chunk_bytes before"
+            " the run is created."
+        )
+        raise BrokerUnfit(msg)
 
 
 def normal(spec: StreamSpec) -> StreamSpec:

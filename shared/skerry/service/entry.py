@@ -68,7 +68,6 @@ def bus_from(
     settings: NatsSettings,
     name: str,
     *,
-    needed_payload_bytes: int = 0,
     on_event: Callable[[str, Mapping[str, str]], None] | None = None,
 ) -> Bus:
     """Return a bus that is not connected yet; ``async with`` connects it.
@@ -88,7 +87,6 @@ def bus_from(
         connect_timeout_s=settings.connect_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         publish_window=settings.publish_window,
-        needed_payload_bytes=needed_payload_bytes,
         on_event=on_event,
     )
     return NatsBus(settings.url, name=name, options=options)

@@ -22,7 +22,7 @@ from skerry.errors import (
 from skerry.log import ledger, recovery, run_records
 from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.streams import specs
+from skerry.log.streams import check_payload, specs
 from skerry.protocol.messages import InnerState
 from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
@@ -30,7 +30,6 @@ from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
 from skerry_learner import joining
 from skerry_learner.inner.saver import RestoredState
 from skerry_learner.joining import (
-    check_payload,
     check_window,
     find_or_create,
     prepare,
@@ -157,4 +156,4 @@ def test_window_too_small_for_the_first_offers_is_refused_with_the_size_to_set()
 async def test_broker_whose_messages_are_too_small_is_named_with_its_setting() -> None:
     bus = MemoryBroker(max_payload_bytes=64 * 1024).connect()
     with pytest.raises(BrokerUnfit, match="put `max_payload: 532480` into its config file"):
-        check_payload(bus, RunConfig())
+        check_payload(bus, RunConfig().sync.chunk_bytes)

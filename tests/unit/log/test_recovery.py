@@ -12,9 +12,8 @@ import xxhash
 from skerry.errors import RunNotFound, StateLost
 from skerry.log import ledger, place, recovery
 from skerry.log.base import Record
-from skerry.log.loss import gaps
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.recovery import find_run
+from skerry.log.recovery import find_run, gaps
 from skerry.log.state import read_manifests
 from skerry.protocol.messages import CheckpointRecord, Commit, CommitOrigin, LearnerProgress
 from skerry.protocol.records import decode, encode

@@ -48,7 +48,6 @@ class NatsOptions:
     """How a client logs in, how long it waits, and where it reports on its connection.
 
     Calls that are safe to repeat are repeated for ``patience_s`` (0: four request timeouts).
-    ``needed_payload_bytes`` is checked against the server's ``max_payload`` at connect.
     """
 
     credentials: Path | None = None
@@ -58,7 +57,6 @@ class NatsOptions:
     request_timeout_s: float = 5.0
     publish_window: int = 6
     patience_s: float = 0.0
-    needed_payload_bytes: int = 0
     on_event: Event | None = None
 
     @property
@@ -361,7 +359,7 @@ class Connection:
                     )
                     client.options["allow_reconnect"] = True
                     await session.open()
-                    await _check(session, self.urls, options)
+                    await _check(session, self.urls, options.request_timeout_s)
             except BaseException as e:
                 with contextlib.suppress(OSError, NatsError, AssertionError):
                     await client.close()
@@ -411,10 +409,9 @@ class Connection:
             self.options.on_event(event, fields)
 
 
-async def _check(session: NatsSession, urls: str, options: NatsOptions) -> None:
+async def _check(session: NatsSession, urls: str, timeout_s: float) -> None:
     """Raise BrokerUnfit for a server that cannot carry a run."""
-    client, version = session.client, session.client.connected_server_version
-    needed, refused = options.needed_payload_bytes, ""
+    version, refused = session.client.connected_server_version, ""
     if (version.major, version.minor) < MIN_VERSION:
         need = ".".join(map(str, MIN_VERSION))
         msg = (
@@ -424,7 +421,7 @@ async def _check(session: NatsSession, urls: str, options: NatsOptions) -> None:
         )
         raise BrokerUnfit(msg)
     try:
-        answer = await session.ask("$JS.API.INFO", b"", options.request_timeout_s)
+        answer = await session.ask("$JS.API.INFO", b"", timeout_s)
         error = json.loads(answer.data).get("error")
         if error is not None and not is_transient(error):
             refused = error.get("description", "refused")
@@ -436,13 +433,6 @@ async def _check(session: NatsSession, urls: str, options: NatsOptions) -> None:
         msg = (
             f"JetStream is off at {urls} ({refused}): start nats-server with `-js`, or put"
             " `jetstream {}` into its config file."
-        )
-        raise BrokerUnfit(msg)
-    if client.max_payload < needed:
-        msg = (
-            f"The NATS server at {urls} takes messages up to {client.max_payload} bytes, and this"
-            f" run needs {needed}: put `max_payload: {needed}` into its config file, or lower"
-            " sync.chunk_bytes."
         )
         raise BrokerUnfit(msg)
 
