@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,8 +33,25 @@ def run_by_default(
     set_: Sets = None,
 ) -> None:
     """Write verified checkpoints of a run until it is finished."""
-    if context.invoked_subcommand is None:
-        _serve(nats, run, name, config, set_)
+    if context.invoked_subcommand is not None:
+        return
+    import os
+    import socket
+
+    from skerry.service.entry import bus_from, exit_on_error, run_service
+    from skerry.service.reporting import broker_event, telemetry
+    from skerry.store.finding import store_of
+    from skerry_checkpointer.service import checkpointer
+
+    holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"
+    with exit_on_error():
+        local = settings_from(nats, config, set_, service="checkpointer").local
+        store = store_of(local.store, run)
+    bus = bus_from(local.nats, holder, on_event=broker_event)
+    run_service(
+        checkpointer(bus, run, store, local.shutdown_s),
+        telemetry(local, "checkpointer", run, holder),
+    )
 
 
 @checkpoints.command()
@@ -96,28 +112,6 @@ def verify(
         commands.print_verified(
             checkpoint, settings_from(None, config, set_).local.store, as_json=as_json
         )
-
-
-def _serve(
-    nats: str | None, run: str, name: str | None, config: Path | None, sets: list[str] | None
-) -> None:
-    import os
-    import socket
-
-    from skerry.service.entry import bus_from, exit_on_error, run_service
-    from skerry.service.reporting import broker_event, telemetry
-    from skerry.store.finding import store_of
-    from skerry_checkpointer.service import checkpointer
-
-    holder = name or f"checkpointer-{socket.gethostname()}-{os.getpid()}"
-    with exit_on_error():
-        local = settings_from(nats, config, sets, service="checkpointer").local
-        store = store_of(local.store, run)
-    bus = bus_from(local.nats, holder, on_event=broker_event)
-    run_service(
-        checkpointer(bus, run, store, local.shutdown_s),
-        telemetry(local, "checkpointer", run, holder),
-    )
 
 
 def main() -> None:

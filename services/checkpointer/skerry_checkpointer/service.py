@@ -226,15 +226,11 @@ class Checkpointer:
             log.info("checkpoint_deleted", name=name)
 
 
-async def session(bus: Bus, run: str, store: Store) -> None:
-    """Wait for the run, then write checkpoints until it is finished."""
-    await Checkpointer.of(bus, await arrive(bus, run), store).run()
-
-
 async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:
     """Serve one run until it is finished, across broker restarts and full broker disks."""
+
+    async def session() -> None:
+        await Checkpointer.of(bus, await arrive(bus, run), store).run()
+
     async with bus:
-        await serve(
-            {"checkpointer": lambda: outlast(lambda: session(bus, run, store))},
-            shutdown_s=shutdown_s,
-        )
+        await serve({"checkpointer": lambda: outlast(session)}, shutdown_s=shutdown_s)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from skerry.algorithm.schemes import SCHEMES
-from skerry.settings.modes import Mode, fills
+from skerry.settings.modes import Mode, clauses
 
 
 class Table(BaseModel):
@@ -254,11 +254,12 @@ class RunConfig(Table):
     @model_validator(mode="after")
     def _fill_in(self) -> Self:
         """Fill in what the mode says; a stored config, where all is set, stays as it is."""
-        tables: dict[str, Table] = {"train": self.train, "sync": self.sync, "outer": self.outer}
-        given = {name: table.model_fields_set for name, table in tables.items()}
-        for name, values in fills(self.mode, self.sync.learners, given).items():
-            # Frozen for all others: no one has seen this value yet.
-            vars(self)[name] = tables[name].model_copy(update=values)
+        for clause in clauses(self.mode, self.sync.learners):
+            name, _, key = clause.path.partition(".")
+            table: Table = getattr(self, name)
+            if clause.value is not None and key not in table.model_fields_set:
+                # Frozen for all others: no one has seen this value yet.
+                vars(self)[name] = table.model_copy(update={key: clause.value})
         return self
 
 

@@ -15,10 +15,7 @@ single        M = 1: the one learner's own AdamW
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 Mode: TypeAlias = Literal["decoupled", "streaming", "diloco", "data-parallel", "single"]
 
@@ -91,18 +88,3 @@ _SINGLE = (
     Clause("sync.merge", "average"),
     Clause("outer.preset", "direct"),
 )
-
-
-def fills(
-    mode: Mode, learners: int, given: Mapping[str, frozenset[str] | set[str]]
-) -> dict[str, dict[str, Value]]:
-    """Return the values of a mode for open settings, by table and name.
-
-    ``given`` has, by table, the names that the user has set; they keep their values.
-    """
-    found: dict[str, dict[str, Value]] = {}
-    for clause in clauses(mode, learners):
-        table, _, name = clause.path.partition(".")
-        if clause.value is not None and name not in given.get(table, ()):
-            found.setdefault(table, {})[name] = clause.value
-    return found
