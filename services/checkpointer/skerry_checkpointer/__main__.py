@@ -47,7 +47,7 @@ def run_by_default(
     with exit_on_error():
         local = settings_from(nats, config, set_, service="checkpointer").local
         store = store_of(local.store, run)
-    bus = bus_from(local.nats, holder, on_event=broker_event)
+        bus = bus_from(local.nats, holder, on_event=broker_event)
     run_service(
         checkpointer(bus, run, store, local.shutdown_s),
         telemetry(local, "checkpointer", run, holder),

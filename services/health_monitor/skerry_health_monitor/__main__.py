@@ -35,17 +35,18 @@ def run(
     from skerry_health_monitor.service import health_monitor
     from skerry_health_monitor.web.server import listen
 
+    link = BrokerWatch()
     holder = name or f"health-monitor-{socket.gethostname()}-{os.getpid()}"
     with exit_on_error():
         checked_token(run, "run")
         local = settings_from(nats, config, set_, service="health-monitor").local
         rows = local.telemetry.jsonl or Path(".skerry", run, "metrics.jsonl")
         sinks = outlets(local.metrics, rows, run)
+        bus = bus_from(local.nats, holder, on_event=link.on_event)
         listening = listen(local.health.host, local.health.port)
-    link = BrokerWatch()
     run_service(
         health_monitor(
-            bus_from(local.nats, holder, on_event=link.on_event),
+            bus,
             run,
             listening,
             link=link,

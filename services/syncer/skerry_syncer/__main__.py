@@ -37,7 +37,7 @@ def run(
     holder = name or f"syncer-{machine}-{os.getpid()}"
     with exit_on_error():
         local = settings_from(nats, config, set_, service="syncer").local
-    bus = bus_from(local.nats, holder, on_event=broker_event)
+        bus = bus_from(local.nats, holder, on_event=broker_event)
     run_service(
         syncer(bus, run, holder, local.shutdown_s),
         telemetry(local, "syncer", run, holder),

@@ -103,6 +103,17 @@ def test_a_secret_that_cannot_be_read_is_one_sentence(
         bus_from(nats, "test")
 
 
+@pytest.mark.parametrize(
+    "service", ["checkpointer", "evaluator", "health_monitor", "learner", "syncer"]
+)
+def test_every_service_says_so_and_exits_with_2(service: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", f"skerry_{service}", "--set", "nats.user=me", "--set"]
+    words += [f"nats.password_file={tmp_path / 'none'}"]
+    ended = subprocess.run(words, capture_output=True, check=False, text=True)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert ended.stderr.startswith("error: nats.password_file is ")
+
+
 def local(*sets: str) -> LocalSettings:
     return loading.load(None, sets, {}).local
 
