@@ -19,37 +19,10 @@ import numpy as np
 from skerry.algorithm.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
 from skerry.algorithm.quantise_numpy import quantise
 from skerry.algorithm.schemes import SCHEMES
+from skerry.protocol import messages as m
 from skerry.protocol import records
 from skerry.protocol.chunks import seal
 from skerry.protocol.codec import pack
-from skerry.protocol.messages import (
-    CheckpointRecord,
-    ChunkHeader,
-    ChunkRef,
-    CloseReason,
-    Commit,
-    CommitOrigin,
-    Consumed,
-    ContributionHeader,
-    ContributionKind,
-    Drill,
-    Evaluation,
-    Fence,
-    InnerState,
-    LearnerPhase,
-    LearnerProgress,
-    Manifest,
-    MemberRecord,
-    Part,
-    Pulse,
-    RefusalCause,
-    Refused,
-    Round,
-    RunRecord,
-    RunState,
-    Start,
-    SyncerPulse,
-)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,19 +54,19 @@ def vector() -> NDArray[np.float32]:
     return x.reshape(-1)
 
 
-def contribution() -> ContributionHeader:
-    return ContributionHeader(
-        *(ContributionKind.OUTER_GRADIENT, "ann", 3, 41, 0, 6, 7, 168, 24, 98_304, 512, 608),
+def contribution() -> m.ContributionHeader:
+    return m.ContributionHeader(
+        *(m.ContributionKind.OUTER_GRADIENT, "ann", 3, 41, 0, 6, 7, 168, 24, 98_304, 512, 608),
         *(2.25, 1_700_000_000_000_000_000),
         norms=(0.125, 3.5),
         trace_parent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )
 
 
-def header(scheme: str) -> ChunkHeader:
+def header(scheme: str) -> m.ChunkHeader:
     """Return the header of the one chunk that holds the whole vector."""
     raw = BLOCKS * (SCHEMES[scheme].code_bytes + 2 * SCHEMES[scheme].has_scales)
-    return ChunkHeader(
+    return m.ChunkHeader(
         *(RUN, PLAN.digest, 0, 6, "ann", 3, 0, 1, scheme, 0, BLOCKS, raw),
         identity=41,
         contribution=contribution(),
@@ -105,23 +78,23 @@ def chunk(scheme: str) -> bytes:
     return seal(header(scheme), packed.packed)
 
 
-def commit() -> Commit:
-    return Commit(
-        *(RUN, PLAN.digest, 0, 7, 168, CommitOrigin.ROUND, "syncer-a", 9, 10, 11),
+def commit() -> m.Commit:
+    return m.Commit(
+        *(RUN, PLAN.digest, 0, 7, 168, m.CommitOrigin.ROUND, "syncer-a", 9, 10, 11),
         *(1.5, 0.1),
         consumed=(
-            Consumed("ann", 3, 41, 100, 104, 6, 0, 168, 24, 98_304, 512, 608, 0.75, 2.25),
-            Consumed("bob", 1, 12, 105, 109, 5, 1, 160, 16, 65_536, 900, 964, 0.25, 2.5),
+            m.Consumed("ann", 3, 41, 100, 104, 6, 0, 168, 24, 98_304, 512, 608, 0.75, 2.25),
+            m.Consumed("bob", 1, 12, 105, 109, 5, 1, 160, 16, 65_536, 900, 964, 0.25, 2.5),
         ),
-        refused=(Refused(RefusalCause.TOO_STALE, "eve", 2, 7, 4096, 96, 128),),
+        refused=(m.Refused(m.RefusalCause.TOO_STALE, "eve", 2, 7, 4096, 96, 128),),
         contrib_floor=109,
-        progress=(LearnerProgress("ann", 3, 41, 4_000_000, 608),),
+        progress=(m.LearnerProgress("ann", 3, 41, 4_000_000, 608),),
         params_digest=0xFEDC_BA98_7654_3210,
         master_digest=1,
         final=True,
         trace_id="0af7651916cd43dd8448eb211c80319c",
         merge_s=0.5,
-        reason=CloseReason.GRACE_OVER,
+        reason=m.CloseReason.GRACE_OVER,
         source="/data/c-6",
         source_version=6,
         previous=2**64 - 3,
@@ -131,25 +104,29 @@ def commit() -> Commit:
 def examples() -> list[Record]:
     """Return one record of each kind, with every field set."""
     return [
-        RunRecord(
+        m.RunRecord(
             *(RUN, '{"train":{"steps":10}}', LEAVES, 1, PLAN.digest, 5, "0.1.0"),
-            *(RunState.FINISHED, "s3://bucket/checkpoint"),
+            *(m.RunState.FINISHED, "s3://bucket/checkpoint"),
         ),
-        MemberRecord(RUN, "ann", 3, "host-1", 6, 2, 608, 168, InnerState.WARM, 12, 99),
-        Round(RUN, PLAN.digest, 0, 7, 168, 8, "syncer-a", final=True, trace_id="0af7", attempt=1),
-        Pulse(
-            *(RUN, "ann", 3, LearnerPhase.TRAINING, 9, 168, 144, 589_824, 608, 2.25, 0.5),
+        m.MemberRecord(RUN, "ann", 3, "host-1", 6, 2, 608, 168, m.InnerState.WARM, 12, 99),
+        m.Round(RUN, PLAN.digest, 0, 7, 168, 8, "syncer-a", final=True, trace_id="0af7", attempt=1),
+        m.Pulse(
+            *(RUN, "ann", 3, m.LearnerPhase.TRAINING, 9, 168, 144, 589_824, 608, 2.25, 0.5),
             *(72.0, 80.0, 1_000_000, 2_000_000, 41, (7, 6, 7), 1, 2),
             *(1.5, 2.5, 3.5, 4.5, 9_000_000, 8_000_000, 5.5, 6.5),
         ),
         commit(),
-        Manifest(commit(), 1, (Part("params", "bf16", 77, (ChunkRef(200, 5000, 2**63),), 9),)),
-        Fence(RUN, 2, "syncer-a", 10),
-        SyncerPulse(RUN, "syncer-a", "5f3a", 12, "host-2", (0, 2), (9, 10)),
-        Start(RUN, "ann", 3, 13),
-        Drill(RUN, "process 7 on host-3", 15, 16),
-        CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456, 77),
-        Evaluation(RUN, "eve", 168, 589_824, (7, 6), 1.25, 3.5, 1.75, 8192, 2**63 + 5, 14, "text"),
+        m.Manifest(
+            commit(), 1, (m.Part("params", "bf16", 77, (m.ChunkRef(200, 5000, 2**63),), 9),)
+        ),
+        m.Fence(RUN, 2, "syncer-a", 10),
+        m.SyncerPulse(RUN, "syncer-a", "5f3a", 12, "host-2", (0, 2), (9, 10)),
+        m.Start(RUN, "ann", 3, 13),
+        m.Drill(RUN, "process 7 on host-3", 15, 16),
+        m.CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456, 77),
+        m.Evaluation(
+            RUN, "eve", 168, 589_824, (7, 6), 1.25, 3.5, 1.75, 8192, 2**63 + 5, 14, "text"
+        ),
     ]
 
 

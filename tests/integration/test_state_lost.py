@@ -17,7 +17,6 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.learner import TrainingProgress
-from skerry.protocol.messages import Manifest
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_learner.sync.network import open_sync
@@ -44,10 +43,6 @@ async def says(server: NatsServer, run: str, service: str, *given: str) -> tuple
     return process.returncode or 0, errors.decode().strip().splitlines()[-1]
 
 
-async def syncer_says(server: NatsServer, run: str) -> tuple[int, str]:
-    return await says(server, run, "syncer")
-
-
 async def committed(bus: NatsBus, run: str) -> ScriptedRun:
     """Return a run of three fragments at version 2, of which version 1 is in a checkpoint."""
     scripted = await ScriptedRun.begin(bus, run, config=CONFIG)
@@ -58,19 +53,26 @@ async def committed(bus: NatsBus, run: str) -> ScriptedRun:
     return scripted
 
 
-async def purge(bus: NatsBus, run: str, subject: str | None = None) -> None:
-    stream = Subjects(run).stream("STATE")
-    wanted = {"filter": subject} if subject else {}
-    await bus._connection.api(f"STREAM.PURGE.{stream}", wanted)
+async def lose(bus: NatsBus, run: str, what: str = "PURGE", **given: object) -> None:
+    await bus._connection.api(f"STREAM.{what}.{Subjects(run).stream('STATE')}", given)
 
 
-async def delete(bus: NatsBus, run: str, sequence: int) -> None:
-    stream = Subjects(run).stream("STATE")
-    await bus._connection.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
-
-
-def chunk_of(manifest: Manifest, part: str) -> int:
-    return next(p for p in manifest.parts if p.name == part).chunks[0].sequence
+@pytest.mark.parametrize("part", ["manifest", "master"])
+async def test_deleted_part_of_the_state_is_named_with_its_place(
+    shared_nats: NatsServer, run_id: str, part: str
+) -> None:
+    async with NatsBus(shared_nats.url, name="test") as bus:
+        scripted = await committed(bus, run_id)
+        (master,) = (p for p in scripted.manifests[2].parts if p.name == "master")
+        place, missing = master.chunks[0].sequence, "its manifest is not in the log"
+        if part == "manifest":
+            await lose(bus, run_id, filter=Subjects(run_id).manifest(2))
+        else:
+            await lose(bus, run_id, "MSG.DELETE", seq=place)
+            missing = f"the chunk of its 'master' at sequence {place}"
+        code, said = await says(shared_nats, run_id, "syncer")
+    assert code == 4
+    assert f"fragment 2 at version 2: {missing}" in said
 
 
 async def test_purged_state_is_named_and_never_recreated(
@@ -78,8 +80,8 @@ async def test_purged_state_is_named_and_never_recreated(
 ) -> None:
     async with NatsBus(shared_nats.url, name="test") as bus:
         await committed(bus, run_id)
-        await purge(bus, run_id)
-        code, said = await syncer_says(shared_nats, run_id)
+        await lose(bus, run_id)
+        code, said = await says(shared_nats, run_id, "syncer")
         assert code == 4
         assert said.startswith(f"error: Run {run_id!r} has lost fragment 0 at version 2: ")
         assert "saved/step-00000010 at step 10, holds version 1" in said
@@ -96,39 +98,16 @@ async def test_state_that_is_purged_under_a_running_syncer_is_named(
         await bus.declare(specs(run_id, window_bytes=WINDOW_BYTES))
         await ledger.create_run(bus, run_record(run_id, cut, settings.model_dump_json()))
         training = asyncio.ensure_future(FakeLearner(bus, run_id, cut, "l", step_s=0.02).train())
-        saying = asyncio.ensure_future(syncer_says(shared_nats, run_id))
+        saying = asyncio.ensure_future(says(shared_nats, run_id, "syncer"))
         async for _, commit in ledger.follow_commits(bus, run_id):
             if commit.version == 3:
                 break
-        await purge(bus, run_id)
+        await lose(bus, run_id)
         code, said = await saying
         training.cancel()
     assert code == 4
     assert f"Run {run_id!r} has lost fragment 0 at version" in said
     assert "its manifest is not in the log" in said
-
-
-async def test_deleted_manifest_is_named_by_fragment_and_version(
-    shared_nats: NatsServer, run_id: str
-) -> None:
-    async with NatsBus(shared_nats.url, name="test") as bus:
-        await committed(bus, run_id)
-        await purge(bus, run_id, Subjects(run_id).manifest(1))
-        code, said = await syncer_says(shared_nats, run_id)
-    assert code == 4
-    assert "has lost fragment 1 at version 2: its manifest is not in the log" in said
-
-
-async def test_deleted_chunk_of_the_master_is_named_with_its_place(
-    shared_nats: NatsServer, run_id: str
-) -> None:
-    async with NatsBus(shared_nats.url, name="test") as bus:
-        scripted = await committed(bus, run_id)
-        sequence = chunk_of(scripted.manifests[2], "master")
-        await delete(bus, run_id, sequence)
-        code, said = await syncer_says(shared_nats, run_id)
-    assert code == 4
-    assert f"fragment 2 at version 2: the chunk of its 'master' at sequence {sequence}" in said
 
 
 @pytest.mark.drill
@@ -206,7 +185,7 @@ async def test_a_ledger_without_its_commits_is_named_and_not_continued(
         scripted = await committed(bus, run_id)
         await lose_ledger(bus, run_id, emptied=True)
         await ledger.create_run(bus, scripted.record)  # as a careless hand might
-        code, said = await syncer_says(shared_nats, run_id)
+        code, said = await says(shared_nats, run_id, "syncer")
         assert await ledger.last_commits(bus, run_id) == {}
     assert code == 4
     assert "has lost commits that came before those of its manifests: fragment 0, every v" in said

@@ -148,14 +148,10 @@ def test_a_round_may_live_until_as_many_as_may_be_open_are_due(
     assert room_steps(Schedule(fragments, 24, 2, own=own)) == pytest.approx(steps)
 
 
-def test_the_most_overdue_fragment_goes_first() -> None:
-    schedule = Schedule(4, 8, 2)
+def test_the_most_overdue_fragment_goes_first_and_is_opened_once() -> None:
     states = [idle(0, 8), idle(1, 2), idle(2, 0), idle(3, 6)]
-    launch, reason = next_round(schedule, 11, 0.0, None, 0.1, states, 2)
-    assert (launch and launch.fragment, reason) == (2, "due")
-
-
-def test_a_fragment_far_behind_is_opened_once() -> None:
+    first, reason = next_round(Schedule(4, 8, 2), 11, 0.0, None, 0.1, states, 2)
+    assert (first and first.fragment, reason) == (2, "due")
     schedule = Schedule(1, 10, 2)
     launch, _ = next_round(schedule, 57, 0.0, None, 0.1, [idle(0)], 1)
     assert launch is not None

@@ -149,16 +149,6 @@ def test_farewell_leaves_its_shards_to_the_others_whatever_its_name(
     assert world.owners() == {0: [other]}
 
 
-def test_stand_by_leaves_a_shard_to_its_living_owner() -> None:
-    world = World(1)
-    world.start("a")
-    world.run(5)
-    world.start("b")
-    world.run(20)
-    assert world.owners() == {0: ["a"]}
-    assert world.fences[0] == (1, "a")
-
-
 def test_dead_owner_is_succeeded_after_its_lease_and_not_before() -> None:
     world = World(1)
     owner = world.start("a")

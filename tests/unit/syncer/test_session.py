@@ -43,7 +43,8 @@ CONFIG = RunConfig(
 )
 
 
-async def connected(config: RunConfig = CONFIG) -> MemoryBus:
+async def connected(config: RunConfig = CONFIG, **sync: Any) -> MemoryBus:
+    config = config.model_copy(update={"sync": config.sync.model_copy(update=sync)})
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, config.model_dump_json()))
@@ -232,8 +233,7 @@ def test_who_cannot_be_in_time_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_quorum_of_two_waits_for_the_second_learner() -> None:
-    config = CONFIG.model_copy(update={"sync": CONFIG.sync.model_copy(update={"quorum": 2})})
-    bus = await connected(config)
+    bus = await connected(quorum=2)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(background(stand_by(bus, RUN, "s")))
         await stack.enter_async_context(background(fake(bus, "a").train()))
@@ -246,8 +246,7 @@ async def test_quorum_of_two_waits_for_the_second_learner() -> None:
 
 async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> None:
     """By the step of one that joined meanwhile, those who stopped would wait for ever."""
-    blocking = CONFIG.sync.model_copy(update={"quorum": 2, "overlap_steps": 0})
-    bus = await connected(CONFIG.model_copy(update={"sync": blocking}))
+    bus = await connected(quorum=2, overlap_steps=0)
     first, second = scripted(bus, "a"), scripted(bus, "b")
     async with background(stand_by(bus, RUN, "s")):
         await first.offer_genesis()
@@ -267,8 +266,7 @@ async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> N
 
 @pytest.mark.parametrize("norm", [1e6, 1e300])
 async def test_norm_that_the_values_do_not_have_is_refused_and_nobody_else(norm: float) -> None:
-    sync = CONFIG.sync.model_copy(update={"merge": "rda", "quorum": 2})
-    bus = await connected(CONFIG.model_copy(update={"sync": sync}))
+    bus = await connected(merge="rda", quorum=2)
     learners = [fake(bus, name).train() for name in ("a", "b")]
     async with background(stand_by(bus, RUN, "s"), *learners):
         await commits_until(bus, 2)
@@ -329,8 +327,7 @@ async def test_rounds_without_a_quorum_are_known_as_such_whatever_becomes_of_the
     None
 ):
     """Final ones and those of which nothing counts: no K-th contribution was waited for there."""
-    few = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 0.5})
-    bus = await connected(CONFIG.model_copy(update={"sync": few}))
+    bus = await connected(quorum=2, round_timeout_s=0.5)
     async with background(fake(bus, "a", steps=400, poisoned_below=3).train()):
         await asyncio.wait_for(stand_by(bus, RUN, "s"), 30)
     last = await ledger.last_commits(bus, RUN)
@@ -395,8 +392,7 @@ async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: b
 
     It had left its stream, or the stream is another one (``anew``), which counts from 1 again.
     """
-    sync = CONFIG.sync.model_copy(update={"quorum": 2, "round_timeout_s": 600.0})
-    bus = await connected(CONFIG.model_copy(update={"sync": sync}))
+    bus = await connected(quorum=2, round_timeout_s=600.0)
     contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
     async with background(fake(bus, "a").train()):
         async with background(stand_by(bus, RUN, "s")):
