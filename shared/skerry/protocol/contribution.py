@@ -18,7 +18,7 @@ from skerry.protocol.records import read
 from skerry.protocol.subjects import TOKEN, Subjects, contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from skerry.algorithm.fragments import Plan
     from skerry.algorithm.planes import Planes
@@ -269,7 +269,9 @@ class ContributionAssembler:
         try:
             if header.contribution is not None:
                 partial.header = _agreed(header)
-                partial.trace_parent = partial.header.trace_parent or _trace_parent(stored.headers)
+                # NATS keeps the case that a sender chose for keys.
+                carried = {key.lower(): value for key, value in stored.headers.items()}
+                partial.trace_parent = partial.header.trace_parent or carried.get(TRACE_PARENT, "")
                 self.rules.check(partial.header, header.scheme)
             if not partial.chunks.add(header, packed):
                 return None
@@ -348,8 +350,3 @@ def _agreed(header: ChunkHeader) -> ContributionHeader:
         msg = f"The contribution header of {header.sender!r} contradicts its envelope."
         raise Corrupt(msg)
     return claim
-
-
-def _trace_parent(headers: Mapping[str, str]) -> str:
-    """Return the trace context of a message; NATS keeps the case that a sender chose for keys."""
-    return next((v for key, v in headers.items() if key.lower() == TRACE_PARENT), "")

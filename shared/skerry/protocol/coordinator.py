@@ -174,13 +174,22 @@ class RoundCoordinator:
     def decide(self, now_s: float, now_ns: int) -> Action | None:
         """Return what is to be done now, None for nothing; ``now_ns`` is the wall clock."""
         self._measure(now_s)
-        return (
-            self._genesis(now_ns)
-            or self._close_or_reopen(now_s, now_ns)
-            or self._end(now_s, now_ns)
-            or self._open_due(now_s, now_ns)
-            or self._republish(now_s)
-        )
+        for index, state in self.shard.fragments.items():
+            if state.version == 0 and state.pending:
+                trace_id = self.new_round(index, 1, 0, now_ns).trace_id
+                return CommitVersion(index, Closing(None, 0, now_ns, now_ns, trace_id=trace_id))
+        action = self._close_or_reopen(now_s, now_ns) or self._end(now_s, now_ns)
+        if action is not None:
+            return action
+        launch, _ = self._launch_state(now_s).next_round()
+        if launch is not None and not self.over(now_s):
+            self.shard.fragments[launch.fragment].launched_step = launch.due_step
+            return self._launch(launch.fragment, now_s, now_ns, final=False)
+        for opened in self.open.values():
+            if now_s - opened.published_s >= REPUBLISH_S:
+                opened.published_s = now_s
+                return Publish(opened.record)
+        return None
 
     def idle_s(self, now_s: float) -> float:
         """Return for how many seconds nothing can happen unless something arrives."""
@@ -235,13 +244,6 @@ class RoundCoordinator:
         if self.timings.step_s is None:
             step_s = self.clock.learners.step_time_s(now_s) or None
             self.timings = replace(self.timings, step_s=step_s)
-
-    def _genesis(self, now_ns: int) -> CommitVersion | None:
-        for index, state in self.shard.fragments.items():
-            if state.version == 0 and state.pending:
-                trace_id = self.new_round(index, 1, 0, now_ns).trace_id
-                return CommitVersion(index, Closing(None, 0, now_ns, now_ns, trace_id=trace_id))
-        return None
 
     def _close_or_reopen(self, now_s: float, now_ns: int) -> CommitVersion | Publish | None:
         for index, opened in self.open.items():
@@ -306,22 +308,6 @@ class RoundCoordinator:
             return None
         self.end.last_rounds[waiting[0]] += 1
         return self._launch(waiting[0], now_s, now_ns, final=True)
-
-    def _open_due(self, now_s: float, now_ns: int) -> Publish | None:
-        if self.over(now_s):
-            return None
-        launch, _ = self._launch_state(now_s).next_round()
-        if launch is None:
-            return None
-        self.shard.fragments[launch.fragment].launched_step = launch.due_step
-        return self._launch(launch.fragment, now_s, now_ns, final=False)
-
-    def _republish(self, now_s: float) -> Publish | None:
-        for opened in self.open.values():
-            if now_s - opened.published_s >= REPUBLISH_S:
-                opened.published_s = now_s
-                return Publish(opened.record)
-        return None
 
     def _launch(
         self, fragment: int, now_s: float, now_ns: int, *, final: bool, attempt: int = 0

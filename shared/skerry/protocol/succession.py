@@ -167,7 +167,10 @@ def decide(now: float, view: View, policy: Policy) -> tuple[Moves, SuccessionRea
     for peer in living:
         if claims[peer.instance] or now - peer.first_s >= SETTLED_LEASES * policy.lease_s:
             loads[peer.name, peer.instance] = len(claims[peer.instance])
-    shares = _shares(loads, policy.shards)
+    # Who holds more keeps the one more, if any.
+    least, more = divmod(policy.shards, len(loads))
+    order = sorted(loads, key=lambda key: (-loads[key], key))
+    shares = {key: least + (rank < more) for rank, key in enumerate(order)}
     unclaimed = sorted({*range(policy.shards)}.difference(mine, *claims.values()))
     free = [s for s in unclaimed if _free(now, view, policy, s)]
     take = _assigned(view.instance, free, loads, shares)
@@ -208,13 +211,6 @@ def _living(now: float, view: View, policy: Policy) -> list[Peer]:
         for peer in view.peers.values()
         if now - peer.heard_s < policy.lease_s and (peer.name != view.name or peer.pulses > 1)
     ]
-
-
-def _shares(loads: Mapping[tuple[str, str], int], shards: int) -> dict[tuple[str, str], int]:
-    """Return how many shards each should hold: who holds more keeps the one more, if any."""
-    order = sorted(loads, key=lambda key: (-loads[key], key))
-    least, more = divmod(shards, len(order))
-    return {key: least + (rank < more) for rank, key in enumerate(order)}
 
 
 def _assigned(
