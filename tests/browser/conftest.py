@@ -148,6 +148,24 @@ def show(silent: None) -> Iterator[Show]:
             theatre.close()
 
 
+Watch = Callable[..., "Theatre"]
+
+
+@pytest.fixture
+def watch(show: Show, page: Page) -> Watch:
+    """Open the page on a run: ``watch(stage, health, target, past=(age_s, every_s))``."""
+
+    def opened(*given: Any, past: tuple[float, float], play: bool = False) -> Theatre:
+        theatre = show(*given)
+        theatre.run(theatre.stage.past(*past))
+        if play:
+            theatre.play()
+        page.goto(theatre.url)
+        return theatre
+
+    return opened
+
+
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A page that may complain of nothing, and ask nobody but its own host for anything."""

@@ -19,19 +19,15 @@ from skerry.log import ledger, recovery, run_records
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.messages import (
-    CheckpointRecord,
     CloseReason,
     Commit,
     CommitOrigin,
     Consumed,
-    Evaluation,
     LearnerPhase,
     LearnerProgress,
-    Pulse,
     RefusalCause,
     Refused,
     Round,
-    RunRecord,
 )
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
@@ -39,7 +35,15 @@ from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import FaultTarget
 from skerry_health_monitor.web.server import Connections, listen, serve_http
-from tests.support.builders import run_record
+from tests.support.builders import (
+    checkpoint_record,
+    commit,
+    consumed,
+    evaluation,
+    pulse,
+    round_,
+    run_record,
+)
 
 CLOSED = (CloseReason.GRACE_OVER, CloseReason.ALL_ARRIVED)
 """Why the rounds on the stage close."""
@@ -48,11 +52,6 @@ STEP_S = 0.25
 TOKENS = 1024
 PULSE_S = 5.0
 """Long, so that nobody is missed while a slow machine opens a browser."""
-
-PROSE = """
-the fragment travels and the learner goes on and nobody waits for the others
-def adopt self fragment return merged
-"""
 
 
 def leaves(count: int) -> tuple[LeafSpec, ...]:
@@ -78,7 +77,6 @@ class Actor:
     silent: bool = False
     step: int = 0
     steps: int = 0
-    origin: int = 0
     began_s: float = 0.0
     contributions: int = 0
     versions: dict[int, int] = field(default_factory=dict[int, int])
@@ -118,10 +116,7 @@ class Stage:
         self.now_s = time.time() - age_s
         await self.bus.declare(specs(RUN, window_bytes=2**20))
         text = self.settings.model_dump_json()
-        record: RunRecord = run_record(RUN, self.plan, text)
-        await ledger.create_run(
-            self.bus, replace(record, created_ns=self.ns, skerry_version="0.1.0")
-        )
+        await ledger.create_run(self.bus, run_record(RUN, self.plan, text, created_ns=self.ns))
         for actor in self.actors.values():
             await ledger.join(self.bus, RUN, actor.name, f"host-{len(actor.name)}", self.ns)
             actor.began_s = self.now_s
@@ -134,50 +129,41 @@ class Stage:
         """Have a learner say how it is."""
         alive_s = self.now_s - actor.began_s
         loss = loss_at(actor.step) + self.chance.gauss(0, 0.04)
-        told = replace(
-            Pulse(
-                run=RUN,
-                learner=actor.name,
-                incarnation=actor.incarnation,
-                phase=actor.phase,
-                sent_ns=self.ns,
-                step=actor.step,
-                steps=actor.steps,
-                tokens=actor.steps * TOKENS,
-                cursor=actor.steps,
-                loss=loss,
-                step_time_s=STEP_S / actor.speed,
-                busy_s=0.86 * alive_s,
-                alive_s=alive_s,
-                bytes_up=actor.contributions * 40_000,
-                bytes_down=actor.contributions * 130_000,
-                contributions=actor.contributions,
-                versions=tuple(actor.versions.get(f, 0) for f in range(self.fragments)),
-                compile_s=min(9.0, 0.05 * alive_s),
-                recover_s=0.01 * alive_s,
-            ),
-            **changes,
+        told = pulse(
+            actor.name,
+            actor.step,
+            run=RUN,
+            incarnation=actor.incarnation,
+            phase=actor.phase,
+            sent_ns=self.ns,
+            steps=actor.steps,
+            tokens=actor.steps * TOKENS,
+            cursor=actor.steps,
+            loss=loss,
+            step_time_s=STEP_S / actor.speed,
+            busy_s=0.86 * alive_s,
+            alive_s=alive_s,
+            bytes_up=actor.contributions * 40_000,
+            bytes_down=actor.contributions * 130_000,
+            contributions=actor.contributions,
+            versions=tuple(actor.versions.get(f, 0) for f in range(self.fragments)),
+            compile_s=min(9.0, 0.05 * alive_s),
+            recover_s=0.01 * alive_s,
         )
+        told = replace(told, **changes)
         await self.bus.publish(Subjects(RUN).pulse(actor.name), encode(told))
-
-    def revive(self, actor: Actor, phase: LearnerPhase = LearnerPhase.TRAINING) -> None:
-        """Let a learner be started again: at the run's step, with nothing contributed yet."""
-        actor.incarnation += 1
-        actor.origin = max(a.step for a in self.actors.values())
-        actor.began_s, actor.steps, actor.merged = self.now_s, 0, {}
-        actor.phase, actor.silent = phase, False
 
     async def open(self, fragment: int) -> Round:
         """Open the next round of a fragment."""
-        told = Round(
+        version = self.versions[fragment] + 1
+        told = round_(
+            version,
+            fragment,
             run=RUN,
             plan_digest=self.plan.digest,
-            fragment=fragment,
-            version=self.versions[fragment] + 1,
             due_step=max(a.step for a in self.actors.values()),
             opened_ns=self.ns,
-            syncer="syncer",
-            trace_id=self.trace(fragment, self.versions[fragment] + 1),
+            trace_id=self.trace(fragment, version),
         )
         await run_records.publish(self.bus, told)
         return told
@@ -192,61 +178,52 @@ class Stage:
         quorum_s, grace_s = self.chance.uniform(0.05, 0.25), self.chance.uniform(0.0, 0.3)
         opened_ns = self.ns - int((quorum_s + grace_s) * 1e9)
         step = max(a.step for a in self.actors.values())
-        consumed = tuple(self._consumed(a, fragment, opened_ns, quorum_s + grace_s) for a in taking)
-        commit = Commit(
-            run=RUN,
-            plan_digest=self.plan.digest,
-            fragment=fragment,
-            version=version,
-            step=step,
-            origin=CommitOrigin.GENESIS if version == 1 else CommitOrigin.ROUND,
-            reason=None if version == 1 else self.chance.choice(CLOSED),
-            syncer="syncer",
-            fence=3,
-            opened_ns=opened_ns,
-            closed_ns=self.ns,
-            quorum_s=quorum_s,
-            grace_s=grace_s,
-            consumed=consumed,
-            refused=(),
-            contrib_floor=1,
-            progress=tuple(
-                LearnerProgress(a.name, a.incarnation, version, a.steps * TOKENS, a.steps)
-                for a in taking
-            ),
-            params_digest=2**63 + version,
-            master_digest=7,
-            trace_id=self.trace(fragment, version),
+        took_s = quorum_s + grace_s
+        merged = tuple(self._consumed(a, fragment, opened_ns, took_s) for a in taking)
+        rows = (
+            LearnerProgress(a.name, a.incarnation, version, a.steps * TOKENS, a.steps)
+            for a in taking
         )
-        commit = replace(commit, **changes)
-        await recovery.append_commit(self.bus, commit)
+        base: dict[str, Any] = {
+            "plan_digest": self.plan.digest,
+            "step": step,
+            "origin": CommitOrigin.GENESIS if version == 1 else CommitOrigin.ROUND,
+            "reason": None if version == 1 else self.chance.choice(CLOSED),
+            "opened_ns": opened_ns,
+            "closed_ns": self.ns,
+            "quorum_s": quorum_s,
+            "grace_s": grace_s,
+            "consumed": merged,
+            "progress": tuple(rows),
+            "trace_id": self.trace(fragment, version),
+        }
+        done = commit(version, fragment, run=RUN, **(base | changes))
+        await recovery.append_commit(self.bus, done)
         self.versions[fragment] = version
         self.rounds += version > 1
         for actor in taking or self.actors.values():
             actor.versions[fragment] = version
             actor.contributions += 1
-        return commit
+        return done
 
     def _consumed(self, actor: Actor, fragment: int, opened_ns: int, within_s: float) -> Consumed:
         late = self.chance.random() < 0.08
         version, steps = self.versions[fragment] + 1, actor.steps - actor.merged.get(fragment, 0)
         actor.merged[fragment] = actor.steps
         arrived = 0 if late else opened_ns + int(self.chance.uniform(0.2, 1.0) * within_s * 1e9)
-        return Consumed(
-            *(
-                actor.name,
-                actor.incarnation,
-                version,
-                1,
-                2,
-                version - 1,
-                int(late),
-                actor.step,
-                steps,
-            ),
-            *(steps * TOKENS, 0, steps, 1 / sum(not a.silent for a in self.actors.values())),
-            loss_at(actor.step) + self.chance.gauss(0, 0.04),
-            arrived,
+        return consumed(
+            actor.name,
+            version,
+            incarnation=actor.incarnation,
+            base_version=version - 1,
+            staleness=int(late),
+            step=actor.step,
+            steps=steps,
+            tokens=steps * TOKENS,
+            cursor_to=steps,
+            weight=1 / sum(not a.silent for a in self.actors.values()),
+            loss=loss_at(actor.step) + self.chance.gauss(0, 0.04),
+            arrived_ns=arrived,
         )
 
     async def refuse(self, fragment: int, cause: RefusalCause, learner: str) -> None:
@@ -257,41 +234,30 @@ class Stage:
         """Have the evaluator judge the newest state, and say what it writes."""
         step = max(a.step for a in self.actors.values())
         loss = loss_at(step) + 0.06
-        said = Evaluation(
+        said = evaluation(
+            step,
             run=RUN,
-            evaluator="evaluator",
-            step=step,
             tokens=sum(a.steps for a in self.actors.values()) * TOKENS,
             versions=tuple(self.versions.values()),
             loss=loss,
             perplexity=math.exp(loss),
             bits_per_byte=loss / math.log(2),
-            evaluated_tokens=8192,
-            text_digest=7,
             evaluated_ns=self.ns,
-            sample=self.prose(step),
+            sample=f"what the model of step {step} writes",
         )
         await ledger.record_evaluation(self.bus, replace(said, **changes))
-
-    def prose(self, step: int) -> str:
-        """What a model of this age might write."""
-        mess = "etaoin shrdlu()=:_\n    "
-        sharp = min(1.0, step / 2500)
-        words = [
-            self.chance.choice(PROSE.split())
-            if self.chance.random() < sharp
-            else "".join(self.chance.choice(mess) for _ in range(5))
-            for _ in range(36)
-        ]
-        return " ".join(words)[:400]
 
     async def checkpoint(self) -> None:
         """Note a checkpoint of the newest state."""
         step = max(a.step for a in self.actors.values())
-        record = CheckpointRecord(
-            *(RUN, f"/data/checkpoints/stage/step-{step:08}", f"{step:032x}"),
-            tuple(self.versions.values()),
-            *(step, step * TOKENS, self.ns, 9_300_000, 17),
+        record = checkpoint_record(
+            f"/data/checkpoints/stage/step-{step:08}",
+            run=RUN,
+            versions=tuple(self.versions.values()),
+            step=step,
+            tokens=step * TOKENS,
+            written_ns=self.ns,
+            size_bytes=9_300_000,
         )
         await ledger.record_checkpoint(self.bus, record)
 
@@ -326,7 +292,7 @@ class Stage:
             for actor in self.actors.values():
                 if not actor.silent:
                     actor.steps = int((self.now_s - actor.began_s) / STEP_S * actor.speed)
-                    actor.step = actor.origin + actor.steps
+                    actor.step = actor.steps
                     await self.pulse(actor)
             fragment = number % self.fragments
             await self.open((fragment + 1) % self.fragments)

@@ -12,7 +12,7 @@ from browser.stage import Stage
 from skerry.settings.models import HealthSettings
 
 if TYPE_CHECKING:
-    from browser.conftest import Show
+    from browser.conftest import Show, Watch
     from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.drill]
@@ -45,11 +45,9 @@ def open_learner(page: Page) -> None:
 
 
 def test_a_run_that_allows_no_faults_offers_none(
-    show: Show, page: Page, health: HealthSettings
+    watch: Watch, page: Page, health: HealthSettings
 ) -> None:
-    theatre = show(Stage(), health, Noted())
-    theatre.run(theatre.stage.past(20, 1))
-    page.goto(theatre.url)
+    watch(Stage(), health, Noted(), past=(20, 1))
     open_learner(page)
     assert page.locator("#fault").count() == 0
 

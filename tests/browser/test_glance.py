@@ -10,7 +10,7 @@ from browser.stage import Stage
 from playwright.sync_api import expect
 
 if TYPE_CHECKING:
-    from browser.conftest import Show
+    from browser.conftest import Watch
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
@@ -18,10 +18,8 @@ pytestmark = pytest.mark.browser
 QUICK = {"liveness": {"pulse_s": 0.25}}
 
 
-def test_a_commit_appears_without_a_reload(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_a_commit_appears_without_a_reload(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(), past=(60, 1))
     page.wait_for_selector("#round-rows button")
     version = theatre.stage.versions[5] + 1
     assert page.locator(f"[data-round='5.{version}']").count() == 0
@@ -29,10 +27,8 @@ def test_a_commit_appears_without_a_reload(show: Show, page: Page) -> None:
     page.wait_for_selector(f"[data-round='5.{version}']")
 
 
-def test_the_run_shows_at_a_glance(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3))
-    theatre.run(theatre.stage.past(300, 1))
-    page.goto(theatre.url)
+def test_the_run_shows_at_a_glance(watch: Watch, page: Page) -> None:
+    watch(Stage(learners=3), past=(300, 1))
     page.wait_for_selector("#loss-chart canvas")
     page.wait_for_selector("#speed-chart canvas")
     told = {
@@ -48,11 +44,8 @@ def test_the_run_shows_at_a_glance(show: Show, page: Page) -> None:
     assert "training 86" in str(page.get_attribute("#split", "aria-label"))
 
 
-def test_a_learner_that_dies_is_shown_gone_and_alerted(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3, config=QUICK))
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.play()
-    page.goto(theatre.url)
+def test_a_learner_that_dies_is_shown_gone_and_alerted(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(learners=3, config=QUICK), past=(30, 1), play=True)
     page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
     told = page.locator("#alerts-told")
     theatre.stage.actors["learner-2"].silent = True

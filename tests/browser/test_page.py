@@ -18,7 +18,7 @@ from skerry.status.timeline import MOST_ROUNDS, WRITTEN_S
 from tests.support.builders import checkpoint_record
 
 if TYPE_CHECKING:
-    from browser.conftest import Show
+    from browser.conftest import Show, Watch
     from playwright.sync_api import Page
 
 RESTORED: Final[dict[str, Any]] = {"origin": CommitOrigin.RESTORED, "reason": None}
@@ -26,11 +26,13 @@ RESTORED: Final[dict[str, Any]] = {"origin": CommitOrigin.RESTORED, "reason": No
 
 pytestmark = [pytest.mark.browser, pytest.mark.drill]
 
+LOST = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+"""What a browser says of a monitor that has ended."""
 QUICK = {"liveness": {"pulse_s": 0.25}}
 TRACES = HealthSettings(trace_url="http://traces.example/trace/{trace_id}")
 
 
-def test_it_waits_for_a_run_and_shows_it_once_there_is_one(show: Show, page: Page) -> None:
+def test_it_waits_for_a_run_shows_it_and_says_when_it_is_finished(show: Show, page: Page) -> None:
     theatre = show(Stage(learners=1))
     page.goto(theatre.url)
     page.wait_for_selector("#status:has-text('waiting for the run')")
@@ -40,45 +42,40 @@ def test_it_waits_for_a_run_and_shows_it_once_there_is_one(show: Show, page: Pag
     theatre.run(theatre.stage.past(20, 1))
     page.wait_for_selector("#status:has-text('training')")
     assert page.inner_text("#run-name") == RUN
+    theatre.run(theatre.stage.finish())
+    page.wait_for_selector("#status:has-text('finished')")
+    assert "took" in page.inner_text("#times")
 
 
-def test_what_reads_alerts_aloud_is_there_before_the_first_one(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(30, 1))
-    page.goto(theatre.url)
+def test_what_reads_alerts_aloud_is_there_before_the_first_one(watch: Watch, page: Page) -> None:
+    watch(Stage(), past=(30, 1))
     page.wait_for_selector("#round-rows button")
     expect(page.locator("#alerts")).to_be_hidden()
     assert page.locator("#alerts-told").evaluate("e => e.checkVisibility()")
 
 
-def test_an_alert_that_gets_worse_is_announced_again(show: Show, page: Page) -> None:
-    config = {**QUICK, "sync": {"learners": 3, "fragments": 8, "quorum": 2}}
-    theatre = show(Stage(learners=3, config=config))
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.play()
-    page.goto(theatre.url)
-    page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
-    told = page.locator("#alerts-told")
-    theatre.stage.actors["learner-2"].silent = True
-    expect(told).to_contain_text("warning: learner-2 is gone")
-    theatre.stage.actors["learner-3"].phase = LearnerPhase.CATCHING_UP
-    expect(told).to_contain_text("critical: learner-2 is gone: 1 of the 2")
-
-
-def test_a_second_learner_that_dies_is_announced_though_the_alert_is_the_same(
-    show: Show, page: Page
+@pytest.mark.parametrize(
+    ("quorum", "then", "worse"),
+    [
+        (2, {"phase": LearnerPhase.CATCHING_UP}, "critical: learner-2 is gone: 1 of the 2"),
+        (1, {"silent": True}, "warning: learner-2, learner-3 are gone"),
+    ],
+    ids=["worse", "more"],
+)
+def test_an_alert_is_announced_again_when_it_gets_worse_or_names_more(
+    watch: Watch, page: Page, quorum: int, then: dict[str, Any], worse: str
 ) -> None:
-    config = {**QUICK, "sync": {"learners": 3, "fragments": 8, "quorum": 1}}
-    theatre = show(Stage(learners=3, config=config))
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.play()
-    page.goto(theatre.url)
+    config = {**QUICK, "sync": {"learners": 3, "fragments": 8, "quorum": quorum}}
+    theatre = watch(Stage(learners=3, config=config), past=(30, 1), play=True)
     page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
     told = page.locator("#alerts-told")
     theatre.stage.actors["learner-2"].silent = True
     expect(told).to_contain_text("warning: learner-2 is gone", timeout=20_000)
-    theatre.stage.actors["learner-3"].silent = True
-    expect(told).to_contain_text("warning: learner-2, learner-3 are gone", timeout=20_000)
+    for name, value in then.items():
+        setattr(theatre.stage.actors["learner-3"], name, value)
+    expect(told).to_contain_text(worse, timeout=20_000)
+    state = "gone" if "silent" in then else "catching_up"
+    page.wait_for_selector(f"#lanes [data-state='{state}']:has-text('learner-3')")
 
 
 SAME = (
@@ -110,8 +107,7 @@ def test_alerts_of_a_restarted_monitor_are_announced(show: Show, page: Page) -> 
     first = show(stage)
     first.call(first.monitor.link.on_event, "disconnected", {})  # its first alert
     first.run(stage.past(30, 1))
-    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
-    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.expected.extend(LOST)  # type: ignore[attr-defined]
     page.add_init_script(HIDING)
     page.goto(first.url)
     told = page.locator("#alerts-told")
@@ -130,20 +126,8 @@ def test_alerts_of_a_restarted_monitor_are_announced(show: Show, page: Page) -> 
     expect(told).to_contain_text("critical: The broker")
 
 
-def test_a_learner_that_catches_up_looks_unlike_one_that_trains(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=2))
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.stage.actors["learner-2"].phase = LearnerPhase.CATCHING_UP
-    theatre.play()
-    page.goto(theatre.url)
-    page.wait_for_selector("#lanes [data-state='catching_up']:has-text('learner-2')")
-    assert page.locator("#lanes [data-state='training']").count() == 1
-
-
-def test_the_trace_and_the_record_of_a_round_are_one_click_away(show: Show, page: Page) -> None:
-    theatre = show(Stage(), TRACES)
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_the_trace_and_the_record_of_a_round_are_one_click_away(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(), TRACES, past=(60, 1))
     version = theatre.stage.versions[3]
     page.click(f"[data-round='3.{version}']")
     page.wait_for_selector("#trace-id")
@@ -229,20 +213,16 @@ def test_an_open_round_shows_its_trace_and_becomes_its_record(show: Show, page: 
     assert page.inner_text("#trace-id") == opened.trace_id
 
 
-def test_a_monitor_that_says_nothing_is_away_and_found_again(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_a_monitor_that_says_nothing_is_away_and_found_again(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(), past=(60, 1))
     page.wait_for_selector("#link[data-state='live']")
     theatre.loop.call_soon_threadsafe(time.sleep, 9)  # hangs, its connections open
     page.wait_for_selector("#status:has-text('monitor away')")
     page.wait_for_selector("#link[data-state='live']")
 
 
-def test_where_nothing_happens_for_long_the_page_stays_live(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_where_nothing_happens_for_long_the_page_stays_live(watch: Watch, page: Page) -> None:
+    watch(Stage(), past=(60, 1))
     page.wait_for_selector("#link[data-state='live']")
     page.evaluate(
         "window.seen = []; new MutationObserver(() => window.seen.push(1))"
@@ -264,12 +244,9 @@ HIDING = """
 """What a browser does to the page of a tab that another is shown before: headless, none ever is."""
 
 
-def test_a_tab_in_the_background_shows_an_alert_in_its_title(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3, config=QUICK))
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.play()
+def test_a_tab_in_the_background_shows_an_alert_in_its_title(watch: Watch, page: Page) -> None:
     page.add_init_script(HIDING)
-    page.goto(theatre.url)
+    theatre = watch(Stage(learners=3, config=QUICK), past=(30, 1), play=True)
     page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
     page.evaluate(  # a frame has been asked for, and does not come
         "document.getElementById('filter').dispatchEvent(new Event('input')), hide(true)"
@@ -281,11 +258,9 @@ def test_a_tab_in_the_background_shows_an_alert_in_its_title(show: Show, page: P
     page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
 
 
-def test_charts_show_what_came_while_the_tab_was_hidden(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
+def test_charts_show_what_came_while_the_tab_was_hidden(watch: Watch, page: Page) -> None:
     page.add_init_script(HIDING)
-    page.goto(theatre.url)
+    theatre = watch(Stage(), past=(60, 1))
     page.wait_for_selector("#loss-chart canvas")
     drawn = "document.querySelector('#loss-chart canvas').toDataURL()"
     page.evaluate("hide(true)")
@@ -310,11 +285,8 @@ def beats(page: Page, count: int, kind: str = "beat") -> None:
     )
 
 
-def test_the_focus_stays_on_a_learner_that_is_moved_up(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3, config=QUICK))
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.play()
-    page.goto(theatre.url)
+def test_the_focus_stays_on_a_learner_that_is_moved_up(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(learners=3, config=QUICK), past=(30, 1), play=True)
     page.wait_for_selector("#lanes [data-state='training'] >> nth=2")
     page.focus("#lanes button:has-text('learner-3')")
     theatre.stage.actors["learner-3"].silent = True
@@ -322,10 +294,8 @@ def test_the_focus_stays_on_a_learner_that_is_moved_up(show: Show, page: Page) -
     assert "learner-3" in focused(page)
 
 
-def test_a_round_of_long_ago_is_found_by_its_version(show: Show, page: Page) -> None:
-    theatre = show(Stage(fragments=2))
-    theatre.run(theatre.stage.past(400, 0.5))
-    page.goto(theatre.url)
+def test_a_round_of_long_ago_is_found_by_its_version(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(fragments=2), past=(400, 0.5))
     page.wait_for_selector("#round-rows button")
     assert page.locator("[data-round='1.70']").count() == 0
     page.fill("#find-fragment", "1")
@@ -339,10 +309,8 @@ def test_a_round_of_long_ago_is_found_by_its_version(show: Show, page: Page) -> 
     assert page.inner_text("#trace-id") == theatre.stage.trace(0, 3)
 
 
-def test_rows_stay_where_they_are_while_somebody_points_at_them(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_rows_stay_where_they_are_while_somebody_points_at_them(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(), past=(60, 1))
     page.hover("#round-rows button >> nth=2")
     before, places = round_rows(page), page.evaluate(PLACES)
     theatre.run(theatre.stage.commit(4))
@@ -357,10 +325,8 @@ def test_rows_stay_where_they_are_while_somebody_points_at_them(show: Show, page
     assert page.evaluate(PLACES) == places
 
 
-def test_rows_move_again_once_the_pointer_leaves(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_rows_move_again_once_the_pointer_leaves(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(), past=(60, 1))
     page.hover("#round-rows button >> nth=2")
     theatre.run(theatre.stage.commit(4))
     page.wait_for_selector("#newer:has-text('1 newer')")
@@ -369,10 +335,8 @@ def test_rows_move_again_once_the_pointer_leaves(show: Show, page: Page) -> None
     expect(page.locator("#newer")).to_be_hidden()
 
 
-def test_what_lets_rows_go_can_be_reached_from_them_by_keyboard(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_what_lets_rows_go_can_be_reached_from_them_by_keyboard(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(), past=(60, 1))
     page.focus("#round-rows button >> nth=2")
     theatre.run(theatre.stage.commit(4))
     page.wait_for_selector("#newer:has-text('1 newer')")
@@ -427,10 +391,8 @@ def round_rows(page: Page) -> list[str]:
     return list(page.evaluate(keys))
 
 
-def test_everything_can_be_reached_by_keyboard(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3))
-    theatre.run(theatre.stage.past(60, 1))
-    page.goto(theatre.url)
+def test_everything_can_be_reached_by_keyboard(watch: Watch, page: Page) -> None:
+    watch(Stage(learners=3), past=(60, 1))
     page.wait_for_selector("#lanes button >> nth=2")
     page.keyboard.press("l")
     assert "learner-1" in focused(page)
@@ -493,27 +455,6 @@ def test_it_fits_a_phone(show: Show, page: Page) -> None:
     page.wait_for_selector("#learner[open]")
 
 
-def test_headings_stand_over_their_columns(show: Show, page: Page) -> None:
-    theatre = show(Stage(learners=3))
-    theatre.run(theatre.stage.past(60, 1))
-    for width in (390, 1280):
-        page.set_viewport_size({"width": width, "height": 800})
-        page.goto(theatre.url)
-        page.wait_for_selector("#round-rows button")
-        assert page.evaluate(LEFTS, [".head-row", "#round-rows button"])
-        assert page.eval_on_selector(".scale", "e => e.scrollWidth <= e.clientWidth")
-    assert page.evaluate(LEFTS, [".lane-head", "#lanes button"])
-
-
-LEFTS = """([head, row]) => {
-    const shown = of => [...document.querySelector(of).children]
-        .map(e => e.getBoundingClientRect()).filter(box => box.width).map(box => box.left);
-    const [heads, cells] = [shown(head), shown(row)];
-    return heads.length === cells.length && heads.every((at, i) => Math.abs(at - cells[i]) < 1);
-}"""
-"""Whether each cell of a row begins where its heading does."""
-
-
 def test_two_hundred_learners_are_sorted_by_trouble_and_filtered(show: Show, page: Page) -> None:
     theatre = show(Stage(learners=200, config={"liveness": {"pulse_s": 1.0}}))
     theatre.run(theatre.stage.past(20, 2))
@@ -529,10 +470,8 @@ def test_two_hundred_learners_are_sorted_by_trouble_and_filtered(show: Show, pag
     expect(page.locator("#lanes li")).to_have_count(2)
 
 
-def test_light_and_dark_follow_the_system_and_the_choice_is_kept(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(20, 1))
-    page.goto(theatre.url)
+def test_light_and_dark_follow_the_system_and_the_choice_is_kept(watch: Watch, page: Page) -> None:
+    watch(Stage(), past=(20, 1))
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(ground)
     page.emulate_media(color_scheme="light")
@@ -581,11 +520,8 @@ def test_what_the_model_wrote_earlier_can_be_looked_up(show: Show, page: Page) -
     page.wait_for_selector("#sample:has-text('aaa')")
 
 
-def test_a_broker_that_is_away_is_shown_and_no_learner_is_blamed(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(30, 1))
-    theatre.play()
-    page.goto(theatre.url)
+def test_a_broker_that_is_away_is_shown_and_no_learner_is_blamed(watch: Watch, page: Page) -> None:
+    theatre = watch(Stage(), past=(30, 1), play=True)
     page.wait_for_selector("#status:has-text('training')")
     theatre.call(theatre.monitor.link.on_event, "disconnected", {})
     page.wait_for_selector("#status:has-text('broker away')")
@@ -598,8 +534,7 @@ def test_a_monitor_that_is_started_again_is_found_again(show: Show, page: Page) 
     stage = Stage()
     first = show(stage)
     first.run(stage.past(30, 1))
-    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
-    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.expected.extend(LOST)  # type: ignore[attr-defined]
     page.goto(first.url)
     page.wait_for_selector("#link[data-state='live']")
     first.close()
@@ -616,8 +551,7 @@ def test_of_a_log_without_the_run_nothing_is_shown_as_if_it_went_on(show: Show, 
     first = show(Stage())
     first.call(first.monitor.link.on_event, "disconnected", {})
     first.run(first.stage.past(30, 1))
-    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
-    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.expected.extend(LOST)  # type: ignore[attr-defined]
     page.goto(first.url)
     expect(page).to_have_title(re.compile(r"^\(1\) "))
     first.close()
@@ -657,8 +591,7 @@ PLOTS = """
 def test_a_run_after_another_keeps_nothing_of_it(show: Show, page: Page) -> None:
     first = show(Stage(fragments=2))
     first.run(first.stage.past(200, 1))
-    page.expected.append("ERR_CONNECTION_REFUSED")  # type: ignore[attr-defined]
-    page.expected.append("ERR_INCOMPLETE_CHUNKED_ENCODING")  # type: ignore[attr-defined]
+    page.expected.extend(LOST)  # type: ignore[attr-defined]
     page.add_init_script(PLOTS)
     page.goto(first.url)
     page.wait_for_function("() => plots.length > 1 && shown().whole")
@@ -714,13 +647,3 @@ def zoom(page: Page) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 60)
     page.mouse.up()
-
-
-def test_a_finished_run_says_so(show: Show, page: Page) -> None:
-    theatre = show(Stage())
-    theatre.run(theatre.stage.past(30, 1))
-    page.goto(theatre.url)
-    page.wait_for_selector("#status:has-text('training')")
-    theatre.run(theatre.stage.finish())
-    page.wait_for_selector("#status:has-text('finished')")
-    assert "took" in page.inner_text("#times")
