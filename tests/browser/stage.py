@@ -33,7 +33,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
-from skerry_health_monitor.web.faults import FaultTarget
+from skerry_health_monitor.web.faults import Inject
 from skerry_health_monitor.web.server import Connections, listen, serve_http
 from tests.support.builders import (
     checkpoint_record,
@@ -308,14 +308,14 @@ class Stage:
 async def served(
     stage: Stage,
     health: HealthSettings | None = None,
-    target: FaultTarget | None = None,
+    faults: Inject | None = None,
     port: int = 0,
     clock_s: Callable[[], float] = time.time,
 ) -> AsyncGenerator[tuple[str, Monitor]]:
     """Yield the address of a monitor's page over a stage, and the monitor."""
     monitor = Monitor(stage.broker.connect(), RUN, until_finished=False, clock_s=clock_s)
     connections = Connections()
-    hub, app = page_of(monitor, connections, health or HealthSettings(), target)
+    hub, app = page_of(monitor, connections, health or HealthSettings(), faults)
     listening = listen("127.0.0.1", port)
     tasks = [
         asyncio.create_task(monitor.follow()),

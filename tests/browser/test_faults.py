@@ -56,7 +56,7 @@ def test_with_the_token_of_the_address_a_fault_is_injected(
     show: Show, page: Page, health: HealthSettings
 ) -> None:
     noted = Noted()
-    theatre = show(Stage(config=ALLOWED), health, noted)
+    theatre = show(Stage(config=ALLOWED), health, noted.inject)
     theatre.run(theatre.stage.past(20, 1))
     page.goto(f"{theatre.url}#token={TOKEN}")
     open_learner(page)
@@ -69,7 +69,7 @@ def test_with_the_token_of_the_address_a_fault_is_injected(
 
 def test_without_the_token_nothing_is_done(show: Show, page: Page, health: HealthSettings) -> None:
     noted = Noted()
-    theatre = show(Stage(config=ALLOWED), health, noted)
+    theatre = show(Stage(config=ALLOWED), health, noted.inject)
     theatre.run(theatre.stage.past(20, 1))
     page.expected.append("401")  # type: ignore[attr-defined]
     page.goto(theatre.url)

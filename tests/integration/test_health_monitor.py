@@ -3,74 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
 from tests.support.learners import FakeLearner
+from tests.support.monitor import DEADLINE_S, monitor
 from tests.support.nats_server import NatsServer
 from tests.support.scripted_run import STARTS, ScriptedRun
 
 pytestmark = pytest.mark.nats
 
-DEADLINE_S = 60.0
 FAST = RunConfig.model_validate({"liveness": {"pulse_s": 0.1}})
-
-
-@dataclass
-class Running:
-    """A monitor process: its exit, its log lines, its JSON."""
-
-    process: asyncio.subprocess.Process
-    url: str = ""
-
-    async def line(self, event: str, **fields: object) -> dict[str, Any]:
-        """Wait for a log line with this event and these fields."""
-        assert self.process.stderr is not None
-        async with asyncio.timeout(DEADLINE_S):
-            while data := await self.process.stderr.readline():
-                line: dict[str, Any] = json.loads(data)
-                if line["event"] == event and fields.items() <= line.items():
-                    return line
-        msg = f"the monitor ended without {event} {fields}"
-        raise AssertionError(msg)
-
-    async def until(self, path: str, holds: Callable[[Any], bool]) -> Any:
-        """Ask until the answer holds."""
-        async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(base_url=self.url) as client:
-            while True:
-                answer = await client.get(path)
-                if answer.status_code == 200 and holds(answer.json()):
-                    return answer.json()
-
-
-@asynccontextmanager
-async def monitor(nats: NatsServer, run: str, *options: str) -> AsyncGenerator[Running]:
-    where = ("--nats", nats.url, "--run", run, "--set", "health.port=0")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "skerry_health_monitor", *where, *options, stderr=PIPE
-    )
-    running = Running(process)
-    try:
-        listening = await running.line("health_listening")
-        running.url = f"http://127.0.0.1:{listening['port']}"
-        yield running
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
 
 
 @asynccontextmanager
@@ -104,7 +55,7 @@ async def test_it_reports_a_learner_that_falls_silent_and_comes_back(
 
     So only its first return is sure to be reported: the second one may find it not gone yet.
     """
-    async with NatsBus(shared_nats.url) as bus, monitor(shared_nats, run_id) as running:
+    async with NatsBus(shared_nats.url) as bus, monitor(shared_nats.url, run_id) as running:
         scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
         await scripted.commit_all()
         await running.line("learner_gone", incarnation=STARTS)  # its record is there, and no pulse
@@ -121,9 +72,9 @@ async def test_it_reports_a_learner_that_falls_silent_and_comes_back(
 async def test_the_broker_reports_a_dead_process_before_its_silence_does(tmp_path: Path) -> None:
     broker = NatsServer(tmp_path / "broker", monitored=True)
     broker.start()
-    told = ("--set", f'metrics.broker="{broker.monitor_url}"')
+    asking = f'metrics.broker="{broker.monitor_url}"'
     try:
-        async with NatsBus(broker.url) as bus, monitor(broker, "r", *told) as running:
+        async with NatsBus(broker.url) as bus, monitor(broker.url, "r", asking) as running:
             scripted = await ScriptedRun.begin(bus, "r", config=RunConfig())
             await scripted.commit_all()
             async with NatsBus(broker.url, name="a") as own, fake_learner(own, scripted):
@@ -147,14 +98,14 @@ async def test_killed_and_started_again_it_knows_the_run(
             return bool(answer["run"]["versions"] == [1, 1, 1])
 
         for _ in range(2):
-            async with monitor(shared_nats, run_id) as running:
+            async with monitor(shared_nats.url, run_id) as running:
                 await running.until("/api/run", whole)
 
 
 async def test_it_waits_for_a_run_and_stops_at_a_signal(
     shared_nats: NatsServer, run_id: str
 ) -> None:
-    async with monitor(shared_nats, run_id) as running:
+    async with monitor(shared_nats.url, run_id) as running:
         answer = await running.until("/healthz", lambda told: told["ok"])
         assert answer["status"] == "waiting"
         running.process.send_signal(signal.SIGTERM)
@@ -164,7 +115,7 @@ async def test_it_waits_for_a_run_and_stops_at_a_signal(
 async def test_it_ends_with_the_run_where_asked(shared_nats: NatsServer, run_id: str) -> None:
     async with (
         NatsBus(shared_nats.url) as bus,
-        monitor(shared_nats, run_id, "--until-finished") as running,
+        monitor(shared_nats.url, run_id, options=("--until-finished",)) as running,
     ):
         scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
         await scripted.finish()

@@ -1,7 +1,7 @@
 """Traces and metrics of rounds in backends that others wrote: run by hand with ``-m soak``.
 
-``mlflow`` and ``phoenix`` (PyPI: mlflow, arize-phoenix), each in an environment of its own, and
-``victoria-metrics`` (Debian 13's package; 12's knows no OTLP) are used where they are on PATH.
+``mlflow`` (PyPI, in an environment of its own) and ``victoria-metrics`` (Debian 13's package; 12's
+knows no OTLP) are used where they are on PATH.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import socket
 import time
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from skerry.protocol.contribution import id_of
@@ -35,11 +32,11 @@ from skerry.telemetry.spans import Interval
 from skerry_learner.sync import telemetry as learner_telemetry
 from skerry_learner.sync.telemetry import LearnerIdentity
 from skerry_syncer import telemetry as syncer_telemetry
+from tests.support.backends import binary, free_port, serving
 from tests.support.builders import commit, consumed, header, pulse, round_, run_record
 
 pytestmark = pytest.mark.soak
 
-DEADLINE_S = 300.0
 RUN = "backends"
 NOW_NS = time.time_ns()
 LEARNERS = tuple(LearnerIdentity(RUN, name, 1, NOW_NS) for name in "ab")
@@ -48,69 +45,19 @@ READ_MLFLOW = """
 import json, sys, mlflow
 mlflow.set_tracking_uri(sys.argv[1])
 client = mlflow.MlflowClient()
-found, token = [], None
-while True:
-    page = client.search_traces(experiment_ids=["0"], max_results=100, page_token=token)
+found, token = [], ""
+while token is not None:
+    page = client.search_traces(experiment_ids=["0"], max_results=100, page_token=token or None)
     found += page
-    token = page.token
-    if not token:
-        break
-def said(link):
-    return link if isinstance(link, dict) else vars(link)
-traces = [
-    {
-        "trace": trace.info.trace_id.removeprefix("tr-"),
-        "spans": [
-            {
-                "name": span.name,
-                "id": span.span_id,
-                "parent": span.parent_id,
-                "links": [str(said(link)) for link in span.links],
-            }
-            for span in trace.data.spans
-        ],
-    }
+    token = page.token or None
+print(json.dumps({
+    trace.info.trace_id.removeprefix("tr-"): [
+        {"name": s.name, "id": s.span_id, "parent": s.parent_id, "links": len(s.links)}
+        for s in trace.data.spans
+    ]
     for trace in found
-]
-print(json.dumps(traces, default=str))
+}))
 """
-
-
-def binary(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"no {name} on PATH")
-    return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
-@asynccontextmanager
-async def serving(
-    *command: str, url: str, folder: Path, env: Mapping[str, str] | None = None
-) -> AsyncGenerator[str]:
-    """Run a backend until the block ends; yield its address once it answers."""
-    with (folder / f"{Path(command[0]).name}.log").open("wb") as log:
-        started = await asyncio.create_subprocess_exec(
-            *command, stdout=log, stderr=log, cwd=folder, env={**(env or {})}
-        )
-    try:
-        async with httpx.AsyncClient() as http, asyncio.timeout(DEADLINE_S):
-            while True:
-                with suppress(httpx.TransportError):
-                    await http.get(url)
-                    break
-                assert started.returncode is None, log.name
-                await asyncio.sleep(0.2)  # it sends no event when it is ready
-        yield url
-    finally:
-        with suppress(ProcessLookupError):
-            started.terminate()
-        await started.wait()
 
 
 def clean(**more: str) -> dict[str, str]:
@@ -216,53 +163,14 @@ async def test_mlflow_shows_each_round_as_one_trace_with_its_links(
             env=env,
         )
         out, _ = await reader.communicate()
-    traces = {trace["trace"]: trace["spans"] for trace in json.loads(out)}
+    traces = json.loads(out)
     for done in commits:
         by_id = {span["id"]: span for span in traces[done.trace_id]}
         root = by_id[tracing.span_id(done.trace_id)]
         assert (root["name"], root["parent"]) == ("round", None)
         assert all(span["parent"] in by_id for span in by_id.values() if span is not root)
         (process,) = [span for span in by_id.values() if span["name"].startswith("process ")]
-        assert len(process["links"]) == len(done.consumed)
-
-
-async def test_phoenix_shows_each_round_as_one_trace(tmp_path: Path) -> None:
-    phoenix = binary("phoenix")
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    env = clean(
-        PHOENIX_PORT=str(port),
-        PHOENIX_GRPC_PORT=str(free_port()),
-        PHOENIX_HOST="127.0.0.1",
-        PHOENIX_WORKING_DIR=str(tmp_path),
-    )
-    async with serving(phoenix, "serve", url=url, folder=tmp_path, env=env):
-        commits = await asyncio.to_thread(
-            report, TelemetrySettings(traces_endpoint=f"{url}/v1/traces")
-        )
-        wanted = {tracing.span_id(done.trace_id) for done in commits}
-        async with asyncio.timeout(DEADLINE_S):
-            # It takes spans in at its leisure.
-            while not wanted <= (by_id := await phoenix_spans(url)).keys():  # noqa: ASYNC110
-                await asyncio.sleep(0.5)
-    for done in commits:
-        root = by_id[tracing.span_id(done.trace_id)]
-        assert (root["name"], root["parent_id"]) == ("round", None)
-        inside = [s for s in by_id.values() if s["context"]["trace_id"] == done.trace_id]
-        names = {span["name"].split()[0] for span in inside}
-        assert {"round", "process", "merge", "commit", "receive", "publish"} <= names
-
-
-async def phoenix_spans(url: str) -> dict[str, dict[str, Any]]:
-    """Return all spans that Phoenix has, by id."""
-    found: dict[str, dict[str, Any]] = {}
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-        cursor: str | None = ""
-        while cursor is not None:
-            query = {"limit": 1000} | ({"cursor": cursor} if cursor else {})
-            page = (await http.get("/v1/projects/default/spans", params=query)).json()
-            found |= {span["context"]["span_id"]: span for span in page.get("data", ())}
-            cursor = page.get("next_cursor")
-    return found
+        assert process["links"] == len(done.consumed)
 
 
 async def test_victoria_metrics_names_what_it_gets_by_otlp_as_the_table_does(
@@ -277,12 +185,11 @@ async def test_victoria_metrics_names_what_it_gets_by_otlp_as_the_table_does(
         "-opentelemetry.usePrometheusNaming",
         "-search.latencyOffset=0s",
     )
-    async with serving(*command, url=url, folder=tmp_path, env=clean()):
+    async with serving(*command, url=url, folder=tmp_path, env=clean()) as http:
         settings = TelemetrySettings(metrics_endpoint=f"{url}/opentelemetry/v1/metrics")
         await asyncio.to_thread(report, settings)
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            await http.get("/internal/force_flush")
-            answer = await http.get("/api/v1/series", params={"match[]": f'{{run="{RUN}"}}'})
+        await http.get("/internal/force_flush")
+        answer = await http.get("/api/v1/series", params={"match[]": f'{{run="{RUN}"}}'})
     series = [dict(row) for row in answer.json()["data"]]
     names = {row["__name__"] for row in series}
     for service in ("learner", "syncer"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,7 +28,7 @@ from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.exporting import export, metrics_route
 from skerry_health_monitor.metrics.figures import Observed, figures
 from skerry_health_monitor.metrics.outlets import Row, write_rows
-from skerry_health_monitor.web.faults import ClusterFaults, fault_route, read_token
+from skerry_health_monitor.web.faults import fault_route, inject, read_token
 from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.server import Connections, application, serve_http
 from skerry_health_monitor.web.stream import EventStream, Hub, PageFrame
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from skerry.status.model import RunModel, RunSnapshot
     from skerry.telemetry.metrics import Figure
     from skerry_health_monitor.metrics.outlets import Outlet
-    from skerry_health_monitor.web.faults import FaultTarget
+    from skerry_health_monitor.web.faults import Inject
 
 log = structlog.get_logger()
 
@@ -196,7 +197,7 @@ def page_of(
     monitor: Monitor,
     connections: Connections,
     health: HealthSettings,
-    target: FaultTarget | None = None,
+    faults: Inject | None = None,
 ) -> tuple[Hub, Starlette]:
     """Return what feeds the monitor's page, and the application; ConfigError for a token file."""
     feed = monitor.feed
@@ -206,9 +207,9 @@ def page_of(
         Route("/api/stream", EventStream(hub, connections.cut)),
         metrics_route(monitor.figures),
     ]
-    if target is not None and health.token_file is not None:
+    if faults is not None and health.token_file is not None:
         token = read_token(health.token_file)
-        more.append(fault_route(target, token, lambda: monitor.allows_chaos))
+        more.append(fault_route(faults, token, lambda: monitor.allows_chaos))
         monitor.may_inject = True
     return hub, application(feed, more)
 
@@ -232,8 +233,8 @@ async def health_monitor(
     monitor = Monitor(bus, run, until_finished=until_finished, link=link, brokers=brokers)
     connections = Connections()
     cluster = local.health.cluster
-    target = None if cluster is None else ClusterFaults(cluster)
-    hub, app = page_of(monitor, connections, local.health, target)
+    faults = None if cluster is None else partial(inject, cluster)
+    hub, app = page_of(monitor, connections, local.health, faults)
     loops = {
         "follow": monitor.follow,
         "page": hub.run,

@@ -49,7 +49,7 @@ class AlertKind:
     fix: str
     rule: str = ""
     summary: str = ""
-    for_: str = "30s"
+    for_: str = "1m"
     expr: str = ""
 
     def alert(
@@ -76,7 +76,6 @@ GONE = AlertKind(
     " the same names: they go on from the log.",
     "SkerryLearnerGone",
     "learners are gone.",
-    "1m",
 )
 SUSPECT = AlertKind("suspect", Severity.INFO, "Nothing yet: rounds do not wait for them.")
 FLAPPING = AlertKind(
@@ -85,7 +84,6 @@ FLAPPING = AlertKind(
     "Read the end of its log: it dies of the same thing each time.",
     "SkerryLearnerFlapping",
     "a learner is started again and again ({{ $labels.alert }}).",
-    "",
 )
 LOSS = AlertKind(
     "loss",
@@ -101,7 +99,6 @@ HELD_OUT = AlertKind(
     "Go back to a checkpoint from before: skerry up --from.",
     "SkerryHeldOutLossWorse",
     "held-out loss is well above its best.",
-    "1m",
 )
 TEXTS = AlertKind(
     "texts",
@@ -109,7 +106,6 @@ TEXTS = AlertKind(
     "Give all of them the same text.",
     "SkerryEvaluatorsDisagree",
     "evaluators read different texts, whose losses cannot be compared.",
-    "1m",
 )
 GOODPUT = AlertKind(
     "goodput",
@@ -126,7 +122,6 @@ REFUSED = AlertKind(
     " log.",
     "SkerryContributionsRefused",
     "contributions were refused within ten minutes.",
-    "",
 )
 CHECKPOINT = AlertKind(
     "checkpoint",
@@ -134,7 +129,6 @@ CHECKPOINT = AlertKind(
     "Look at the checkpointer's log and at the room where it writes.",
     "SkerryCheckpointTooOld",
     "the newest checkpoint is too old.",
-    "1m",
 )
 STORE = AlertKind(
     "store-",
@@ -142,7 +136,6 @@ STORE = AlertKind(
     f"Raise the account's limit, or {FULL}",
     "SkerryStoreNearLimit",
     "a store of the broker or of its account is nearly full ({{ $labels.alert }}).",
-    "1m",
 )
 MALFORMED = AlertKind(
     "malformed",
@@ -151,7 +144,6 @@ MALFORMED = AlertKind(
     " not.",
     "SkerryMalformed",
     "records could not be read.",
-    "",
 )
 OF_PROMETHEUS = (
     AlertKind(
@@ -160,8 +152,7 @@ OF_PROMETHEUS = (
         "Start it again with the same command: it rebuilds what it knows from the log.",
         "SkerryMonitorDown",
         "The health monitor at {{ $labels.instance }} does not answer: its run is not watched.",
-        "1m",
-        'up{job="skerry"} == 0',
+        expr='up{job="skerry"} == 0',
     ),
     AlertKind(
         "server",
@@ -222,8 +213,7 @@ def _rule(kind: AlertKind) -> str:
     key = f'=~"{kind.key}.*"' if kind.key.endswith("-") else f'="{kind.key}"'
     expr = kind.expr or f'skerry_alert{{job="skerry", alert{key}}} == 1'
     summary = kind.summary if kind.expr else f"Run {{{{ $labels.run }}}}: {kind.summary}"
-    lines = [f"- alert: {kind.rule}", f"  expr: {expr}"]
-    lines += [f"  for: {kind.for_}"] if kind.for_ else []
+    lines = [f"- alert: {kind.rule}", f"  expr: {expr}", f"  for: {kind.for_}"]
     lines += [f"  labels: {{severity: {kind.severity}}}"] if kind.expr else []
     lines += [
         "  annotations:",

@@ -80,19 +80,17 @@ class MessageCounts:
         """Return how many malformed messages came since then, as far as they are remembered."""
         return sum(came_s >= at_s for came_s in self.lately)
 
-    def fits(self, message: RunMessage, fragments: int) -> bool:
-        """Return True if a run of so many fragments can have this message."""
+    def fits(self, message: RunMessage, subject: str, fragments: int) -> bool:
+        """Return True if a run of so many fragments can have this message on this subject."""
+        named = subject.rpartition(".")[2]
         match message:
-            case Pulse():
-                if len(message.versions) > fragments:
-                    return False
-                return self._known(message.learner, joined=False)
-            case MemberRecord():
-                return self._known(message.learner, joined=True)
-            case Commit():
-                return message.fragment < fragments
-            case Round():
-                return message.fragment < fragments
+            case Pulse(learner=learner, versions=versions):
+                fits = learner == named and len(versions) <= fragments
+                return fits and self._known(learner, joined=False)
+            case MemberRecord(learner=learner):
+                return learner == named and self._known(learner, joined=True)
+            case Commit(fragment=fragment) | Round(fragment=fragment):
+                return str(fragment) == named and fragment < fragments
             case _:
                 return True
 
@@ -166,16 +164,5 @@ class Sources:
             message = decode(kind, record.payload, run=self.run)
         except WireError:
             return None
-        fits = _is_of(message, record.subject) and self.counts.fits(message, self.fragments)
+        fits = self.counts.fits(message, record.subject, self.fragments)
         return message if fits else None
-
-
-def _is_of(message: RunMessage, subject: str) -> bool:
-    """Return True if a message names the learner, or the fragment, of its subject."""
-    match message:
-        case Pulse() | MemberRecord():
-            return message.learner == subject.rpartition(".")[2]
-        case Commit() | Round():
-            return str(message.fragment) == subject.rpartition(".")[2]
-        case _:
-            return True

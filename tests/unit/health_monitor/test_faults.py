@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.applications import Starlette
 
 from skerry.errors import ConfigError
 from skerry.service.control import CONTROL, listening
-from skerry_health_monitor.web.faults import ClusterFaults, fault_route, read_token
+from skerry_health_monitor.web.faults import fault_route, inject, read_token
 
 TOKEN = "a-token-of-24-characters"  # noqa: S105 - of this test
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}
@@ -36,7 +37,7 @@ class Cluster:
 
 @asynccontextmanager
 async def page(folder: Path, *, allowed: bool = True) -> AsyncGenerator[httpx.AsyncClient]:
-    route = fault_route(ClusterFaults(folder), TOKEN, lambda: allowed)
+    route = fault_route(partial(inject, folder), TOKEN, lambda: allowed)
     transport = httpx.ASGITransport(Starlette(routes=[route]))
     async with httpx.AsyncClient(transport=transport, base_url="http://monitor") as client:
         yield client

@@ -163,20 +163,20 @@ async def test_with_the_token_faults_are_injected_into_a_run_that_allows_them(
     health: HealthSettings,
 ) -> None:
     noted = Noted()
-    async with served(await begun(chaos=True), health, noted) as client:
+    async with served(await begun(chaos=True), health, noted.inject) as client:
         answer = await client.post("/api/learners/a/kill", headers=KNOWN, json={"duration_s": 2.5})
     assert (answer.status_code, noted.done) == (200, [("a", "kill", 2.5)])
 
 
 async def test_a_run_that_allows_no_faults_suffers_none(health: HealthSettings) -> None:
     noted = Noted()
-    async with served(await begun(), health, noted) as client:
+    async with served(await begun(), health, noted.inject) as client:
         answer = await client.post("/api/learners/a/kill", headers=KNOWN, json={"duration_s": 1})
         assert (await client.get("/api/learners/a/kill")).status_code in {404, 405}
     assert (answer.status_code, noted.done) == (403, [])
 
 
 async def test_without_a_token_file_there_is_no_such_route() -> None:
-    async with served(await begun(chaos=True), HealthSettings(), Noted()) as client:
+    async with served(await begun(chaos=True), HealthSettings(), Noted().inject) as client:
         answer = await client.post("/api/learners/a/kill", headers=KNOWN, json={"duration_s": 1})
     assert answer.status_code == 404

@@ -53,17 +53,21 @@ async def asked(monitor: Monitor, path: str) -> httpx.Response:
         return await client.get(path)
 
 
-async def seen(monitor: Monitor, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def answered(monitor: Monitor, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Ask until ``/api/run`` answers something that holds, and return it."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            answer = await asked(monitor, "/api/run")
+            if answer.status_code == 200 and holds(found := answer.json()):
+                return dict(found)
+            await asyncio.sleep(0)
+
+
+async def seen(monitor: Monitor, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Follow until ``/api/run`` answers something that holds, and return it."""
     following = asyncio.create_task(monitor.follow())
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                answer = await asked(monitor, "/api/run")
-                told: dict[str, Any] = answer.json()
-                if answer.status_code == 200 and holds(told):
-                    return told
-                await asyncio.sleep(0)
+        return await answered(monitor, holds)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -92,17 +96,24 @@ async def test_it_answers_before_there_is_a_run() -> None:
     assert (whole.status_code, "no run 'run'" in whole.json()["error"]) == (503, True)
 
 
-async def test_pulses_commits_and_checkpoints_show_in_the_run() -> None:
+async def test_pulses_commits_checkpoints_and_evaluations_show_in_the_run() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all(step=4)
     await run_records.publish(scripted.bus, beat(5, incarnation=STARTS))
     checkpoint = checkpoint_record("/there", versions=(1, 1, 1), step=4)
     await ledger.record_checkpoint(scripted.bus, checkpoint)
+    for version, loss in ((1, 5.5), (2, 4.25)):
+        said = evaluation(version, versions=(version,) * 3, loss=loss, evaluated_ns=version)
+        await ledger.record_evaluation(scripted.bus, said)
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    told = await seen(monitor, lambda answer: answer["run"]["checkpoint"] == "/there")
-    assert (told["run"]["versions"], told["run"]["step"]) == ([1, 1, 1], 5)
-    assert [(row["name"], row["liveness"]) for row in told["learners"]] == [("a", "alive")]
-    assert told["learners"][0]["tokens"] == 50
+    found = await seen(
+        monitor, lambda run: run["run"]["checkpoint"] and len(run["evaluations"]) == 2
+    )
+    run, (learner,) = found["run"], found["learners"]
+    assert (run["checkpoint"], run["versions"], run["step"]) == ("/there", [1, 1, 1], 5)
+    assert (learner["name"], learner["liveness"], learner["tokens"]) == ("a", "alive", 50)
+    assert (run["held_out"]["step"], run["held_out"]["loss"]) == (2, 4.25)
+    assert [row["loss"] for row in found["evaluations"]] == [5.5, 4.25]
     assert (await asked(monitor, "/healthz")).json()["status"] == "following"
 
 
@@ -126,19 +137,6 @@ async def test_streams_of_a_run_whose_id_begins_with_ours_are_not_ours() -> None
     await seen(monitor, lambda _: monitor.rooms != ())
     ours = {Subjects("run").stream(kind) for kind in STREAM_KINDS}
     assert {stream.name for stream in monitor.streams} == ours
-
-
-async def test_the_held_out_loss_and_its_history_show_in_the_run() -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    for version, loss in ((1, 5.5), (2, 4.25)):
-        said = Evaluation(
-            *("run", "e", version, 100 * version, (version,) * 3, loss, 70.0, 8.0, 64, 7, version)
-        )
-        await ledger.record_evaluation(scripted.bus, said)
-    monitor = Monitor(scripted.bus, "run", until_finished=False)
-    told = await seen(monitor, lambda answer: len(answer["evaluations"]) == 2)
-    assert (told["run"]["held_out"]["step"], told["run"]["held_out"]["loss"]) == (2, 4.25)
-    assert [row["loss"] for row in told["evaluations"]] == [5.5, 4.25]
 
 
 async def test_it_answers_with_the_newest_versions_before_it_has_read_the_history(
@@ -194,15 +192,7 @@ async def test_a_long_history_raises_no_alert_of_what_is_only_not_read_yet(
     assert (told["run"]["checkpoint"], told["run"]["held_out"]["loss"]) == ("/there", 1.9)
 
 
-async def test_a_newest_commit_that_cannot_be_read_does_not_end_it() -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
-    await scripted.bus.publish(Subjects("run").commit(1), b"no commit")
-    monitor = Monitor(scripted.bus, "run", until_finished=False)
-    await seen(monitor, lambda answer: answer["run"]["versions"] == [1, 1, 1])
-
-
-async def test_times_that_cannot_be_end_neither_it_nor_its_answers() -> None:
+async def test_records_that_cannot_be_end_neither_it_nor_its_answers() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     manifest = await scripted.commit(0, step=4)
     odd = replace(manifest.commit, version=2, merge_s=math.nan, quorum_s=math.inf)
@@ -210,9 +200,12 @@ async def test_times_that_cannot_be_end_neither_it_nor_its_answers() -> None:
     for name, step_time_s in (("b", math.inf), ("c", 1e-5)):
         sick = beat(5, learner=name, step_time_s=step_time_s)
         await run_records.publish(scripted.bus, sick)
+    await scripted.commit(1)
+    await scripted.bus.publish(Subjects("run").commit(1), b"no commit")
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    told = await seen(monitor, lambda _: monitor.feed.counts.malformed == {"commit": 1, "pulse": 1})
+    told = await seen(monitor, lambda _: monitor.feed.counts.malformed == {"commit": 2, "pulse": 1})
     assert [row["name"] for row in told["learners"] if row["heard"]] == ["c"]
+    assert told["run"]["versions"] == [1, 1, 0]
     assert event("whole", monitor.frame().sections)
 
 
@@ -242,17 +235,8 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     await first.finish()
     monitor = Monitor(broker.connect(), "run", until_finished=False)
     following = asyncio.create_task(monitor.follow())
-
-    async def until(holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                told: dict[str, Any] = (await asked(monitor, "/api/run")).json()
-                if holds(told):
-                    return told
-                await asyncio.sleep(0)
-
     try:
-        await until(lambda answer: "run" in answer and bool(answer["run"]["finished"]))
+        await answered(monitor, lambda answer: bool(answer["run"]["finished"]))
         before = monitor.frame().epoch
         for name in tuple(broker.streams):
             stream = broker.streams.pop(name)
@@ -261,10 +245,12 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
         second = await ScriptedRun.begin(broker.connect())
         await second.commit_all(step=5)
         await run_records.publish(second.bus, beat(6, incarnation=STARTS))
-        told = await until(
-            lambda answer: answer["run"]["versions"] == [1, 1, 1] and answer["run"]["rounds"] == 3
+        told = await answered(
+            monitor,
+            lambda answer: (
+                answer["run"]["rounds"] == 3 and [r["step"] for r in answer["learners"]] == [6]
+            ),
         )
-        told = await until(lambda answer: [r["step"] for r in answer["learners"]] == [6])
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -332,20 +318,16 @@ async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_it_ends_with_the_run_where_asked() -> None:
+@pytest.mark.parametrize("until_finished", [True, False])
+async def test_it_ends_with_the_run_only_where_asked(until_finished: bool) -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     await scripted.commit_all()
-    following = asyncio.create_task(Monitor(scripted.bus, "run", until_finished=True).follow())
     await scripted.finish()
-    await asyncio.wait_for(following, DEADLINE_S)
-
-
-async def test_it_stays_after_the_end_of_the_run_otherwise() -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.finish()
-    monitor = Monitor(scripted.bus, "run", until_finished=False)
-    told = await seen(monitor, lambda answer: bool(answer["run"]["finished"]))
-    assert told["run"]["finished"]
+    monitor = Monitor(scripted.bus, "run", until_finished=until_finished)
+    if until_finished:
+        await asyncio.wait_for(monitor.follow(), DEADLINE_S)
+    else:
+        await seen(monitor, lambda answer: bool(answer["run"]["finished"]))
 
 
 async def test_a_config_of_another_release_is_one_sentence() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hmac
 import json
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import structlog
 from starlette.responses import JSONResponse
@@ -20,7 +20,6 @@ from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import CONTROL, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from starlette.requests import Request
@@ -34,28 +33,21 @@ LEAST_TOKEN = 16
 MOST_BODY = 1024
 
 
-class FaultTarget(Protocol):
-    """What carries out the faults that the page asks for."""
-
-    async def inject(self, name: str, action: str, duration_s: float) -> str:
-        """Do it to a learner and return a sentence that says so; SkerryError says why not."""
-        ...
+Inject = Callable[[str, str, float], Awaitable[str]]
+"""Does an action to a learner for so many seconds, and returns a sentence that says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterFaults:
-    """Has the command that keeps a cluster inject faults; ``folder`` is its run folder."""
+async def inject(folder: Path, name: str, action: str, duration_s: float) -> str:
+    """Have the command that keeps the cluster of a run folder inject a fault, or end it.
 
-    folder: Path
-
-    async def inject(self, name: str, action: str, duration_s: float) -> str:
-        """Ask for it; ControlError if it is refused, or if no cluster answers."""
-        order: dict[str, object] = {"op": HEAL, "name": name}
-        if action != HEAL:
-            order = {"op": "fault", "name": name, "fault": action, "duration_s": duration_s}
-        sentence = str((await ask(self.folder / CONTROL, order))["said"])
-        log.warning("fault_injected", learner=name, action=action, duration_s=duration_s)
-        return sentence
+    Raises ControlError if it is refused, or if no cluster answers.
+    """
+    order: dict[str, object] = {"op": HEAL, "name": name}
+    if action != HEAL:
+        order = {"op": "fault", "name": name, "fault": action, "duration_s": duration_s}
+    sentence = str((await ask(folder / CONTROL, order))["said"])
+    log.warning("fault_injected", learner=name, action=action, duration_s=duration_s)
+    return sentence
 
 
 def read_token(path: Path) -> str:
@@ -71,19 +63,20 @@ def read_token(path: Path) -> str:
     return token
 
 
-def fault_route(target: FaultTarget, token: str, allowed: Callable[[], bool]) -> Route:
+def fault_route(inject: Inject, token: str, allowed: Callable[[], bool]) -> Route:
     """Return the route on which the page asks for faults; ``allowed``: this run permits them."""
 
     async def answer(request: Request) -> JSONResponse:
         if not allowed():
             return _no(403, "This run was not created with --set chaos.allow=true.")
-        if not _knows(request.headers.get("authorization", ""), token):
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
             return _no(401, "This needs the token that `skerry up` printed with the address.")
         name, action = request.path_params["name"], request.path_params["action"]
         if action not in {*FAULTS, HEAL}:
             return _no(404, f"There is no such action: use {', '.join([*FAULTS, HEAL])}.")
         try:
-            said = await target.inject(name, action, await _duration_s(request))
+            said = await inject(name, action, await _duration_s(request))
         except SkerryError as error:
             return _no(409, str(error))
         return JSONResponse({"said": said})
@@ -93,11 +86,6 @@ def fault_route(target: FaultTarget, token: str, allowed: Callable[[], bool]) ->
 
 def _no(status: int, why: str) -> JSONResponse:
     return JSONResponse({"error": why}, status)
-
-
-def _knows(header: str, token: str) -> bool:
-    kind, _, given = header.partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode())
 
 
 async def _duration_s(request: Request) -> float:
