@@ -31,7 +31,6 @@ from skerry.telemetry import metrics
 from skerry.telemetry.metrics import (
     Figure,
     Metric,
-    MetricKind,
     Point,
     Spread,
     flat,
@@ -46,7 +45,6 @@ from tests.support.builders import (
     commit,
     consumed,
     evaluation,
-    member,
     ns,
     pulse,
     refused,
@@ -272,13 +270,6 @@ def test_the_interval_between_commits_follows_commits_and_before_them_the_longes
     assert values(figures(Observed(read.snapshot())), metrics.ROUND_INTERVAL) == {("r",): 10.0}
 
 
-def test_learners_that_are_missed_are_counted() -> None:
-    silent = [replace(PULSE, learner=name, sent_ns=ns(NOW_S - 900)) for name in ("b", "c")]
-    joined = member("new", joined_ns=ns(NOW_S), shard=3)
-    assert value(metrics.LEARNERS_MISSED, PULSE, *silent) == 2
-    assert value(metrics.LEARNERS_MISSED, PULSE, *silent, joined) == 1
-
-
 def test_a_checkpoint_is_due_no_more_often_than_rounds_come() -> None:
     found = reported(PULSE, closed(), later_s=2.0)
     assert values(found, metrics.CHECKPOINT_INTERVAL) == {("r",): CONFIG.checkpoint.every_s}
@@ -355,9 +346,3 @@ def test_buckets_hold_their_upper_bound_and_add_up() -> None:
     found = {(s.name[-6:], s.labels.get("le")): s.value for s in family.samples}
     assert [found["bucket", le] for le in ("0.0", "1.0", "16.0", "+Inf")] == [2, 3, 3, 4]
     assert (found["_count", None], found["ss_sum", None]) == (4, 100)
-
-
-def test_a_histogram_has_bounds_and_nothing_else_has() -> None:
-    for metric in metrics.ALL:
-        assert bool(metric.buckets) == (metric.kind is MetricKind.HISTOGRAM), metric.name
-        assert tuple(sorted(metric.buckets)) == metric.buckets

@@ -149,25 +149,6 @@ def test_pictures_that_cost_more_come_less_often_but_no_later_than_that(
     assert pause_s(took_s) == pytest.approx(pause)
 
 
-async def test_the_pause_follows_from_what_the_picture_took(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = asyncio.Event()
-
-    def noted(took_s: float) -> float:
-        assert took_s >= 0
-        asked.set()
-        return 0.0
-
-    monkeypatch.setattr(stream, "pause_s", noted)
-    hub = Hub(Source({"run": {"step": 1}}).frame, asyncio.Event())
-    running = asyncio.create_task(hub.run())
-    joined(hub)
-    await asyncio.wait_for(asked.wait(), DEADLINE_S)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-
-
 async def test_a_queue_that_is_full_is_dropped_and_the_others_go_on() -> None:
     source = Source({"run": {"step": 0}})
     hub = Hub(source.frame, asyncio.Event())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.liveness import Liveness, LivenessReason
-from skerry.protocol.messages import Commit, CommitOrigin, LearnerPhase, RefusalCause
+from skerry.protocol.messages import Commit, CommitOrigin, LearnerPhase
 from skerry.status import history as status_history
 from skerry.status.history import (
     MOST_CHECKPOINTS,
@@ -16,7 +16,6 @@ from skerry.status.history import (
     MOST_TURNS,
     History,
 )
-from skerry.status.recent import RECENT_S
 from skerry.status.report import LearnerRow
 from tests.support.builders import (
     checkpoint_record,
@@ -27,7 +26,6 @@ from tests.support.builders import (
     member,
     ns,
     progress,
-    refused,
 )
 
 
@@ -73,20 +71,9 @@ def test_a_restored_run_goes_on_with_the_tokens_that_it_comes_with() -> None:
     assert (held.total, held.tokens) == (8500.0, 500.0)
 
 
-def test_refusals_are_troubles_for_a_while_from_their_arrival_on() -> None:
+def test_a_lane_knows_the_host_of_its_learner() -> None:
     history = History(fragments=1)
-    refusals = (refused(learner="b"), refused(RefusalCause.GENESIS, "c"))
-    history.committed(closed(2, refused=refusals), 1, 100.0, 9000.0)
-    assert history.lately.refused(9000.0 + RECENT_S - 1) == {"too_stale": 1}
-    assert history.lately.refused(9000.0 + RECENT_S + 1) == {}
-
-
-def test_a_first_start_is_no_trouble_and_a_second_one_is() -> None:
-    history = History(fragments=1)
-    for incarnation in (1, 1, 2):
-        history.take(member(incarnation=incarnation, joined_ns=ns(5)), 5.0)
-    assert history.lately.starts(6.0) == {"a": 1}
-    assert history.lately.starts(6.0 + RECENT_S) == {}
+    history.take(member(joined_ns=ns(5)), 5.0)
     assert history.lanes["a"].host == "host"
 
 

@@ -13,11 +13,13 @@ from skerry.protocol.messages import (
     Commit,
     LearnerPhase,
     Pulse,
+    RefusalCause,
     RunRecord,
     RunState,
 )
 from skerry.settings.models import RunConfig
 from skerry.status.model import MOST_LINES, RunModel
+from skerry.status.recent import RECENT_S
 from skerry.status.timeline import AHEAD_S
 from skerry.telemetry.metrics import flat
 from tests.support.builders import commit, consumed, member, ns, pulse, refused, run_record
@@ -162,13 +164,13 @@ def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
 
 
 @pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
-def test_a_refusal_is_as_old_as_its_arrival_whatever_the_brokers_clock_says(
+def test_a_refusal_is_as_old_as_its_arrival_whatever_other_clocks_say(
     model: RunModel, clock: Clock, off_s: float
 ) -> None:
-    late = closed(2, clock.now_s + off_s, refused=(refused(learner="a"),))
-    model.take(late, 2, int((clock.now_s + off_s) * 1e9))
-    assert model.history.lately.refused(clock.now_s + 590) == {"too_stale": 1}
-    assert model.history.lately.refused(clock.now_s + 610) == {}
+    refusals = (refused(learner="a"), refused(RefusalCause.GENESIS, "c"))
+    model.take(closed(2, clock.now_s + off_s, refused=refusals), 2, ns(clock.now_s + off_s))
+    assert model.history.lately.refused(clock.now_s + RECENT_S - 1) == {"too_stale": 1}
+    assert model.history.lately.refused(clock.now_s + RECENT_S + 1) == {}
 
 
 def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
