@@ -30,15 +30,6 @@ from skerry_tools.lab.scenario import Judging, LabScenario
 Vector = NDArray[np.float32]
 At = tuple[int, int]
 """A fragment and one of its versions."""
-OUTERS = pytest.mark.parametrize(
-    "outer",
-    [
-        OuterConfig(preset="direct"),
-        OuterConfig(preset="direct", lr=0.7),
-        OuterConfig(preset="nesterov"),
-    ],
-    ids=["direct", "direct 0.7", "nesterov"],
-)
 
 
 class Watched(Rho):
@@ -54,19 +45,6 @@ class Watched(Rho):
     def _saw(self, commit: Commit, parts: Mapping[str, Vector]) -> None:
         self.read.append((commit.fragment, commit.version))
         super()._saw(commit, parts)
-
-
-def measured(
-    config: RunConfig, judging: Judging, outer: OuterConfig, patch: pytest.MonkeyPatch
-) -> tuple[Lab, float]:
-    """Run 80 steps, in which each fragment is merged ten times; returns what it measured, too."""
-    train = config.train.model_copy(update={"steps": 80})
-    patch.setattr(lab_module, "Rho", Watched)
-    run = config.model_copy(update={"outer": outer, "train": train})
-    lab = Lab(LabScenario(run=run, judging=judging, rho=True))
-    result = lab.run()
-    assert result.rho is not None
-    return lab, result.rho
 
 
 def gradients_of(lab: Lab) -> dict[At, Vector]:
@@ -112,21 +90,16 @@ def cosines(gradients: Mapping[At, Vector], read: list[At]) -> list[float]:
     return found
 
 
-@OUTERS
-def test_the_likeness_is_that_of_the_merged_contributions(
-    config: RunConfig, judging: Judging, outer: OuterConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab, rho = measured(config, judging, outer, monkeypatch)
-    gradients = gradients_of(lab)
-    expected = cosines(gradients, Watched.last.read)
-    assert len(expected) >= len(gradients) - 2 * len(lab.work.plan.fragments)
-    assert Watched.last.cosines == pytest.approx(expected, abs=1e-3)
-    assert rho == pytest.approx(float(np.mean(expected)), abs=1e-3)
-    assert np.ptp(expected) > 0.01, "a constant would pass"
-
-
-@OUTERS
-def test_nothing_is_told_across_versions_that_were_not_read(
+@pytest.mark.parametrize(
+    "outer",
+    [
+        OuterConfig(preset="direct"),
+        OuterConfig(preset="direct", lr=0.7),
+        OuterConfig(preset="nesterov"),
+    ],
+    ids=["direct", "direct 0.7", "nesterov"],
+)
+def test_the_likeness_is_that_of_the_merged_contributions_of_versions_that_were_read(
     config: RunConfig, judging: Judging, outer: OuterConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read_part(bus: Any, run: str, plan: Any, manifest: Manifest, name: str) -> Vector:
@@ -138,12 +111,18 @@ def test_nothing_is_told_across_versions_that_were_not_read(
     reads = {"MASTER": state.MASTER, "read_latest": state.read_latest}
     seen = SimpleNamespace(**reads, read_part=read_part)
     monkeypatch.setattr(progress_module, "state", seen)
-    lab, _ = measured(config, judging, outer, monkeypatch)
-    assert {version for _, version in Watched.last.read} >= {3, 5, 6, 7, 8}
-    assert not {version for _, version in Watched.last.read} & {4, 9}
-    expected = cosines(gradients_of(lab), Watched.last.read)
+    monkeypatch.setattr(lab_module, "Rho", Watched)
+    train = config.train.model_copy(update={"steps": 80})  # each fragment is merged ten times
+    run = config.model_copy(update={"outer": outer, "train": train})
+    lab = Lab(LabScenario(run=run, judging=judging, rho=True))
+    rho, read = lab.run().rho, Watched.last.read
+    assert {version for _, version in read} >= {3, 5, 6, 7, 8}
+    assert not {version for _, version in read} & {4, 9}
+    expected = cosines(gradients_of(lab), read)
     assert len(expected) >= 3 * len(lab.work.plan.fragments)  # versions 3, 7 and 8
     assert Watched.last.cosines == pytest.approx(expected, abs=1e-3)
+    assert rho == pytest.approx(float(np.mean(expected)), abs=1e-3)
+    assert np.ptp(expected) > 0.01, "a constant would pass"
 
 
 def test_a_version_into_which_nothing_was_merged_is_no_gradient(config: RunConfig) -> None:
