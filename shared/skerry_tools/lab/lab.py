@@ -46,8 +46,6 @@ PATIENCE = 100
 MOST_COMPILED = 8
 """Configurations whose programs are kept for the next run of this process that needs them."""
 _compiled: dict[str, tuple[Programs, Loss]] = {}
-Report = Callable[[LabEvaluation], None]
-Watch = Callable[["Lab"], None]
 
 
 @dataclass(slots=True)
@@ -93,8 +91,8 @@ class Lab:
     def __init__(
         self,
         scenario: LabScenario,
-        report: Report | None = None,
-        watch: Watch | None = None,
+        report: Callable[[LabEvaluation], object] = lambda _: None,
+        watch: Callable[[Lab], object] = lambda _: None,
     ) -> None:
         self.config = seeded(scenario)
         check_run(self.config)
@@ -179,7 +177,7 @@ class Lab:
         ]
         async with TaskGroup() as group:
             tasks = [
-                group.create_task(self.progress.follow(self._changed), name="progress"),
+                group.create_task(self.progress.follow(lambda: self._watch(self)), name="progress"),
                 group.create_task(syncer, name="syncer"),
                 group.create_task(evaluator.follow(self.progress, self.loop.time, self._report)),
                 group.create_task(self._live(), name="islands"),
@@ -193,10 +191,6 @@ class Lab:
             for task in tasks:
                 task.cancel()
         return self._result(evaluator.seen, last, rho)
-
-    def _changed(self) -> None:
-        if self._watch is not None:
-            self._watch(self)
 
     async def _live(self) -> None:
         """Run every island; LabError when all have left and the run goes on."""

@@ -122,7 +122,7 @@ class LabEvaluator:
         self,
         progress: RunProgress,
         clock: Callable[[], float],
-        report: Callable[[LabEvaluation], None] | None = None,
+        report: Callable[[LabEvaluation], object],
     ) -> None:
         """Evaluate each time the global clock has come a share of the run further."""
         due = every = max(1, progress.steps // self._judging.points)
@@ -131,8 +131,7 @@ class LabEvaluator:
             await progress.reached(due)
             due = (progress.step // every + 1) * every
             self.seen.append(await self._evaluate(clock(), rows))
-            if report is not None:
-                report(self.seen[-1])
+            report(self.seen[-1])
 
     async def last(self, at_s: float) -> LabEvaluation:
         """Evaluate the newest global state on all the text that a run's result is of."""

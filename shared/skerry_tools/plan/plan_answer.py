@@ -16,20 +16,14 @@ CHECKED_LEARNERS, CHECKED_H = 16, 1000
 """Decoupled DiLoCo has M up to 16; H up to 500 is published in DiLoCo."""
 MOST_LEARNERS = 8
 """Above 8 learners the score of Decoupled DiLoCo (arXiv 2604.21428) fell."""
-SETTINGS = {
-    "H": ("h_steps", "steps between two rounds of a fragment"),
-    "P": ("fragments", "fragments"),
-    "tau": ("overlap_steps", "steps that a round is meant to take"),
-    "K": ("quorum", "contributions after which a round may close"),
-    "grace": ("grace_gamma", "share of a round's room for grace"),
-    "shards": ("shards", "syncers that share the fragments"),
-}
+SETTINGS = ("h_steps", "fragments", "overlap_steps", "quorum", "grace_gamma", "shards")
 
 
 def answer(plan: RunPlan) -> Answer:
     """Return a plan as text and JSON."""
     caveats, asked = list(_caveats(plan)), plan.question.tables
     facts = {name: getattr(plan, name) for name in ("feasible", "fixes", "chosen", "way_out")}
+    facts["settings"] = {name: getattr(plan.at.load.sync, name) for name in SETTINGS}
     return Answer(
         first=verdict(plan),
         tables=list(_tables(plan, {basis for basis, _ in caveats})),
@@ -160,7 +154,6 @@ def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
     until = f"Until {shown(plan.tokens, 'token')} are trained on"
     notes = [f"  {way.name}: {way.convention}" for way in plan.methods]
     yield FigureTable("compared", until, _compared(plan, kind("links", "tokens")), notes)
-    yield FigureTable("settings", f"Settings (mode {run.mode})", _settings(plan))
     yield FigureTable("rounds", "Rounds", figures(_rounds(at), kind("links")))
     sites = {name: figures(_site(at, site), kind("links")) for name, site in at.sites.items()}
     yield FigureTable("links", "Sites: bandwidth for full hiding, rounds, memory", sites)
@@ -202,18 +195,6 @@ def _compared(plan: RunPlan, kind: Kind) -> dict[str, Mapping[str, Figure]]:
     return rows
 
 
-def _settings(plan: RunPlan) -> dict[str, Figure]:
-    found: dict[str, Figure] = {}
-    for name, (key, words) in SETTINGS.items():
-        how, value = f"{words}; sync.{key}", getattr(plan.at.load.sync, key)
-        if key in plan.chosen:
-            found[name] = Figure(value, "1", f"{how}, which was open: chosen here")
-        else:
-            found[name] = Figure(value, "1", how, "input")
-    words = "those that are synchronised"
-    return found | {"parameters": Figure(plan.at.load.parameters, "param", words, "input")}
-
-
 def _rounds(at: Deployment) -> dict[str, Row]:
     load, up, down = at.load, at.load.sync.contribution_scheme, at.load.sync.global_scheme
     raw, holds = "measured on Gaussian data, headers included; raw", "none: learners stop"
@@ -221,6 +202,8 @@ def _rounds(at: Deployment) -> dict[str, Row]:
     up_words = f"{up}: {raw} {measured.RAW_BITS[up]:.2f}"
     down_words = f"{down}: {raw} {measured.RAW_BITS[down]:.2f}"
     return {
+        "parameters": (load.parameters, "param", "those that are synchronised"),
+        "shards": (load.sync.shards, "1", "syncers that share the fragments"),
         "up_bits_per_parameter": (load.up_bits, "bit", up_words),
         "down_bits_per_parameter": (load.down_bits, "bit", down_words),
         "fragment": (load.fragment, "param", "the largest of P"),

@@ -56,7 +56,7 @@ def test_a_plan_answers_in_its_first_line_and_exit_code(
 def test_set_wins_over_the_short_options() -> None:
     code, text = plan(*ONE_LINE, "--set", "plan.parameters=1B", "--json")
     assert code == 0
-    assert json.loads(text)["figures"]["settings"]["parameters"]["value"] == 1e9
+    assert json.loads(text)["figures"]["rounds"]["parameters"]["value"] == 1e9
 
 
 def test_a_runs_own_config_is_enough_with_sites(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_runs_own_config_is_enough_with_sites(tmp_path: Path) -> None:
     )
     code, text = plan(str(config), "--json")
     assert code == 0
-    assert json.loads(text)["figures"]["settings"]["parameters"]["value"] == 75713280
+    assert json.loads(text)["figures"]["rounds"]["parameters"]["value"] == 75713280
 
 
 @pytest.mark.parametrize(

@@ -114,13 +114,6 @@ def test_an_elastic_island_pauses_as_little_as_it_has_to() -> None:
     assert 1 / (1 + 0.01 * 35) - 0.01 < at_once < batch < 1 / (1 + 0.01 * 15)
 
 
-def test_the_same_seed_gives_the_same_walk() -> None:
-    learner = failing(0.5, recovery=RecoveryTable(spread=0.5))
-    one, same, other = (walked(learner, 500, seed) for seed in (1, 1, 2))
-    assert one.times.tobytes() == same.times.tobytes()
-    assert one.times.tobytes() != other.times.tobytes()
-
-
 @given(LAWS, st.floats(1.0, 1e4))
 def test_a_law_has_its_mean(law: RecoveryTable, mean_s: float) -> None:
     drawn = draw(law.model_copy(update={"mean_s": mean_s}), chance(1), 20_000)

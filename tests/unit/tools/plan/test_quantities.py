@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from skerry_tools.plan.quantities import count, flops, rate_bits, seconds, size_bytes
+from skerry_tools.plan.tables import count, flops, rate_bits, seconds, size_bytes
 
 
 @pytest.mark.parametrize(
