@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,37 +16,28 @@ from skerry.settings.loading import run_config_from_json
 from skerry.settings.models import RunConfig
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
-from tests.support.cluster import Cluster, until_commit
+from tests.support.cluster import Cluster, Site, until_commit
 from tests.support.nats_server import NatsServer
 from tests.support.tiny import BATCH, SEQUENCE, tiny
 
 pytestmark = [pytest.mark.nats, pytest.mark.drill]
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where runs of a mode keep their settings, logs and compiled programs."""
-
-    folder: Path
-    cache: Path
-    text: Path
-
-    @asynccontextmanager
-    async def run(
-        self, server: NatsServer, run: str, mode: str, steps: int, *sync: str
-    ) -> AsyncGenerator[tuple[Cluster, NatsBus]]:
-        config = self.folder / "run.toml"
-        config.write_text(tiny(self.text, steps, *sync, mode=mode))
-        async with (
-            Cluster(server.url, run, self.folder, config, self.cache) as cluster,
-            NatsBus(server.url, name="test") as bus,
-        ):
-            yield cluster, bus
+@pytest.fixture
+def site(tmp_path: Path, jax_cache: Path) -> Site:
+    return Site(tmp_path, jax_cache)
 
 
 @pytest.fixture
-def site(tmp_path: Path, jax_cache: Path, corpus: Path) -> Site:
-    return Site(tmp_path, jax_cache, corpus)
+def toml(tmp_path: Path, corpus: Path) -> Callable[..., Path]:
+    """Write the settings of a run of a mode, of so many steps."""
+
+    def write(mode: str, steps: int, *sync: str) -> Path:
+        path = tmp_path / "run.toml"
+        path.write_text(tiny(corpus, steps, *sync, mode=mode))
+        return path
+
+    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +89,10 @@ def of(commit: Commit) -> set[str]:
 
 
 async def test_streaming_meets_in_fragments_and_always_all(
-    shared_nats: NatsServer, run_id: str, site: Site
+    shared_nats: NatsServer, run_id: str, site: Site, toml: Callable[..., Path]
 ) -> None:
     settings = ("fragments = 4", "h_steps = 16")
-    async with site.run(shared_nats, run_id, "streaming", 160, *settings) as (cluster, bus):
+    async with site.run(shared_nats, run_id, toml("streaming", 160, *settings)) as (cluster, bus):
         run = await to_the_end(cluster, bus, "a", "b")
     sync = run.config.sync
     assert (sync.quorum, sync.overlap_steps, run.record.fragments) == (2, 2, 4)
@@ -112,9 +102,9 @@ async def test_streaming_meets_in_fragments_and_always_all(
 
 
 async def test_diloco_meets_whole_every_h_steps(
-    shared_nats: NatsServer, run_id: str, site: Site
+    shared_nats: NatsServer, run_id: str, site: Site, toml: Callable[..., Path]
 ) -> None:
-    async with site.run(shared_nats, run_id, "diloco", 128, "h_steps = 16") as (cluster, bus):
+    async with site.run(shared_nats, run_id, toml("diloco", 128, "h_steps = 16")) as (cluster, bus):
         run = await to_the_end(cluster, bus, "a", "b")
     assert run.record.fragments == 1
     assert [c.step for c in run.commits] == list(range(16, 129, 16))
@@ -126,9 +116,9 @@ async def test_diloco_meets_whole_every_h_steps(
 
 
 async def test_data_parallel_commits_every_step_once(
-    shared_nats: NatsServer, run_id: str, site: Site
+    shared_nats: NatsServer, run_id: str, site: Site, toml: Callable[..., Path]
 ) -> None:
-    async with site.run(shared_nats, run_id, "data-parallel", 60) as (cluster, bus):
+    async with site.run(shared_nats, run_id, toml("data-parallel", 60)) as (cluster, bus):
         run = await to_the_end(cluster, bus, "a", "b")
     assert [commit.step for commit in run.commits] == list(range(1, 61))
     assert [commit.version for commit in run.commits] == list(range(2, 62))
@@ -141,9 +131,9 @@ async def test_data_parallel_commits_every_step_once(
 
 
 async def test_data_parallel_outlives_its_syncer(
-    shared_nats: NatsServer, run_id: str, site: Site
+    shared_nats: NatsServer, run_id: str, site: Site, toml: Callable[..., Path]
 ) -> None:
-    async with site.run(shared_nats, run_id, "data-parallel", 60) as (cluster, bus):
+    async with site.run(shared_nats, run_id, toml("data-parallel", 60)) as (cluster, bus):
         syncer = await cluster.start("syncer", "s1")
         learners = [await cluster.start("learner", name) for name in ("a", "b")]
         await until_commit(bus, run_id, lambda c: c.version == 20)
@@ -158,10 +148,10 @@ async def test_data_parallel_outlives_its_syncer(
 
 
 async def test_a_single_learner_counts_each_of_its_tokens_once(
-    shared_nats: NatsServer, run_id: str, site: Site
+    shared_nats: NatsServer, run_id: str, site: Site, toml: Callable[..., Path]
 ) -> None:
     settings = ("fragments = 2", "h_steps = 16")
-    async with site.run(shared_nats, run_id, "single", 160, *settings) as (cluster, bus):
+    async with site.run(shared_nats, run_id, toml("single", 160, *settings)) as (cluster, bus):
         run = await to_the_end(cluster, bus, "a")
     assert all(of(commit) == {"a"} for commit in run.commits)
     newest = {commit.fragment: commit for commit in run.commits}

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from skerry.algorithm.fragments import plan
 from skerry.log import ledger, state
-from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Commit, RunState
 from skerry_learner.service import NICENESS
-from tests.support.cluster import Cluster, until_commit
+from tests.support.cluster import Site, until_commit
 from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.nats
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where clusters keep their logs, checkpoints and compiled programs."""
-
-    folder: Path
-    cache: Path
-
-    @asynccontextmanager
-    async def run(
-        self, server: NatsServer, run: str, config: Path
-    ) -> AsyncGenerator[tuple[Cluster, NatsBus]]:
-        async with (
-            Cluster(server.url, run, self.folder, config, self.cache) as cluster,
-            NatsBus(server.url, name="test") as bus,
-        ):
-            yield cluster, bus
 
 
 @pytest.fixture

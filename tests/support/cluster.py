@@ -6,21 +6,23 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from skerry.cli.programs import argv, argv_of
 from skerry.log import ledger, run_records
+from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
     from types import TracebackType
 
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit
+    from tests.support.nats_server import NatsServer
 
 
 @dataclass(slots=True)
@@ -141,3 +143,22 @@ async def until_pulse(
                 return pulse
     msg = "The log ended while waiting for a pulse."
     raise AssertionError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where clusters keep their logs, checkpoints and compiled programs."""
+
+    folder: Path
+    cache: Path
+
+    @asynccontextmanager
+    async def run(
+        self, server: NatsServer, run: str, config: Path
+    ) -> AsyncGenerator[tuple[Cluster, NatsBus]]:
+        """Start a cluster, and a client of its log."""
+        async with (
+            Cluster(server.url, run, self.folder, config, self.cache) as cluster,
+            NatsBus(server.url, name="test") as bus,
+        ):
+            yield cluster, bus

@@ -16,7 +16,7 @@ from skerry.algorithm.fragments import Plan, plan
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.errors import ConfigError, RunMismatch
 from skerry.log import ledger, place, run_records, state
-from skerry.log.base import Bus, StreamSpec
+from skerry.log.base import Bus
 from skerry.log.recovery import find_run
 from skerry.log.streams import check_payload, specs
 from skerry.models.base import Model, build_model, specs_of
@@ -87,7 +87,7 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
     if work is None or wanted != config:
         check_payload(bus, config.sync.chunk_bytes)
         work = await asyncio.to_thread(prepare, config)
-        await bus.declare(_streams(run, config))
+        await bus.declare(specs(run, **config.log.model_dump()))
     if work.plan.digest != record.plan_digest:
         msg = (
             f"Run {record.run!r} was created by skerry {record.skerry_version} with another model"
@@ -113,7 +113,7 @@ async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
     """Declare a run's streams and create its record; returns another's that was there first."""
     config = _recorded(work.config, work.plan.parameters)
     check_window(work.plan, config)
-    for difference in await bus.declare(_streams(run, config)):
+    for difference in await bus.declare(specs(run, **config.log.model_dump())):
         log.info("stream_mended", difference=difference)
     wanted = RunRecord(
         run=run,
@@ -146,15 +146,6 @@ def check_window(cut: Plan, config: RunConfig) -> None:
             f" set log.window_bytes={2 * needed}."
         )
         raise ConfigError(msg, path="log.window_bytes")
-
-
-def _streams(run: str, config: RunConfig) -> tuple[StreamSpec, ...]:
-    return specs(
-        run,
-        replicas=config.log.replicas,
-        window_bytes=config.log.window_bytes,
-        window_s=config.log.window_s,
-    )
 
 
 async def take_place(

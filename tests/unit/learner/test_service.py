@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from skerry.errors import StateLost, first_cause
 from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.protocol.messages import LearnerPhase, Pulse, RunState
+from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord, RunState
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
@@ -34,22 +34,45 @@ from skerry_syncer.service import stand_by
 from tests.support.builders import pulse
 
 
-async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What the log holds of a learner that has lived to the end of its run."""
+
+    record: RunRecord
+    pulse: Pulse
+    commits: Mapping[int, Commit]
+
+
+async def whole_life(config: RunConfig, earlier: Pulse | None = None, **options: Any) -> Life:
+    """Let learner ``a`` live beside a syncer; ``earlier`` is a pulse of its past."""
     broker = MemoryBroker()
     async with broker.connect() as syncing, broker.connect() as watching:
         await find_or_create(watching, "run", config)
+        if earlier is not None:
+            await run_records.publish(watching, earlier)
         async with asyncio.timeout(90), TaskGroup() as group:
-            conducting = group.create_task(stand_by(syncing, "run", "s"))
-            await _live(broker, config)
-            await conducting
+            group.create_task(stand_by(syncing, "run", "s"))
+            await _live(broker, config, **options)
         record = await ledger.read_run(watching, "run")
         pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
-        commits = await ledger.last_commits(watching, "run")
-    assert record.state is RunState.FINISHED
-    assert (pulse.phase, pulse.step, pulse.steps) == (LearnerPhase.FINISHED, 40, 40)
-    assert (pulse.tokens, pulse.cursor) == (40 * 32, 80)
-    assert all(commit.final for commit in commits.values())
-    for commit in commits.values():
+        return Life(record, pulse, await ledger.last_commits(watching, "run"))
+
+
+async def _live(broker: MemoryBroker, config: RunConfig, **options: Any) -> None:
+    began_s = time.monotonic()
+    await learner(
+        broker.connect(), "run", "a", config, shutdown_s=20.0, started_s=began_s, **options
+    )
+
+
+async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
+    life = await whole_life(config)
+    assert life.record.state is RunState.FINISHED
+    said = life.pulse
+    assert (said.phase, said.step, said.steps) == (LearnerPhase.FINISHED, 40, 40)
+    assert (said.tokens, said.cursor) == (40 * 32, 80)
+    for commit in life.commits.values():
+        assert commit.final
         (row,) = commit.progress
         assert (row.tokens, row.cursor) == (40 * 32, 80), "a step was lost or counted twice"
 
@@ -67,9 +90,9 @@ async def test_what_its_last_commits_merged_counts_as_sent_though_the_answers_ca
         return got
 
     monkeypatch.setattr(MemoryBus, "publish", answer_late)
-    pulse = await _last_pulse_of_a_whole_life(config)
+    said = (await whole_life(config)).pulse
     assert late, "the fault did not fire"
-    assert pulse.contributions == len(late)
+    assert said.contributions == len(late)
 
 
 async def test_a_signal_while_the_last_answers_are_waited_for_ends_it_as_finished(
@@ -87,24 +110,16 @@ async def test_a_signal_while_the_last_answers_are_waited_for_ends_it_as_finishe
     # The syncer beside it would take the handlers of this process away when it ends.
     monkeypatch.setattr(loop, "add_signal_handler", lambda _, call: handlers.append(call))
     monkeypatch.setattr(loop, "remove_signal_handler", lambda _: True)
-    pulse = await _last_pulse_of_a_whole_life(config)
+    said = (await whole_life(config)).pulse
     assert signalled
-    assert pulse.phase is LearnerPhase.FINISHED
+    assert said.phase is LearnerPhase.FINISHED
 
 
 async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnation_took_in_vain(
     config: RunConfig,
 ) -> None:
-    broker = MemoryBroker()
     lost = pulse(step=10, incarnation=0, tokens=320, cursor=20)
-    async with broker.connect() as syncing, broker.connect() as watching:
-        await find_or_create(watching, "run", config)
-        await run_records.publish(watching, lost)
-        async with asyncio.timeout(90), TaskGroup() as group:
-            conducting = group.create_task(stand_by(syncing, "run", "s"))
-            await _live(broker, config)
-            await conducting
-        said = (await run_records.newest_each(watching, "run", Pulse))[0]
+    said = (await whole_life(config, lost)).pulse
     assert said.steps == 40
     parts = (said.busy_s, said.replay_s, said.compile_s, said.recover_s)
     assert all(seconds > 0 for seconds in parts)
@@ -117,18 +132,14 @@ async def test_it_accounts_for_its_time_and_for_steps_that_an_earlier_incarnatio
 async def test_it_steps_back_once_when_it_is_ready_and_before_the_first_step(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker, seen, step = MemoryBroker(), list[str](), Trainer.step
+    seen, step = list[str](), Trainer.step
 
     def counted(*args: Any, **named: Any) -> Any:
         seen.append("step")
         return step(*args, **named)
 
     monkeypatch.setattr(Trainer, "step", counted)
-    async with broker.connect() as syncing, broker.connect() as watching:
-        await find_or_create(watching, "run", config)
-        async with asyncio.timeout(90), TaskGroup() as group:
-            group.create_task(stand_by(syncing, "run", "s"))
-            await _live(broker, config, settled=lambda: seen.append("settled"))
+    await whole_life(config, settled=lambda: seen.append("settled"))
     assert seen == ["step", "settled", *["step"] * 40], "the first one only compiles"
 
 
@@ -167,7 +178,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
         conducting = asyncio.ensure_future(stand_by(syncing, "run", "s"))
         async with asyncio.timeout(90):
             kept = LearnerSettings(path=tmp_path, save_every_s=3600.0)
-            living = asyncio.ensure_future(_live(broker, endless, kept))
+            living = asyncio.ensure_future(_live(broker, endless, local=kept))
             async for _, commit in ledger.follow_commits(watching, "run"):
                 if commit.version == 4:
                     break
@@ -189,28 +200,6 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
     assert place.missing == ()
     assert 0 < place.start.cursor <= pulse.cursor
     assert 0 < place.start.step <= pulse.step
-
-
-async def _last_pulse_of_a_whole_life(config: RunConfig) -> Pulse:
-    broker = MemoryBroker()
-    async with broker.connect() as syncing, broker.connect() as watching:
-        await find_or_create(watching, "run", config)
-        async with asyncio.timeout(90), TaskGroup() as group:
-            group.create_task(stand_by(syncing, "run", "s"))
-            await _live(broker, config)
-        return (await run_records.newest_each(watching, "run", Pulse))[0]
-
-
-async def _live(
-    broker: MemoryBroker,
-    config: RunConfig,
-    kept: LearnerSettings | None = None,
-    settled: Callable[[], None] = lambda: None,
-) -> None:
-    bus, now_s = broker.connect(), time.monotonic()
-    await learner(
-        bus, "run", "a", config, shutdown_s=20.0, started_s=now_s, local=kept, settled=settled
-    )
 
 
 @pytest.mark.parametrize(("backend", "asked"), [("cpu", [NICENESS]), ("gpu", [])])
