@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from skerry.log import run_records
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.door import MOST_COUNT
 from skerry.protocol.learner import DoorReason
-from skerry.protocol.messages import LearnerPhase, Manifest, Round, Start
+from skerry.protocol.messages import LearnerPhase, Round, Start
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry_learner.sync.connection import LearnerConnection
@@ -28,6 +28,7 @@ from tests.support.scripted_run import ScriptedRun
 RUN = "run"
 SUBJECTS = Subjects(RUN)
 HUGE = 2**40
+VERSIONS = (1, 2, 9, HUGE)
 
 
 @dataclass
@@ -101,83 +102,75 @@ async def attacked(
         await asyncio.gather(task, return_exceptions=True)
 
 
-ROUNDS = [
-    ({"version": HUGE, "final": True}, DoorReason.TOO_NEW),
-    ({"version": MOST_COUNT}, DoorReason.TOO_NEW),
-    ({"version": 2, "due_step": MOST_COUNT}, DoorReason.BEYOND_THE_END),
-    ({"version": 2, "final": True}, DoorReason.NOT_OVER),
-    ({"version": 2, "fragment": 77}, DoorReason.NO_SUCH_FRAGMENT),
-]
-IDS = ["version and final", "version", "due step", "final", "fragment"]
+Attack = Callable[[ScriptedRun], tuple[str, Any]]
 
 
-@pytest.mark.parametrize(("changes", "reason"), ROUNDS, ids=IDS)
-async def test_a_round_that_cannot_be_is_refused(
-    changes: dict[str, Any], reason: DoorReason
-) -> None:
+def of_round(version: int = 2, fragment: int = 0, **changes: Any) -> Attack:
+    """Forge a round, towards a version that the learner does not have."""
+
+    def forge(scripted: ScriptedRun) -> tuple[str, Any]:
+        changed = {"due_step": 1, "plan_digest": scripted.plan.digest, **changes}
+        return SUBJECTS.round(fragment), round_(version, fragment, **changed)
+
+    return forge
+
+
+def of_manifest(version: int, fragment: int = 0) -> Attack:
+    def forge(scripted: ScriptedRun) -> tuple[str, Any]:
+        forged = manifest(version, fragment, plan_digest=scripted.plan.digest)
+        return SUBJECTS.manifest(fragment), forged
+
+    return forge
+
+
+def of_member(incarnation: int) -> Attack:
+    return lambda _: (SUBJECTS.member("a"), member("a", incarnation))
+
+
+def of_start(incarnation: int) -> Attack:
+    return lambda _: (SUBJECTS.start("a"), Start(RUN, "a", incarnation, 1))
+
+
+ROUNDS = {
+    "a final round far ahead": (of_round(HUGE, final=True), DoorReason.TOO_NEW),
+    "a round far ahead": (of_round(MOST_COUNT), DoorReason.TOO_NEW),
+    "a round beyond the end": (of_round(due_step=MOST_COUNT), DoorReason.BEYOND_THE_END),
+    "a final round": (of_round(final=True), DoorReason.NOT_OVER),
+    "a round of no fragment": (of_round(fragment=77), DoorReason.NO_SUCH_FRAGMENT),
+}
+OTHERS = {
+    **{
+        f"of none {n}": (of_manifest(n, 77), DoorReason.NO_SUCH_FRAGMENT) for n in VERSIONS
+    },
+    **{f"manifest {n}": (of_manifest(n), DoorReason.NEVER_COMMITTED) for n in (9, HUGE, 2**60)},
+    **{f"start {n}": (of_member(n), DoorReason.TOO_MANY_STARTS) for n in (99, HUGE, MOST_COUNT)},
+}
+
+
+@pytest.mark.parametrize("name", [*ROUNDS, *OTHERS])
+async def test_what_cannot_be_is_refused_and_changes_nothing(name: str) -> None:
+    attack, reason = (ROUNDS | OTHERS)[name]
     async with attacked() as scene:
-        forged = scene.round(**changes)
-        await scene.forge(SUBJECTS.round(forged.fragment), encode(forged))
+        subject, forged = attack(scene.scripted)
+        await scene.forge(subject, encode(forged))
         await scene.refused(reason)
         await scene.goes_on()
 
 
-@pytest.mark.parametrize(("changes", "reason"), ROUNDS, ids=IDS)
-async def test_a_learner_starts_beside_a_round_that_cannot_be(
-    changes: dict[str, Any], reason: DoorReason
-) -> None:
-    del reason
+STARTS = {name: attack for name, (attack, _) in ROUNDS.items()} | {
+    "a manifest of no fragment": of_manifest(3, 77),
+    "a start": of_start(HUGE),
+    "a start beyond 64 bits": of_start(2**63),
+}
 
+
+@pytest.mark.parametrize("name", STARTS)
+async def test_a_learner_starts_beside_what_cannot_be(name: str) -> None:
     async def strike(scripted: ScriptedRun) -> None:
-        forged = round_(due_step=1, plan_digest=scripted.plan.digest)
-        forged = replace(forged, **{"due_step": 1, **changes})
-        await scripted.bus.publish(SUBJECTS.round(forged.fragment), encode(forged))
+        subject, forged = STARTS[name](scripted)
+        await scripted.bus.publish(subject, encode(forged))
 
     async with attacked(strike) as scene:
-        await scene.goes_on()
-
-
-def forged_manifest(scripted: ScriptedRun, version: int, fragment: int) -> Manifest:
-    return manifest(version, fragment, plan_digest=scripted.plan.digest)
-
-
-@pytest.mark.parametrize("version", [1, 2, 9, HUGE])
-async def test_a_manifest_of_a_fragment_that_the_plan_does_not_have_is_refused(
-    version: int,
-) -> None:
-    async with attacked() as scene:
-        forged = forged_manifest(scene.scripted, version, 77)
-        await scene.forge(SUBJECTS.manifest(77), encode(forged))
-        await scene.refused(DoorReason.NO_SUCH_FRAGMENT)
-        await scene.goes_on()
-
-
-async def test_a_learner_starts_beside_a_manifest_of_no_fragment() -> None:
-    async def strike(scripted: ScriptedRun) -> None:
-        await scripted.bus.publish(SUBJECTS.manifest(77), encode(forged_manifest(scripted, 3, 77)))
-
-    async with attacked(strike) as scene:
-        await scene.refused(DoorReason.NO_SUCH_FRAGMENT)
-        await scene.goes_on()
-
-
-@pytest.mark.parametrize("version", [9, HUGE, 2**60])
-async def test_a_manifest_that_the_ledger_does_not_bear_out_is_refused(version: int) -> None:
-    async with attacked() as scene:
-        forged = forged_manifest(scene.scripted, version, 0)
-        await scene.forge(SUBJECTS.manifest(0), encode(forged))
-        await scene.refused(DoorReason.NEVER_COMMITTED)
-        await scene.goes_on()
-
-
-@pytest.mark.parametrize("incarnation", [99, HUGE, MOST_COUNT])
-async def test_a_member_record_that_so_many_starts_cannot_have_led_to_ends_nobody(
-    incarnation: int,
-) -> None:
-    async with attacked() as scene:
-        forged = member("a", incarnation)
-        await scene.forge(SUBJECTS.member("a"), encode(forged))
-        await scene.refused(DoorReason.TOO_MANY_STARTS)
         await scene.goes_on()
 
 
@@ -203,14 +196,4 @@ async def test_a_flood_of_refused_rounds_is_reported_once_a_second() -> None:
         said = [line for line in lines if line["event"] == "messages_refused"]
         assert 1 <= len(said) <= 1 + lasted_s
         assert said[0][DoorReason.NO_SUCH_FRAGMENT.value] >= 1
-        await scene.goes_on()
-
-
-@pytest.mark.parametrize("incarnation", [HUGE, 2**63])
-async def test_a_learner_starts_beside_an_absurd_start_of_its_name(incarnation: int) -> None:
-    async def strike(scripted: ScriptedRun) -> None:
-        forged = Start(RUN, "a", incarnation, 1)
-        await scripted.bus.publish(SUBJECTS.start("a"), encode(forged))
-
-    async with attacked(strike) as scene:
         await scene.goes_on()

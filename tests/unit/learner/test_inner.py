@@ -115,29 +115,25 @@ def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @dataclass(slots=True)
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass(slots=True)
 class Desk:
     """A saver, its clock, and a way to wait for its end."""
 
     folder: Path
     incarnation: int = 4
-    origin: Origin = ORIGIN
-    clock: Clock = field(default_factory=Clock)
+    now_s: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
 
     def saver(self, step: int = 700) -> InnerStateSaver:
-        like = jax.eval_shape(moments)
-        local = LearnerSettings(path=self.folder, save_every_s=30.0)
-        made = InnerStateSaver(local, self.origin, self.incarnation, like, clock=self.clock)
+        local, like = LearnerSettings(path=self.folder), jax.eval_shape(moments)
+        made = InnerStateSaver(local, ORIGIN, self.incarnation, like, clock=lambda: self.now_s)
         made.start(step, 100, self.ended.set)
         return made
+
+    def save(self, saver: InnerStateSaver, seed: int = 0) -> None:
+        """Have a state saved as soon as a save is due."""
+        self.now_s += LearnerSettings().save_every_s
+        wait_until(saver.due)
+        saver.save(moments(seed), NOW)
 
     def end(self, saver: InnerStateSaver) -> None:
         saver.close()
@@ -149,16 +145,10 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def kept(desk: Desk, saver: InnerStateSaver, seed: int = 0) -> None:
-    desk.clock.now_s += 30.0
-    wait_until(saver.due)
-    saver.save(moments(seed), NOW)
-
-
-def test_kept_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
+def test_saved_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
     first = desk.saver()
     assert first.restored.result(30).inner == "cold"
-    kept(desk, first, seed=5)
+    desk.save(first, seed=5)
     desk.end(first)
     again = Desk(desk.folder, incarnation=5)
     second = again.saver(step=720)
@@ -206,9 +196,9 @@ def test_saved_state_is_used_if_it_is_the_learners_own_and_young_enough(
 def test_save_is_due_only_so_often_and_never_while_one_is_in_flight(desk: Desk) -> None:
     saver = desk.saver()
     assert not saver.due()
-    kept(desk, saver)
+    desk.save(saver)
     assert not saver.due(), "just begun"
-    desk.clock.now_s += 30.0
+    desk.now_s += LearnerSettings().save_every_s
     wait_until(saver.due)
     saver._busy = True
     assert not saver.due()
@@ -217,7 +207,7 @@ def test_save_is_due_only_so_often_and_never_while_one_is_in_flight(desk: Desk) 
 
 def test_state_saved_at_the_end_is_the_last_one(desk: Desk) -> None:
     saver = desk.saver()
-    kept(desk, saver, seed=1)
+    desk.save(saver, seed=1)
     saver.close(moments(2), replace(NOW, step=750))
     assert desk.ended.wait(30)
     saved, found = file.read(saver.path, SHAPES)
@@ -238,7 +228,7 @@ def test_copy_outlives_the_state_it_was_made_of(
     monkeypatch.setattr(file, "write", slow_disk)
     saver = desk.saver()
     state = jax.tree.map(jnp.copy, moments(3))
-    desk.clock.now_s += 30.0
+    desk.now_s += LearnerSettings().save_every_s
     wait_until(saver.due)
     saver.save(state, NOW)
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
@@ -252,14 +242,14 @@ def test_copy_outlives_the_state_it_was_made_of(
 
 def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> None:
     saver = desk.saver()
-    kept(desk, saver)
+    desk.save(saver)
     desk.end(saver)
     saver.path.write_bytes(flipped(saver.path.read_bytes(), -1 % saver.path.stat().st_size))
     again = Desk(desk.folder, incarnation=5)
     with structlog.testing.capture_logs() as lines:
         second = again.saver()
         assert second.restored.result(30).inner == "cold"
-        kept(again, second)
+        again.save(second)
         again.end(second)
     said = [line for line in lines if line["event"] == "inner_state_unreadable"]
     assert len(said) == 1
@@ -270,8 +260,8 @@ def test_disk_that_refuses_is_said_once_and_stops_nothing(desk: Desk) -> None:
     (desk.folder / "run").write_text("a file where a folder should be")
     with structlog.testing.capture_logs() as lines:
         saver = desk.saver()
-        kept(desk, saver)
-        kept(desk, saver)
+        desk.save(saver)
+        desk.save(saver)
         wait_until(lambda: not saver._busy)
         desk.end(saver)
     said = [line for line in lines if line["event"] == "inner_state_unsaved"]
