@@ -34,7 +34,7 @@ from skerry.protocol.messages import (
 )
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner.saver import RestoredState
+from skerry_learner.inner_state import RestoredState
 from skerry_learner.joining import Work, settle, take_place
 from skerry_learner.meter import Meter
 from skerry_learner.sync.network import Network, open_sync

@@ -26,8 +26,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
 from skerry.settings.models import LogConfig, RunConfig
-from skerry_learner.inner.file import Origin
-from skerry_learner.inner.saver import RestoredState
+from skerry_learner.inner_state import Origin, RestoredState
 from skerry_learner.sync.telemetry import LearnerIdentity
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ from skerry.protocol.messages import LearnerPhase, RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner.saver import InnerStateSaver, RestoredState, fresh
+from skerry_learner.inner_state import InnerStateSaver, RestoredState, fresh
 from skerry_learner.joining import (
     LearnerPlace,
     Work,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import structlog
 
@@ -20,7 +20,7 @@ from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase
 from skerry.settings.models import RunConfig, TrainConfig
 from skerry.telemetry import instruments, metrics
-from skerry_learner.inner.saver import RestoredState
+from skerry_learner.inner_state import RestoredState
 from skerry_learner.joining import LearnerPlace
 from skerry_learner.meter import Meter
 from skerry_learner.sync.session import Session
@@ -37,23 +37,17 @@ Feed = Callable[[int], AbstractContextManager[Iterator[Prefetched]]]
 
 
 class SavesInnerState(Protocol):
-    """Saves the inner optimizer's state, as ``inner.saver.InnerStateSaver`` does on a disk."""
+    """Saves the inner optimizer's state, as ``inner_state.InnerStateSaver`` does on a disk."""
 
     def due(self) -> bool: ...
     def save(self, moments: Any, now: TrainingProgress) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Where a trainer may be held up: until the mailbox changes, but ``wait_s`` seconds at most.
+Pause: TypeAlias = float | None
+"""Where a trainer may be held up: until the mailbox changes, but so many seconds at most.
 
-    None: a step has been handed to the device, and lasts as long as a step lasts here.
-    """
-
-    wait_s: float | None
-
-
-STEP = Pause(None)
+None: a step has been handed to the device, and lasts as long as a step lasts here.
+"""
 
 
 def progress(config: TrainConfig, step: int, elapsed_s: float) -> float:
@@ -90,8 +84,8 @@ class TrainingLoop:
     def run(self) -> None:
         """Live until the mailbox says stop; a step loop that never waits lies in between."""
         for pause in self.life():
-            if pause.wait_s is not None:
-                self.session.mailbox.wait(pause.wait_s)
+            if pause is not None:
+                self.session.mailbox.wait(pause)
 
     def life(self) -> Generator[Pause]:
         """Do what ``run`` does, but leave the waiting to the caller."""
@@ -170,7 +164,7 @@ class TrainingLoop:
         after = self.trainer.step(tokens, self._progress(), self._rate_share())
         if before is not None:
             self._read(before)
-        yield STEP
+        yield None
         self.now = replace(
             self.now,
             step=self.now.step + 1,
@@ -207,7 +201,7 @@ class TrainingLoop:
             self._tick()
         while self._is_held():
             began_s = self.meter.clock()
-            yield Pause(self.config.liveness.pulse_s)
+            yield self.config.liveness.pulse_s
             self.session.boundary(self.now, self.meter.loss, idle=True)
             self.meter.wait_s += self.meter.clock() - began_s
             self._tick()
@@ -249,10 +243,10 @@ class TrainingLoop:
     def _done(self) -> bool:
         return self._progress() >= 1.0 or self.session.ended()
 
-    def _idle(self) -> Pause:
+    def _idle(self) -> float:
         """Report what is due, and wait for news until the next report."""
         self._tick()
-        return Pause(self.config.liveness.pulse_s)
+        return self.config.liveness.pulse_s
 
     def _tick(self) -> None:
         """Send a pulse and log a line, each if it is due."""

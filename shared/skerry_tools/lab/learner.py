@@ -25,7 +25,7 @@ from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.tasks import TaskGroup
-from skerry_learner.inner.saver import RestoredState, aged, fresh
+from skerry_learner.inner_state import RestoredState, aged, fresh
 from skerry_learner.joining import Work, settle, take_place
 from skerry_learner.meter import Meter
 from skerry_learner.sync.network import open_sync
@@ -70,11 +70,11 @@ async def drive(
     """
     try:
         for pause in life:
-            if pause.wait_s is None:
+            if pause is None:
                 await step()
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause.wait_s):
+                async with asyncio.timeout(pause):
                     await news.wait()
             news.clear()
     finally:

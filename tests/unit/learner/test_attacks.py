@@ -139,9 +139,7 @@ ROUNDS = {
     "a round of no fragment": (of_round(fragment=77), DoorReason.NO_SUCH_FRAGMENT),
 }
 OTHERS = {
-    **{
-        f"of none {n}": (of_manifest(n, 77), DoorReason.NO_SUCH_FRAGMENT) for n in VERSIONS
-    },
+    **{f"of none {n}": (of_manifest(n, 77), DoorReason.NO_SUCH_FRAGMENT) for n in VERSIONS},
     **{f"manifest {n}": (of_manifest(n), DoorReason.NEVER_COMMITTED) for n in (9, HUGE, 2**60)},
     **{f"start {n}": (of_member(n), DoorReason.TOO_MANY_STARTS) for n in (99, HUGE, MOST_COUNT)},
 }

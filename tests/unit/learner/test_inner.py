@@ -20,9 +20,16 @@ from numpy.typing import NDArray
 from skerry.errors import CheckpointCorrupt
 from skerry.protocol.learner import TrainingProgress
 from skerry.settings.models import LearnerSettings
-from skerry_learner.inner import file
-from skerry_learner.inner.file import Origin, Saved
-from skerry_learner.inner.saver import InnerStateSaver, shapes_of
+from skerry_learner import inner_state
+from skerry_learner.inner_state import (
+    InnerStateSaver,
+    Origin,
+    Saved,
+    read_file,
+    shapes_of,
+    size_of,
+    write_file,
+)
 from tests.support.builders import wait_until
 
 ORIGIN = Origin("run", 123, 2**63 + 5, 6, "a")
@@ -48,12 +55,12 @@ def tensors(seed: int = 0) -> dict[str, NDArray[Any]]:
 
 
 def write(path: Path, saved: Saved = SAVED) -> None:
-    file.write(path, saved, SHAPES, tensors().values(), "draft")
+    write_file(path, saved, SHAPES, tensors().values(), "draft")
 
 
 def test_what_is_written_reads_back_bit_by_bit(tmp_path: Path) -> None:
     write(tmp_path / "deep" / "inner")
-    saved, found = file.read(tmp_path / "deep" / "inner", SHAPES)
+    saved, found = read_file(tmp_path / "deep" / "inner", SHAPES)
     assert saved == SAVED
     for name, tensor in tensors().items():
         np.testing.assert_array_equal(found[name], tensor)
@@ -72,7 +79,7 @@ def test_damage_anywhere_is_noticed(tmp_path: Path, at: int) -> None:
     data = path.read_bytes()
     path.write_bytes(flipped(data, at % len(data)))
     with pytest.raises(CheckpointCorrupt, match="cannot be used") as caught:
-        file.read(path, SHAPES)
+        read_file(path, SHAPES)
     assert str(caught.value).count("\n") == 0
 
 
@@ -82,22 +89,22 @@ def test_file_that_ends_early_is_refused(tmp_path: Path, keep: int) -> None:
     write(path)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointCorrupt, match="are not those of this model"):
-        file.read(path, SHAPES)
+        read_file(path, SHAPES)
 
 
 def test_sizes_are_checked_before_anything_is_allocated(tmp_path: Path) -> None:
     path = tmp_path / "inner"
     path.write_bytes(struct.pack("<Q", 2**40))
-    os.truncate(path, 2**40 + 16 + file.size_of(SHAPES))
+    os.truncate(path, 2**40 + 16 + size_of(SHAPES))
     with pytest.raises(CheckpointCorrupt, match="are not those of this model"):
-        file.read(path, SHAPES)
+        read_file(path, SHAPES)
 
 
 def test_another_model_of_the_same_size_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "inner")
     other = {name.replace("w", "v"): shape for name, shape in SHAPES.items()}
     with pytest.raises(CheckpointCorrupt, match="not those of this model"):
-        file.read(tmp_path / "inner", other)
+        read_file(tmp_path / "inner", other)
 
 
 def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -109,8 +116,8 @@ def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        file.write(path, replace(SAVED, step=9), SHAPES, full(), "draft")
-    assert file.read(path, SHAPES)[0] == SAVED
+        write_file(path, replace(SAVED, step=9), SHAPES, full(), "draft")
+    assert read_file(path, SHAPES)[0] == SAVED
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
 
 
@@ -210,7 +217,7 @@ def test_state_saved_at_the_end_is_the_last_one(desk: Desk) -> None:
     desk.save(saver, seed=1)
     saver.close(moments(2), replace(NOW, step=750))
     assert desk.ended.wait(30)
-    saved, found = file.read(saver.path, SHAPES)
+    saved, found = read_file(saver.path, SHAPES)
     assert saved.step == 750
     np.testing.assert_array_equal(found["mu/w"], tensors(2)["mu/w"])
 
@@ -219,13 +226,13 @@ def test_copy_outlives_the_state_it_was_made_of(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step is given the state's memory; what is saved is as it was at the boundary."""
-    stepped, write = threading.Event(), file.write
+    stepped, write = threading.Event(), write_file
 
     def slow_disk(*args: Any) -> None:
         assert stepped.wait(30)
         write(*args)
 
-    monkeypatch.setattr(file, "write", slow_disk)
+    monkeypatch.setattr(inner_state, "write_file", slow_disk)
     saver = desk.saver()
     state = jax.tree.map(jnp.copy, moments(3))
     desk.now_s += LearnerSettings().save_every_s
@@ -237,7 +244,7 @@ def test_copy_outlives_the_state_it_was_made_of(
     jax.block_until_ready(after)
     stepped.set()
     desk.end(saver)
-    np.testing.assert_array_equal(file.read(saver.path, SHAPES)[1]["mu/w"], tensors(3)["mu/w"])
+    np.testing.assert_array_equal(read_file(saver.path, SHAPES)[1]["mu/w"], tensors(3)["mu/w"])
 
 
 def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> None:
@@ -253,7 +260,7 @@ def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> No
         again.end(second)
     said = [line for line in lines if line["event"] == "inner_state_unreadable"]
     assert len(said) == 1
-    assert file.read(second.path, SHAPES)[0].incarnation == 5
+    assert read_file(second.path, SHAPES)[0].incarnation == 5
 
 
 def test_disk_that_refuses_is_said_once_and_stops_nothing(desk: Desk) -> None:

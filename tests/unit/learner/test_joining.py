@@ -28,7 +28,7 @@ from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
 from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
 from skerry_learner import joining
-from skerry_learner.inner.saver import RestoredState
+from skerry_learner.inner_state import RestoredState
 from skerry_learner.joining import (
     check_window,
     find_or_create,

@@ -20,8 +20,7 @@ from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord, Run
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner import file as inner_file
-from skerry_learner.inner.saver import shapes_of
+from skerry_learner.inner_state import read_file, shapes_of
 from skerry_learner.joining import (
     find_or_create,
     origin_of,
@@ -193,7 +192,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
     assert pulse.phase is LearnerPhase.STOPPED
     assert (settled.inner, settled.cursor, settled.contrib_sequence) == ("new", 0, 1)
     shapes = shapes_of(Trainer(work.model, work.config, work.plan).moments_like())
-    saved, _ = inner_file.read(tmp_path / "run" / "a" / "inner.state", shapes)
+    saved, _ = read_file(tmp_path / "run" / "a" / "inner.state", shapes)
     assert (saved.origin, saved.incarnation) == (origin_of(record, "a"), 1)
     assert saved.step == pulse.step, "what an orderly stop saves is the end"
     assert place.learner.incarnation == 2

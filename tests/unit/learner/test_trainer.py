@@ -14,7 +14,7 @@ from skerry.algorithm import adoption, fragments
 from skerry.algorithm.fragments import Plan
 from skerry.models.base import build_model, specs_of
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.inner.saver import shapes_of
+from skerry_learner.inner_state import shapes_of
 from skerry_learner.trainer.step import learning_rate
 from skerry_learner.trainer.trainer import Trainer
 

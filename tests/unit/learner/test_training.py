@@ -24,7 +24,7 @@ from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.telemetry import metrics
-from skerry_learner.inner.saver import RestoredState
+from skerry_learner.inner_state import RestoredState
 from skerry_learner.joining import LearnerPlace
 from skerry_learner.meter import Meter
 from skerry_learner.sync.mailbox import OutgoingContribution

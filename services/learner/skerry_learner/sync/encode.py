@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ from skerry.protocol.messages import ContributionHeader
 from skerry_learner.sync.mailbox import OutgoingContribution
 
 Vector = NDArray[np.float32]
+Quantised = tuple[Planes, tuple[float, ...], Vector | None]
+"""Planes, the norms of what they decode to per slice, and what they do not hold.
+
+The last is f32 [padded_size], None for a scheme without feedback.
+"""
 T = TypeVar("T")
 
 
@@ -28,17 +33,6 @@ def load_kernels() -> None:
     """Import, and the first time compile, what would else hold up the first contribution."""
     cpu()
     merger()
-
-
-class Quantised(NamedTuple):
-    """Planes, the norms of what they decode to per slice, and what they do not hold.
-
-    ``residual`` is f32 [padded_size], None for a scheme without feedback.
-    """
-
-    planes: Planes
-    norms: tuple[float, ...]
-    residual: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +81,8 @@ def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = Non
         made = _on_host(outgoing, fragment, owed, feedback=feedback)
     else:
         made = _on_device(outgoing, fragment)
-    header = replace(outgoing.header, norms=made.norms)
-    return Encoded(header, outgoing.scheme, made.planes, made.residual)
+    planes, norms, residual = made
+    return Encoded(replace(outgoing.header, norms=norms), outgoing.scheme, planes, residual)
 
 
 def _on_host(
@@ -102,7 +96,7 @@ def _on_host(
     decoded = cpu().dequantise(outgoing.scheme, planes, None if feedback else meant)
     norms = slice_norms(fragment, decoded)
     residual = np.subtract(meant, decoded, out=meant) if feedback else None
-    return Quantised(planes, norms, residual)
+    return planes, norms, residual
 
 
 def _on_device(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
@@ -118,7 +112,7 @@ def _on_device(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
     if not finite:
         msg = f"The outer gradient of fragment {fragment.index} is not finite: it is not sent."
         raise Diverged(msg)
-    return Quantised(Planes(codes, scales), tuple(float(norm) for norm in norms))
+    return Planes(codes, scales), tuple(float(norm) for norm in norms), None
 
 
 @dataclass(frozen=True, slots=True)
