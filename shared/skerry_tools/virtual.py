@@ -13,7 +13,7 @@ import asyncio
 import sys
 from collections import deque
 from contextlib import contextmanager
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -34,39 +34,15 @@ class Stuck(Exception):
     """Nothing is ready and no timer is set: what is awaited will never come."""
 
 
-class Entry:
-    """One callback, maybe at a time; what ``call_soon`` and ``call_at`` return."""
-
-    __slots__ = ("_at_s", "_cancelled", "args", "callback", "context")
-
-    def __init__(
-        self, at_s: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context
-    ) -> None:
-        self._at_s = at_s
-        self._cancelled = False
-        self.callback = callback
-        self.args = args
-        self.context = context
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    def when(self) -> float:
-        return self._at_s
-
-
 class VirtualLoop(Base):
     """The part of an event loop that programs without sockets and threads need."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._ready: deque[Entry] = deque()
-        self._timers: list[tuple[float, int, Entry]] = []
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._count = 0
-        self._frozen: dict[str, list[Entry]] = {}
+        self._frozen: dict[str, list[asyncio.Handle]] = {}
         self._errors: list[BaseException] = []
         self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
         self._closed = False
@@ -78,10 +54,10 @@ class VirtualLoop(Base):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Entry:
-        entry = Entry(self._now_s, callback, args, _given(context))
-        self._ready.append(entry)
-        return entry
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -91,11 +67,11 @@ class VirtualLoop(Base):
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> Entry:
-        entry = Entry(when, callback, args, _given(context))
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._count += 1
-        heappush(self._timers, (when, self._count, entry))
-        return entry
+        heappush(self._timers, (when, self._count, handle))
+        return handle
 
     def call_later(  # type: ignore[override]
         self,
@@ -103,7 +79,7 @@ class VirtualLoop(Base):
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> Entry:
+    ) -> asyncio.TimerHandle:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -144,6 +120,9 @@ class VirtualLoop(Base):
         found = error if isinstance(error, BaseException) else RuntimeError(context.get("message"))
         if not self._closed:
             self._errors.append(found)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Leave it among the timers: it is passed over when its time comes."""
 
     # what a simulation calls
 
@@ -208,10 +187,9 @@ class VirtualLoop(Base):
         while timers and timers[0][0] <= self._now_s:
             ready.append(heappop(timers)[2])
         for _ in range(len(ready)):
-            entry = ready.popleft()
-            if entry.cancelled() or (self._frozen and self._holds(entry)):
-                continue
-            entry.context.run(entry.callback, *entry.args)
+            handle = ready.popleft()
+            if not handle.cancelled() and not (self._frozen and self._holds(handle)):
+                handle._run()  # noqa: SLF001 - what a loop does with a handle
         if self._errors:
             raise self._errors.pop()
         return True
@@ -229,19 +207,15 @@ class VirtualLoop(Base):
         self._now_s = max(self._now_s, timers[0][0])
         return True
 
-    def _holds(self, entry: Entry) -> bool:
+    def _holds(self, handle: asyncio.Handle) -> bool:
         """Put a callback of a frozen owner aside; False for anybody else's."""
-        held = self._frozen.get(entry.context.get(OWNER, ""))
+        context: Context = handle._context  # type: ignore[attr-defined] # noqa: SLF001 - public from 3.12 on
+        held = self._frozen.get(context.get(OWNER, ""))
         if held is None:
             return False
-        held.append(entry)
+        held.append(handle)
         return True
 
 
 async def _close(generator: AsyncGenerator[Any, Any]) -> None:
     await generator.aclose()
-
-
-def _given(context: Context | None) -> Context:
-    """Return the context itself, also an empty one, which is false: a task must keep its own."""
-    return copy_context() if context is None else context

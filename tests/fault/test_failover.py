@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.algorithm.outer import make_outer
 from skerry.log import fences, ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, RunState
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from tests.support.audited import background
 from tests.support.builders import run_record
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import read_history
@@ -91,26 +91,20 @@ async def running(
             update={"log": settings.log.model_copy(update={"window_bytes": WINDOW_BYTES})}
         )
         await ledger.create_run(bus, run_record(run, PLAN, given.model_dump_json()))
-        learners = [
-            asyncio.create_task(FakeLearner(bus, run, PLAN, name, scheme="int4").train())
-            for name in ("l1", "l2")
-        ]
-        async with Cluster(server.url, run, folder, toml, folder / "cache") as cluster:
-            try:
-                syncers = {names[0]: await cluster.start("syncer", names[0])}
-                under_way = Running(bus, run, shards, syncers)
-                for shard in range(shards):
-                    await under_way.commit_of(shard, names[0])
-                for name in names[1:]:
-                    syncers[name] = await cluster.start("syncer", name)
-                    await said(syncers[name], '"succession"')
-                yield under_way
-            finally:
-                for task in learners:
-                    task.cancel()
-                await asyncio.gather(*learners, return_exceptions=True)
-        outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
-        history = await read_history(bus, run, PLAN, outer, "rda")
+        learners = (FakeLearner(bus, run, PLAN, name, scheme="int4") for name in ("l1", "l2"))
+        async with (
+            background(*(learner.train() for learner in learners)),
+            Cluster(server.url, run, folder, toml, folder / "cache") as cluster,
+        ):
+            syncers = {names[0]: await cluster.start("syncer", names[0])}
+            under_way = Running(bus, run, shards, syncers)
+            for shard in range(shards):
+                await under_way.commit_of(shard, names[0])
+            for name in names[1:]:
+                syncers[name] = await cluster.start("syncer", name)
+                await said(syncers[name], '"succession"')
+            yield under_way
+        history = await read_history(bus, run)
     assert history.violations == ()
 
 

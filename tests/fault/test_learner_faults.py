@@ -23,7 +23,7 @@ from tests.support.nats_server import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(180)]
 
-FREEZING = Path(__file__).parent / "freezing_learner.py"
+FAILING = Path(__file__).parent / "failing_service.py"
 FREEZES_AT = 12
 KILLS = 3
 SEED = 7
@@ -77,8 +77,9 @@ async def freeze_then_resume(
         async with Cluster(server.url, run, folder, config, cache) as cluster:
             await cluster.start("syncer", "s")
             await cluster.start("learner", "b")
-            arguments = (server.url, run, "a", str(config), str(FREEZES_AT))
-            frozen = await cluster.start_script("a", FREEZING, *arguments)
+            arguments = (server.url, run, "a", "learner", str(config), "SIGSTOP")
+            where = (r"\.contrib\.\d+\.", str(FREEZES_AT), "before")
+            frozen = await cluster.start_script("a", FAILING, *arguments, *where)
             await until_frozen(frozen)
             frozen_ns = time.time_ns()
             stream = Subjects(run).stream("CONTRIB")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.algorithm.outer import make_outer
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from tests.support.audited import background, until_version
 from tests.support.builders import run_record
 from tests.support.history import History, read_history
 from tests.support.learners import FakeLearner
@@ -29,7 +27,7 @@ CONFIG = RunConfig(
     sync=SyncConfig(fragments=2, h_steps=8, quorum=1, merge="rda", chunk_bytes=65536),
     outer=OuterConfig(preset="nesterov"),
 )
-CRASHING = Path(__file__).parent / "crashing_syncer.py"
+FAILING = Path(__file__).parent / "failing_service.py"
 VERSIONS = 8
 
 KEPT = "manifest, no ledger record"
@@ -46,50 +44,27 @@ PHASES = {
 }
 
 
-@asynccontextmanager
-async def learners(bus: NatsBus, run: str) -> AsyncGenerator[None, None]:
-    tasks = [
-        asyncio.create_task(FakeLearner(bus, run, PLAN, name, scheme="int4").train())
-        for name in ("a", "b")
-    ]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until_versions(bus: NatsBus, run: str, wanted: int) -> None:
-    newest: dict[int, int] = {}
-    commits = ledger.follow_commits(bus, run)
-    async with aclosing(commits):
-        async for _, commit in commits:
-            newest[commit.fragment] = commit.version
-            if len(newest) == 2 and min(newest.values()) >= wanted:
-                return
-
-
 async def crash_then_heal(server: NatsServer, run: str, phase: str) -> History:
     pattern, count, when = PHASES[phase]
     async with NatsBus(server.url, name="test") as bus:
         await bus.declare(specs(run))
         await ledger.create_run(bus, run_record(run, PLAN, CONFIG.model_dump_json()))
         crashing = await asyncio.create_subprocess_exec(
-            sys.executable, CRASHING, server.url, run, pattern, str(count), when
+            *(sys.executable, FAILING, server.url, run, "crashing", "syncer", "-", "SIGKILL"),
+            *(pattern, str(count), when),
         )
-        async with learners(bus, run):
+        learners = [FakeLearner(bus, run, PLAN, name, scheme="int4").train() for name in "ab"]
+        async with background(*learners):
             assert await crashing.wait() == -signal.SIGKILL, "the fault did not fire"
             healed = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "skerry_syncer", "--nats", server.url, "--run", run
             )
             try:
-                await until_versions(bus, run, VERSIONS)
+                await until_version(bus, run, VERSIONS)
             finally:
                 healed.kill()
                 await healed.wait()
-        outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
-        return await read_history(bus, run, PLAN, outer, "rda")
+        return await read_history(bus, run)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ the log is known.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from skerry.cli.cluster.processes import ProcessEntry
 from skerry.errors import ConfigError, SkerryError
 from skerry.tasks import TaskGroup
 from skerry_tools.chaos.plan import FaultPlan, Kind, candidates, check
@@ -34,25 +36,28 @@ class Absent(NotFired):
     """There was nothing to strike: the target was down, or suffers the like already."""
 
 
-class DrilledService(Protocol):
-    """A service, or the broker, as it is now; ``which`` differs from start to start."""
+@dataclass(frozen=True, slots=True)
+class HeardService:
+    """The newest word of a service, at ``at_s`` of this machine's monotonic clock.
+
+    That is minus infinity for what was said before we listened. ``silent_s``: longer means down.
+    One that was stopped is only silent from here.
+    """
+
+    name: str
+    kind: str
+    which: str
+    at_s: float
+    silent_s: float
+    paused: bool = False
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def which(self) -> str: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def paused(self) -> bool: ...
+    def alive(self) -> bool:
+        return time.monotonic() - self.at_s <= self.silent_s
 
 
+DrilledService: TypeAlias = ProcessEntry | HeardService
+"""A service, or the broker, as it is now; ``which`` differs from start to start."""
 S = TypeVar("S", bound=DrilledService)
 
 
@@ -84,38 +89,30 @@ class DrilledRun(Protocol):
     @property
     def bus(self) -> Bus:
         """Reaches the run's broker, faults or not."""
-        ...
 
     @property
     def logs(self) -> str: ...
 
     def entries(self) -> Mapping[str, DrilledService]:
         """Return what is known to be there now, by name."""
-        ...
 
     async def settle(self) -> None:
         """Return once ``entries`` shows as alive only what lived when this was called."""
-        ...
 
     def kinds(self) -> dict[str, str]:
         """Return what can be struck, and has to work again afterwards: kinds by name."""
-        ...
 
     def unable(self) -> dict[Kind, str]:
         """Return the kinds of faults that cannot be done here: why not, and what to do."""
-        ...
 
     def inject(self, injection: Injection) -> Injected:
         """Return a fault that can be done here."""
-        ...
 
     async def undo(self) -> list[str]:
         """Undo every fault there is, known or not; return sentences on what could not be."""
-        ...
 
     async def routes(self) -> dict[str, dict[str, Any]]:
         """Return the counters of every route to the broker that is known, by its service."""
-        ...
 
 
 def running(entries: Mapping[str, S], name: str) -> S:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
 from skerry.protocol.messages import LearnerPhase, Pulse, SyncerPulse, is_leaving
-from skerry_tools.chaos.drilled import SIMULATION_ONLY, beside
+from skerry_tools.chaos.drilled import SIMULATION_ONLY, HeardService, beside
 from skerry_tools.chaos.messages import MESSAGES
 from skerry_tools.chaos.plan import LEARNER, SIMULATED, Kind
 
@@ -35,26 +35,6 @@ LOOK_S = 0.05
 LONGEST_S = 60.0
 """The longest wait for a first word, however slow a learner's steps are."""
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
-
-
-@dataclass(frozen=True, slots=True)
-class HeardService:
-    """The newest word of a service, at ``at_s`` of this machine's monotonic clock.
-
-    That is minus infinity for what was said before we listened. ``silent_s``: longer means down.
-    One that was stopped is only silent from here.
-    """
-
-    name: str
-    kind: str
-    which: str
-    at_s: float
-    silent_s: float
-    paused: bool = False
-
-    @property
-    def alive(self) -> bool:
-        return time.monotonic() - self.at_s <= self.silent_s
 
 
 @dataclass(slots=True)

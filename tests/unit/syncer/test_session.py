@@ -16,7 +16,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
-from skerry.algorithm.outer import make_outer
 from skerry.log import contributions, ledger, run_records
 from skerry.log.base import Receipt
 from skerry.log.memory import MemoryBroker, MemoryBus
@@ -94,8 +93,7 @@ def scripted(bus: MemoryBus, name: str, steps: int = STEPS) -> ScriptedLearner:
 
 
 async def violations(bus: MemoryBus) -> tuple[str, ...]:
-    outer = make_outer("direct", lr=None, momentum=None, h_steps=8)
-    return (await read_history(bus, RUN, PLAN, outer)).violations
+    return (await read_history(bus, RUN)).violations
 
 
 async def test_two_learners_fill_every_round_and_the_history_is_whole() -> None:

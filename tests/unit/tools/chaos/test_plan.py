@@ -82,12 +82,6 @@ def test_a_plan_survives_its_json(seed: int) -> None:
     assert plans.loads(plans.dumps(drawn)) == drawn
 
 
-def test_a_plan_survives_its_file(tmp_path: Path) -> None:
-    drawn = plans.random_plan(3, 1.0, 20.0, DRAWN, TARGETS)
-    plans.dump(drawn, tmp_path / "plan.json")
-    assert plans.load(tmp_path / "plan.json") == drawn
-
-
 @pytest.mark.parametrize(
     ("text", "path", "nearest"),
     [
@@ -202,12 +196,6 @@ def test_an_unknown_target_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="'learner'") as refused:
         plans.check(plan, SERVICES)
     assert refused.value.nearest == "learner"
-
-
-def test_a_kind_that_cannot_be_done_here_is_refused() -> None:
-    plan = FaultPlan(1, (Fault(0.0, Kind.LOST_ACK, "learner"),))
-    with pytest.raises(ConfigError, match="lost_ack cannot be done here"):
-        plans.check(plan, SERVICES, set(Kind) - plans.SIMULATED)
 
 
 def test_the_seed_says_which_of_several_is_struck() -> None:
