@@ -20,7 +20,7 @@ from skerry.log.base import (
     StreamSpec,
 )
 from skerry.protocol.subjects import Subjects
-from tests.support.log import all_of, newest, specs, stored, take
+from tests.support.log import all_of, followed, newest, specs, stored, take
 
 
 def window(run: str, max_bytes: int) -> StreamSpec:
@@ -356,8 +356,8 @@ async def test_a_follower_sees_only_its_subjects(bus: Bus, names: Subjects) -> N
     await bus.publish(names.ledger("run"), b"run")
     await bus.publish(names.commit(0), b"commit")
     await bus.publish(names.member("a"), b"member")
-    async with aclosing(bus.follow((names.ledger("run"), names.member()))) as records:
-        assert [record.payload for record in await take(records, 2)] == [b"run", b"member"]
+    found = await followed(bus, (names.ledger("run"), names.member()), 2)
+    assert [record.payload for record in found] == [b"run", b"member"]
 
 
 async def test_a_follower_of_the_new_skips_the_old(bus: Bus, names: Subjects) -> None:
@@ -393,8 +393,8 @@ async def test_a_follower_of_the_newest_gets_one_per_subject_then_all(
 async def test_a_follower_goes_on_behind_a_sequence(bus: Bus, names: Subjects) -> None:
     for i in range(5):
         await bus.publish(names.commit(0), b"%d" % i)
-    async with aclosing(bus.follow(names.commit(), deliver=Deliver.NEW, after=3)) as records:
-        assert [record.sequence for record in await take(records, 2)] == [4, 5]
+    found = await followed(bus, names.commit(), 2, deliver=Deliver.NEW, after=3)
+    assert [record.sequence for record in found] == [4, 5]
 
 
 async def test_a_follower_skips_what_retention_dropped(bus: Bus, run_id: str) -> None:
@@ -402,8 +402,8 @@ async def test_a_follower_skips_what_retention_dropped(bus: Bus, run_id: str) ->
     await bus.declare((window(run_id, 10_000),))
     for _ in range(6):
         await bus.publish(names.contribution(0, "a"), bytes(3_000))
-    async with aclosing(bus.follow(names.contribution(), after=1)) as records:
-        assert [record.sequence for record in await take(records, 3)] == [4, 5, 6]
+    found = await followed(bus, names.contribution(), 3, after=1)
+    assert [record.sequence for record in found] == [4, 5, 6]
 
 
 async def test_a_follower_waits_for_a_stream_that_is_not_there(bus: Bus, run_id: str) -> None:
@@ -420,16 +420,15 @@ async def test_a_follower_behind_the_end_of_a_newer_stream_starts_over(
     bus: Bus, names: Subjects
 ) -> None:
     await bus.publish(names.pulse("a"), b"x")
-    async with aclosing(bus.follow(names.pulse(), after=1_000)) as records:
-        assert [record.sequence for record in await take(records, 1)] == [1]
+    found = await followed(bus, names.pulse(), 1, after=1_000)
+    assert [record.sequence for record in found] == [1]
 
 
 async def test_a_follower_carries_large_messages_in_bulk(bus: Bus, names: Subjects) -> None:
     count = 60
     for i in range(count):
         await bus.publish(names.contribution(i, "a"), bytes([i]) * 600_000)
-    async with aclosing(bus.follow(names.contribution())) as records:
-        found = await take(records, count)
+    found = await followed(bus, names.contribution(), count)
     assert [(r.sequence, r.payload[0], len(r.payload)) for r in found] == [
         (i + 1, i, 600_000) for i in range(count)
     ]
@@ -438,7 +437,5 @@ async def test_a_follower_carries_large_messages_in_bulk(bus: Bus, names: Subjec
 async def test_two_followers_do_not_share_messages(bus: Bus, names: Subjects) -> None:
     for i in range(10):
         await bus.publish(names.commit(0), b"%d" % i)
-    one, two = bus.follow(names.commit()), bus.follow(names.commit())
-    async with aclosing(one), aclosing(two):
-        seen = await asyncio.gather(take(one, 10), take(two, 10))
-    assert seen[0] == seen[1]
+    one, two = await asyncio.gather(*(followed(bus, names.commit(), 10) for _ in range(2)))
+    assert one == two

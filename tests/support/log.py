@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,6 +39,14 @@ async def take(records: AsyncGenerator[Record], count: int) -> list[Record]:
     """Return the next records of a follower, which goes on."""
     async with asyncio.timeout(DEADLINE_S):
         return [await anext(records) for _ in range(count)]
+
+
+async def followed(
+    bus: Bus, pattern: str | tuple[str, ...], count: int, **options: Any
+) -> list[Record]:
+    """Return the first records of a new follower."""
+    async with aclosing(bus.follow(pattern, **options)) as records:
+        return await take(records, count)
 
 
 async def newest(bus: Bus, subject: str) -> Record:

@@ -11,8 +11,7 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import RunNotFound, StateLost
 from skerry.log import ledger, run_records
-from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.streams import specs
+from skerry.log.memory import MemoryBus
 from skerry.protocol.messages import Evaluation, RunState
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import evaluation, run_record
@@ -21,35 +20,26 @@ RUN = "t"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
 
 
-async def connected() -> MemoryBus:
-    bus = MemoryBroker().connect()
-    await bus.declare(specs(RUN))
-    return bus
-
-
-async def test_first_creator_wins_and_the_second_gets_its_record() -> None:
-    bus = await connected()
+async def test_first_creator_wins_and_the_second_gets_its_record(bus: MemoryBus) -> None:
     first = run_record(RUN, PLAN, config_json='{"a": 1}')
     assert await ledger.create_run(bus, first) == first
     second = dataclasses.replace(first, config_json="{}", created_ns=first.created_ns + 1)
     assert await ledger.create_run(bus, second) == first
 
 
-async def test_unknown_run_is_named() -> None:
+async def test_unknown_run_is_named(bus: MemoryBus) -> None:
     with pytest.raises(RunNotFound, match="'t'"):
-        await ledger.read_run(await connected(), RUN)
+        await ledger.read_run(bus, RUN)
 
 
-async def test_waiting_for_a_run_ends_when_it_is_created() -> None:
-    bus = await connected()
+async def test_waiting_for_a_run_ends_when_it_is_created(bus: MemoryBus) -> None:
     waiting = asyncio.create_task(ledger.wait_run(bus, RUN))
     record = run_record(RUN, PLAN, config_json="{}")
     await ledger.create_run(bus, record)
     assert await waiting == record
 
 
-async def test_finishing_twice_changes_the_record_once() -> None:
-    bus = await connected()
+async def test_finishing_twice_changes_the_record_once(bus: MemoryBus) -> None:
     record = run_record(RUN, PLAN, config_json="{}")
     await ledger.create_run(bus, record)
     await ledger.finish_run(bus, record)
@@ -58,8 +48,9 @@ async def test_finishing_twice_changes_the_record_once() -> None:
     assert [r.run for r in await ledger.list_runs(bus)] == [RUN]
 
 
-async def test_run_that_was_begun_anew_is_neither_awaited_nor_ended_by_the_one_before() -> None:
-    bus = await connected()
+async def test_run_that_was_begun_anew_is_neither_awaited_nor_ended_by_the_one_before(
+    bus: MemoryBus,
+) -> None:
     before = run_record(RUN, PLAN, config_json="{}")
     anew = dataclasses.replace(before, created_ns=before.created_ns + 1)
     await ledger.create_run(bus, anew)
@@ -70,16 +61,14 @@ async def test_run_that_was_begun_anew_is_neither_awaited_nor_ended_by_the_one_b
     assert await ledger.read_run(bus, RUN) == anew
 
 
-async def test_restarted_learner_gets_a_new_incarnation_and_its_old_shard() -> None:
-    bus = await connected()
+async def test_restarted_learner_gets_a_new_incarnation_and_its_old_shard(bus: MemoryBus) -> None:
     await ledger.join(bus, RUN, "a", "h", 1)
     await ledger.join(bus, RUN, "b", "h", 2)
     again = await ledger.join(bus, RUN, "b", "h", 3)
     assert (again.incarnation, again.shard) == (2, 1)
 
 
-async def test_learners_that_join_at_once_get_different_shards() -> None:
-    bus = await connected()
+async def test_learners_that_join_at_once_get_different_shards(bus: MemoryBus) -> None:
     names = [f"l{i}" for i in range(8)]
     joined = await asyncio.gather(
         *(ledger.join(bus, RUN, name, "h", i) for i, name in enumerate(names))
@@ -91,8 +80,7 @@ def judged(version: int, **changes: Any) -> Evaluation:
     return evaluation(run=RUN, versions=(version, version), **changes)
 
 
-async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it() -> None:
-    bus = await connected()
+async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it(bus: MemoryBus) -> None:
     said = [judged(1), judged(1, evaluator="other"), judged(2), judged(2, text_digest=8)]
     for record in said:
         await ledger.record_evaluation(bus, record)
@@ -100,8 +88,7 @@ async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it() -> None
     assert await run_records.newest(bus, RUN, Evaluation, Subjects(RUN).ledger("eval")) == said[3]
 
 
-async def test_an_evaluation_that_cannot_be_read_ends_no_reader() -> None:
-    bus = await connected()
+async def test_an_evaluation_that_cannot_be_read_ends_no_reader(bus: MemoryBus) -> None:
     assert await run_records.read_all(bus, RUN, Evaluation) == []
     await bus.publish(Subjects(RUN).ledger("eval"), b"no evaluation")
     assert await run_records.newest(bus, RUN, Evaluation, Subjects(RUN).ledger("eval")) is None

@@ -74,6 +74,21 @@ async def check(run: ScriptedRun, learner: str) -> None:
     await recovery.known_members(run.bus, RUN, run.plan, learner)
 
 
+def lagging(
+    monkeypatch: pytest.MonkeyPatch, run: ScriptedRun, method: str, subject: str, nothing: object
+) -> list[str]:
+    """Let a replica that lags answer the first two reads of a subject; return what is asked."""
+    read, asked = getattr(run.bus, method), list[str]()
+
+    async def late(pattern: str) -> object:
+        asked.append(pattern)
+        behind = pattern == subject and asked.count(subject) < 3
+        return nothing if behind else await read(pattern)
+
+    monkeypatch.setattr(run.bus, method, late)
+    return asked
+
+
 class TestMend:
     async def test_genesis_that_the_ledger_lacks_is_appended(self) -> None:
         run = await begun(1)
@@ -133,17 +148,13 @@ class TestMend:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = await begun(3)
-        last, last_each, asked = run.bus.last, run.bus.last_each, list[str]()
+        last_each = run.bus.last_each
 
         async def nothing(pattern: str) -> list[Record]:
             return [] if pattern == SUBJECTS.commit() else await last_each(pattern)
 
-        async def lagging(subject: str) -> Record | None:
-            asked.append(subject)
-            return None if asked.count(subject) < 3 else await last(subject)
-
         monkeypatch.setattr(run.bus, "last_each", nothing)
-        monkeypatch.setattr(run.bus, "last", lagging)
+        asked = lagging(monkeypatch, run, "last", SUBJECTS.commit(1), None)
         assert len(await run.writer.recover()) == 3
         assert asked.count(SUBJECTS.commit(1)) == 3
 
@@ -211,14 +222,7 @@ class TestMembers:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = await begun(1)
-        last_each, asked = run.bus.last_each, list[str]()
-
-        async def lagging(pattern: str) -> list[Record]:
-            asked.append(pattern)
-            behind = pattern == SUBJECTS.member() and asked.count(pattern) < 3
-            return [] if behind else await last_each(pattern)
-
-        monkeypatch.setattr(run.bus, "last_each", lagging)
+        asked = lagging(monkeypatch, run, "last_each", SUBJECTS.member(), [])
         await check(run, "a")
         assert asked.count(SUBJECTS.member()) == 3
 
@@ -244,13 +248,7 @@ class TestCommit:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = await begun(3)
-        last, asked = run.bus.last, list[str]()
-
-        async def lagging(subject: str) -> Record | None:
-            asked.append(subject)
-            return None if asked.count(subject) < 3 else await last(subject)
-
-        monkeypatch.setattr(run.bus, "last", lagging)
+        lagging(monkeypatch, run, "last", SUBJECTS.commit(1), None)
         await run.commit(1)
         assert (await ledger.last_commits(run.bus, RUN))[1].version == 4
 

@@ -14,8 +14,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable
 from skerry.log import contributions
 from skerry.log.contributions import Sender
-from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.streams import specs
+from skerry.log.memory import MemoryBus
 from skerry.protocol.codec import Chunk
 from tests.support.builders import header
 from tests.support.learners import encode_vector, walk
@@ -63,9 +62,7 @@ class Held:
 
 
 @pytest.fixture
-async def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    bus = MemoryBroker().connect()
-    await bus.declare(specs(RUN))
+async def held(bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> Held:
     found = Held(bus)
     monkeypatch.setattr(bus, "publish", found.publish)
     return found

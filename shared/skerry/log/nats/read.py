@@ -2,8 +2,9 @@
 
 A single server has one copy of everything, and its direct get answers from that. In a cluster any
 replica answers a direct get, one that lags too (read-after-write is promised by none of them), so
-there the stream's leader has the word, and only bulk reading is left to the replicas. A leader that
-was deposed without knowing can still be wrong: whatever is decided is written with an expectation,
+there the stream's leader has the word: it answers what decisions rest on, and alone may say that a
+message is gone. One that is there by its sequence is the same on any replica. A leader that was
+deposed without knowing can still be wrong: whatever is decided is written with an expectation,
 which only the true leader can grant.
 """
 
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from skerry.log.nats.connection import Connection
 
 AVOID_S = 30.0
-"""After a consumer that could not be made or fell silent none is tried for this long: in a cluster
-it may have been placed on a node that hangs, as the next one may."""
+"""After a consumer that could not be made or fell silent, or a replica that did not answer, none is
+tried for this long: a cluster goes on handing reads to a node that hangs until its route is given
+up, a minute by default."""
 MOST_SUBJECTS = 1024
 """Subjects that one batch get may match; the server refuses more."""
 PAGE_BYTES = 16 * 1024**2
@@ -114,19 +116,25 @@ class Reads:
     def __init__(self, connection: Connection) -> None:
         self.leader = Leader(connection)
         self._connection = connection
-        self._avoid_consumers_until = 0.0
+        self._avoid_until = 0.0
 
     async def last(self, subject: str) -> Record | None:
         """Return the newest message on this subject, or on any that matches a pattern, or None."""
-        stream, deadline = stream_of(subject), self._deadline()
-        return await self._one(stream, {"last_by_subj": subject}, deadline)
+        stream, deadline, wanted = stream_of(subject), self._deadline(), {"last_by_subj": subject}
+        await self._connection.ready(deadline)
+        if self._connection.clustered:
+            return await self.leader.record(stream, wanted, deadline)
+        return await self._direct(stream, wanted, deadline)
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         """Return the message with that sequence, or None if it is gone or not there yet."""
         if sequence < 1:
             return None
         deadline, wanted = self._deadline(), {"seq": sequence}
-        record = await self._one(stream, wanted, deadline)
+        await self._connection.ready(deadline)
+        record = None
+        if not self._connection.clustered or _now() >= self._avoid_until:
+            record = await self._direct(stream, wanted, deadline)
         if record is not None or not self._connection.clustered:
             return record
         if not await self.leader.caught_up(stream, deadline):
@@ -140,7 +148,7 @@ class Reads:
         bring is asked for message by message, which says for certain what is gone.
         """
         stream, left = stream_of(pattern), deque(sequences)
-        if len(left) >= MANY and _now() >= self._avoid_consumers_until:
+        if len(left) >= MANY and _now() >= self._avoid_until:
             async with aclosing(self._pulled(stream, pattern, sequences)) as records:
                 async for record in records:
                     if left and record.sequence == left[0]:
@@ -193,20 +201,20 @@ class Reads:
             puller.silent = True
         finally:
             if puller.silent:
-                self._avoid_consumers_until = _now() + AVOID_S
+                self._avoid_until = _now() + AVOID_S
             await puller.close()
 
-    async def _one(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
-        """Return one message as a cluster's leader or a single server has it."""
-        await self._connection.ready(deadline)
-        if self._connection.clustered:
-            return await self.leader.record(stream, wanted, deadline)
+    async def _direct(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
+        """Return one message as any replica has it; None also when none of a cluster's answered."""
         retries, body = Retries(deadline), json.dumps(wanted).encode()
         subject = f"$JS.API.DIRECT.GET.{stream}"
         while True:
             try:
                 answer = await self._connection.request(subject, body, deadline=deadline)
             except NoAnswer as e:
+                if e.sent and self._connection.clustered:
+                    self._avoid_until = _now() + AVOID_S
+                    return None
                 if await self._absent(e, stream, retries):
                     return None
                 continue
