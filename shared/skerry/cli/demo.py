@@ -162,11 +162,10 @@ class Recorder:
         )
 
 
-def run_demo(*, summary: Path | None, duration_s: float | None, sets: Sequence[str]) -> None:
+def run_demo(*, summary: Path | None, sets: Sequence[str]) -> None:
     """Run the demo and print, and write, what came of it; KeyboardInterrupt if stopped."""
-    longer = [] if duration_s is None else [f"train.duration_s={duration_s}"]
     with as_file(files("skerry.cli") / "demo.toml") as path:
-        wanted = loading.load(path, [*longer, *sets])
+        wanted = loading.load(path, sets)
     folder = RunFolder(RUN)
     began_s = time.time()
     with folder.held(), Screen(began_s=began_s) as on:
@@ -268,10 +267,10 @@ async def _results(cluster: Cluster, recorder: Recorder, now: RunSnapshot) -> di
         "rounds_committed": run.rounds,
         "learner_killed": outage is not None,
         "learner_rejoined": outage is not None and outage.back,
-        "recovery_s": None if outage is None else outage.recovery_s,
-        "recovery_with_compile_s": None if outage is None else outage.wall_s,
-        "steps_during_outage": None if outage is None else outage.steps_of_others,
-        "rounds_during_outage": None if outage is None else outage.rounds,
+        "recovery_s": outage and outage.recovery_s,
+        "recovery_with_compile_s": outage and outage.wall_s,
+        "steps_during_outage": outage and outage.steps_of_others,
+        "rounds_during_outage": outage and outage.rounds,
         "checkpoint": last.path,
         "sample": text.strip(),
     }
@@ -288,32 +287,24 @@ async def _evaluate(cluster: Cluster, checkpoint: Summary) -> float:
 
 def summary_lines(results: Mapping[str, Any]) -> list[str]:
     """Return the results as lines for people."""
-    sent, parallel = results["bytes_sent"], results["bytes_data_parallel"]
-    lines = [
-        "",
-        (
-            f"Evaluation loss    {results['eval_loss_start']:.3f} at step "
-            f"{results['eval_step_start']}, {results['eval_loss_end']:.3f} at step "
-            f"{results['eval_step_end']} (nats per token, held-out text)"
-        ),
-        (
-            f"Bytes sent         {size(sent)}; all-reducing the same steps would have "
-            f"sent {size(parallel)} in f32 ({parallel / max(1, sent):.0f} times as much)"
-        ),
-        (
-            f"Bits per parameter {results['bits_per_param_up']:.2f} up, "
-            f"{results['bits_per_param_down']:.2f} down"
-        ),
-        (
-            f"Rounds             {results['rounds_committed']} committed; goodput "
-            f"{results['goodput_ratio']:.0%}"
-        ),
-    ]
-    if results["recovery_s"] is not None:
-        lines.append(
-            f"Recovery           {results['recovery_s']:.1f} s from process start to the first "
-            f"accepted contribution, {results['recovery_with_compile_s']:.1f} s with compilation"
+    r, sent = results, results["bytes_sent"]
+    parallel = r["bytes_data_parallel"]
+    rows = {
+        "Evaluation loss": f"{r['eval_loss_start']:.3f} at step {r['eval_step_start']}, "
+        f"{r['eval_loss_end']:.3f} at step {r['eval_step_end']} (nats per token, held-out text)",
+        "Bytes sent": f"{size(sent)}; all-reducing the same steps would have sent "
+        f"{size(parallel)} in f32 ({parallel / max(1, sent):.0f} times as much)",
+        "Bits per parameter": f"{r['bits_per_param_up']:.2f} up, {r['bits_per_param_down']:.2f} "
+        "down",
+        "Rounds": f"{r['rounds_committed']} committed; goodput {r['goodput_ratio']:.0%}",
+        "Recovery": f"{VICTIM} did not come back before the end",
+        "Checkpoint": r["checkpoint"],
+    }
+    if r["recovery_s"] is not None:
+        rows["Recovery"] = (
+            f"{r['recovery_s']:.1f} s from process start to the first accepted contribution, "
+            f"{r['recovery_with_compile_s']:.1f} s with compilation"
         )
-    elif results["learner_killed"]:
-        lines.append(f"Recovery           {VICTIM} did not come back before the end")
-    return [*lines, f"Checkpoint         {results['checkpoint']}", "", results["sample"], ""]
+    elif not r["learner_killed"]:
+        del rows["Recovery"]
+    return ["", *(f"{name:<18} {text}" for name, text in rows.items()), "", r["sample"], ""]

@@ -61,16 +61,13 @@ def demo(
     summary: Annotated[
         Path | None, typer.Option(help="Write the results here as JSON.", metavar="FILE")
     ] = None,
-    duration_s: Annotated[
-        float | None, typer.Option(help="Seconds of training.", metavar="S")
-    ] = None,
     set_: Sets = None,
 ) -> None:
     """Train on this machine; watch a learner die and return."""
     from skerry.cli.demo import run_demo
 
     with exit_on_error():
-        run_demo(summary=summary, duration_s=duration_s, sets=set_ or [])
+        run_demo(summary=summary, sets=set_ or [])
 
 
 @app.command()

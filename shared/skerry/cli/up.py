@@ -252,19 +252,18 @@ def ignored(record: RunRecord, config: RunConfig, wanted: RunConfig) -> list[str
 
 def broker_watch(on: Screen, url: str) -> Callable[[str, Mapping[str, str]], None]:
     """Return what says, once each time, that the broker is away and that it is back."""
-    away = False
+    last = "reconnected"
+    sentences = {
+        "disconnected": f"The broker at {masked_url(url)} is away: learners go on training, this "
+        "view stands still, and everything catches up once it is back.",
+        "reconnected": "The broker is back.",
+    }
 
     def heard(event: str, _fields: Mapping[str, str]) -> None:
-        nonlocal away
-        if event == "disconnected" and not away:
-            away = True
-            on.say(
-                f"The broker at {masked_url(url)} is away: learners go on training, this view "
-                "stands still, and everything catches up once it is back."
-            )
-        elif event == "reconnected" and away:
-            away = False
-            on.say("The broker is back.")
+        nonlocal last
+        if event in sentences and event != last:
+            last = event
+            on.say(sentences[event])
 
     return heard
 

@@ -27,6 +27,7 @@ FOREVER = RestartPolicy(first_s=0.1, most_s=1.0, attempts=float("inf"), final=fr
 """A cluster is nothing without its broker, and every service waits for it."""
 COMPLAINTS = (b"failed to store a msg", b"will be DISABLED")
 """What nats-server writes in its log when it could not write a stream, or has given up on all."""
+LOG = "nats-server.log"
 READY_S = 15.0
 POLL_S = 0.01
 LOOK_S = 0.5
@@ -73,10 +74,6 @@ class LocalBroker:
     password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     @property
-    def log(self) -> Path:
-        return self.folder / "nats-server.log"
-
-    @property
     def password_file(self) -> Path:
         return self.folder / "password"
 
@@ -90,14 +87,12 @@ class LocalBroker:
 
     def command(self) -> Command:
         """Return how a supervisor runs the server."""
-        config = self.folder / "nats.conf"
-        argv = (str(self.binary.absolute()), "-c", str(config))
         return Command(
-            BROKER,
-            BROKER,
-            argv,
-            self.log,
-            os.environ,
+            name=BROKER,
+            kind=BROKER,
+            argv=(str(self.binary.absolute()), "-c", str(self.folder / "nats.conf")),
+            log=self.folder / LOG,
+            env=os.environ,
             prepare=self._prepare,
             ready=self._ready,
             unwell=self._unwell,
@@ -119,10 +114,11 @@ class LocalBroker:
             stale.unlink()
 
     async def _ready(self, pid: int) -> None:
+        """Return once the server has written its ports, which it does when it takes connections."""
         ports = self.folder / f"nats-server_{pid}.ports"
         try:
             async with asyncio.timeout(READY_S):
-                while not await answers(self.host, read_port(ports)):  # noqa: ASYNC110 - its start sends no event
+                while not read_port(ports):  # noqa: ASYNC110 - its start sends no event
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             msg = f"nats-server did not answer within {READY_S:g} s."
@@ -131,8 +127,9 @@ class LocalBroker:
 
     async def _unwell(self) -> str:
         """Return once the server has complained that it could not write, and there is room."""
-        offset = size_of(self.log)
-        while not complained(self.log, offset):  # noqa: ASYNC110 - files send no event
+        log = self.folder / LOG
+        offset = size_of(log)
+        while not complained(log, offset):  # noqa: ASYNC110 - files send no event
             await asyncio.sleep(LOOK_S)
         while not await asyncio.to_thread(has_room, self.folder):  # noqa: ASYNC110 - idem
             await asyncio.sleep(LOOK_S)
@@ -146,19 +143,6 @@ def read_port(ports: Path, kind: str = "nats") -> int:
     except (OSError, ValueError, KeyError):
         return 0
     return int(urls[0].rpartition(":")[2])
-
-
-async def answers(host: str, port: int) -> bool:
-    """Return True if a NATS server greets on that port."""
-    if not port:
-        return False
-    try:
-        async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection(host, port)
-            with contextlib.closing(writer):
-                return await reader.readexactly(5) == b"INFO "
-    except (OSError, EOFError):  # TimeoutError is an OSError
-        return False
 
 
 def complained(log: Path, offset: int) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -73,7 +73,6 @@ class ProcessTable:
 
     @contextlib.contextmanager
     def kept(self) -> Generator[None]:
-        """Keep the file from now on, and remove it at the end."""
         self._kept = True
         self._write()
         try:
@@ -90,26 +89,24 @@ class ProcessTable:
 
     def ended(self, name: str, pid: int) -> None:
         """Remove a process, unless another one has taken its name."""
-        entry = self._entries.get(name)
-        if entry is not None and entry.pid == pid:
+        if name in self._entries and self._entries[name].pid == pid:
             del self._entries[name]
             self._write()
 
     def _write(self) -> None:
-        if not self._kept:
-            return
-        rows = [asdict(entry) for entry in self._entries.values()]
         draft = self.path.with_suffix(".draft")
         # A full disk must not stop what keeps the processes running: the next change is written.
         with contextlib.suppress(OSError):
-            draft.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-            draft.replace(self.path)
+            if self._kept:
+                rows = [asdict(entry) for entry in self._entries.values()]
+                draft.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+                draft.replace(self.path)
 
 
 def read(folder: Path) -> dict[str, ProcessEntry]:
     """Return the processes of the cluster that runs in this folder by name; empty without one."""
     try:
-        rows = cast("list[dict[str, Any]]", json.loads((folder / TABLE).read_text("utf-8")))
+        rows = json.loads((folder / TABLE).read_text("utf-8"))
         return {row["name"]: ProcessEntry(**row) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
