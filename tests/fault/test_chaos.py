@@ -18,7 +18,8 @@ from skerry.cli.cluster.processes import read
 from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.healing import BACK_S
 from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
-from tests.support.local_cluster import SKERRY, chaos, cluster, pids
+from tests.support.local_cluster import chaos, cluster, pids
+from tests.support.processes import SKERRY, skerry
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(1200)]
 
@@ -140,20 +141,14 @@ def test_the_faults_of_a_killed_drill_are_healed_by_command_and_by_the_next_dril
 
 def healed(folder: Path) -> list[str]:
     """Heal the run by command, and return what that says it has undone."""
-    done = subprocess.run(
-        [*COMMAND, "--heal", "--json"], cwd=folder, capture_output=True, text=True, check=True
-    )
-    told = json.loads(done.stdout)
+    told = json.loads(skerry(folder, "chaos", "--run", RUN, "--heal", "--json").stdout)
     assert told["wrong"] == []
     return list(told["healed"])
 
 
 def steps(folder: Path) -> int:
     """Return how far the learner that was paused has come."""
-    command = [*SKERRY, "status", "--run", RUN, "--json"]
-    told = json.loads(
-        subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
-    )
+    told = json.loads(skerry(folder, "status", "--run", RUN, "--json").stdout)
     return next(int(row["step"]) for row in told["learners"] if row["name"] == "learner-1")
 
 

@@ -28,21 +28,12 @@ from skerry.settings.loading import to_json
 from skerry.settings.models import NatsSettings, RunConfig
 from tests.support.builders import run_record
 from tests.support.nats_server import NatsServer
+from tests.support.processes import SKERRY, call, skerry
 
 DEADLINE_S = 60.0
 SERVICES = {"learner-1", "learner-2", "syncer", "checkpointer", "evaluator", "health-monitor"}
 
 pytestmark = pytest.mark.nats
-
-
-def skerry(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    command = [sys.executable, "-m", "skerry.cli.main", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def chaos(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return skerry(folder, "chaos", *arguments)
 
 
 def processes(mark: str) -> dict[int, str]:
@@ -78,7 +69,7 @@ class RunningUp:
 @contextlib.contextmanager
 def cluster(cwd: Path, *arguments: str, run: str = "") -> Generator[RunningUp]:
     run = run or f"t{uuid.uuid4().hex[:12]}"
-    command = [sys.executable, "-m", "skerry.cli.main", "up", "--run", run, *arguments]
+    command = [*SKERRY, "up", "--run", run, *arguments]
     command += ["--set", "health.port=0", "--set", "shutdown_s=5"]
     process = subprocess.Popen(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -134,7 +125,7 @@ def test_chaos_touches_no_run_that_does_not_allow_it(up: RunningUp) -> None:
     os.kill(stopped.pid, signal.SIGSTOP)
     try:
         for what in ((), ("--heal",)):
-            done = chaos(up.cwd, "--run", up.run, *what)
+            done = skerry(up.cwd, "chaos", "--run", up.run, *what)
             assert done.returncode == 2
             assert done.stderr.startswith(f"error: Run '{up.run}' does not allow faults")
             assert "nothing was touched" in done.stderr
@@ -202,7 +193,7 @@ def test_chaos_over_a_broker_refuses_what_is_no_run_at_work_that_allows_it(
 ) -> None:
     if allowed is not None:
         asyncio.run(_declare(shared_nats.url, run_id, allow=allowed))
-    done = chaos(tmp_path, "--nats", shared_nats.url, "--run", asked or run_id)
+    done = skerry(tmp_path, "chaos", "--nats", shared_nats.url, "--run", asked or run_id)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -214,7 +205,8 @@ def test_chaos_over_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, h
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))  # and does not listen
         url = f"nats://127.0.0.1:{unheard.getsockname()[1]}"
-        done = chaos(tmp_path, how.format(url), "--set", "nats.connect_timeout_s=1", "--run", "r")
+        given = (how.format(url), "--set", "nats.connect_timeout_s=1", "--run", "r")
+        done = skerry(tmp_path, "chaos", *given)
     assert done.returncode != 0
     assert done.stderr.startswith("error: ")
     assert url in done.stderr
@@ -224,14 +216,8 @@ def test_chaos_over_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, h
 @pytest.mark.parametrize("command", ["up", "demo"])
 def test_a_full_disk_is_one_sentence(tmp_path: Path, command: str) -> None:
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
-    become = "os.execv(sys.executable, [sys.executable, '-m', 'skerry.cli.main', sys.argv[1]])"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{limit} {become}", command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    become = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    done = call(sys.executable, "-c", f"{limit} {become}", *SKERRY[1:], command, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {tmp_path}/.skerry/")
     assert "lock cannot be written (File too large): start this command in" in done.stderr

@@ -7,15 +7,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from skerry.cli.cluster.processes import read
+from tests.support.processes import SKERRY, skerry
 
-SKERRY = (sys.executable, "-m", "skerry.cli.main")
 START_S = 120.0
 
 
@@ -52,13 +51,7 @@ def cluster(
 
 def chaos(folder: Path, run: str, *arguments: str) -> tuple[dict[str, Any], str]:
     """Run ``skerry chaos`` to its verdict; return that and what else it said."""
-    done = subprocess.run(
-        [*SKERRY, "chaos", "--run", run, "--json", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = skerry(folder, "chaos", "--run", run, "--json", *arguments)
     assert done.returncode in {0, 5}, done.stderr
     return json.loads(done.stdout), done.stderr
 

@@ -8,7 +8,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from skerry.cli.cluster.supervisor import (
     RestartPolicy,
     Supervisor,
 )
+from tests.support.builders import until
 
 FAST = RestartPolicy(first_s=0.01, most_s=0.02, attempts=3, hopeless_s=0.05)
+SKERRY = (sys.executable, "-m", "skerry.cli.main")
 DEADLINE_S = 30.0
 FOREVER = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = (
@@ -52,16 +54,15 @@ def call(
     )
 
 
+def skerry(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a ``skerry`` command in a folder to its end."""
+    return call(*SKERRY, *arguments, cwd=folder)
+
+
 def is_running(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # another process's state sends us no event
 
 
 @dataclass

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import nats
 import pytest
@@ -22,6 +21,7 @@ from skerry.settings.loading import load
 from skerry.settings.models import NatsSettings, RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
+from tests.support.processes import SKERRY, call
 from tests.support.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.nats
@@ -42,17 +42,9 @@ async def serving(folder: RunFolder) -> AsyncGenerator[NatsSettings]:
         yield broker.nats
 
 
-async def restore(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "skerry.cli.main", "checkpoints", "restore", *words]
-    return await asyncio.to_thread(
-        subprocess.run,
-        command,
-        cwd=folder,
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+async def restore(folder: Path, *words: str, **environ: str) -> CompletedProcess[str]:
+    command, env = (*SKERRY, "checkpoints", "restore", *words), os.environ | environ
+    return await asyncio.to_thread(call, *command, cwd=folder, env=env)
 
 
 async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_broker(

@@ -26,7 +26,8 @@ from skerry.settings.models import NatsSettings
 from skerry_tools.chaos.drilled import Injection
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.plan import Fault, Kind
-from tests.support.processes import full_disk, until
+from tests.support.builders import until
+from tests.support.processes import full_disk
 
 pytestmark = pytest.mark.nats
 

@@ -16,7 +16,8 @@ from skerry.cli.cluster.faults import FaultControl
 from skerry.cli.cluster.proxy import Proxy
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import ControlError
-from tests.support.processes import Watched, command, until
+from tests.support.builders import until
+from tests.support.processes import Watched, command
 
 LONG_S = 300.0
 

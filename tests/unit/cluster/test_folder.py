@@ -43,25 +43,18 @@ def prepare(
     return load(folder.settings, (), {})
 
 
-def test_a_second_cluster_in_the_same_folder_is_refused_while_the_first_runs(
-    folder: RunFolder,
+@pytest.mark.parametrize(
+    ("hold", "words"),
+    [(RunFolder.held, "runs 'a'"), (RunFolder.drilled, "drills 'a' already.*verdict")],
+)
+def test_a_second_cluster_and_a_second_drill_are_refused_until_the_first_is_over(
+    folder: RunFolder, hold: Callable[[RunFolder], AbstractContextManager[None]], words: str
 ) -> None:
     other = RunFolder("b", folder.root)
-    in_use = pytest.raises(RunInUse, match=f"Process {os.getpid()} runs 'a'")
-    with folder.held(), other.held(), in_use, folder.held():
+    in_use = pytest.raises(RunInUse, match=f"Process {os.getpid()} {words}")
+    with hold(folder), hold(other), in_use, hold(folder):
         pass
-    with folder.held():
-        assert folder.path.is_dir()
-
-
-def test_a_second_drill_of_the_same_cluster_is_refused_until_the_first_is_over(
-    folder: RunFolder,
-) -> None:
-    other = RunFolder("b", folder.root)
-    in_use = pytest.raises(RunInUse, match=f"Process {os.getpid()} drills 'a' already.*verdict")
-    with folder.held(), folder.drilled(), other.drilled(), in_use, folder.drilled():
-        pass
-    with folder.drilled():
+    with folder.held(), folder.drilled():
         pass
 
 
@@ -77,15 +70,9 @@ def test_a_running_cluster_is_found_and_entered_until_it_ends(folder: RunFolder)
         given = NatsSettings(credentials=Path("/mine"), connect_timeout_s=3.0)
         assert found.reached_with(given) == NATS.model_copy(update={"connect_timeout_s": 3.0})
     assert running(folder.root) == []
-
-
-def test_a_broker_that_was_named_is_entered_with_the_users_own_credentials(
-    folder: RunFolder,
-) -> None:
-    with folder.announced(NatsSettings(url=URL)):
+    with folder.announced(NatsSettings(url=URL)):  # named by the user: with their credentials
         (found,) = running(folder.root)
-    mine = NatsSettings(credentials=Path("/mine"))
-    assert found.reached_with(mine) == mine.model_copy(update={"url": URL})
+    assert found.reached_with(given) == given.model_copy(update={"url": URL})
 
 
 @pytest.mark.parametrize("text", ['{"run": "a", "url": "nats://x", "pid": 4194305}', "[1]", ""])
@@ -172,15 +159,14 @@ def test_logs_at_rest_are_found_newest_first(tmp_path: Path) -> None:
     assert [folder.run for folder in resting(tmp_path)] == ["new", "old"]
 
 
-def test_services_are_given_the_broker_and_where_metrics_go(folder: RunFolder) -> None:
+def test_services_are_given_the_broker_and_where_metrics_go_unless_the_user_says(
+    folder: RunFolder,
+) -> None:
     local = prepare(folder, monitor_url="http://127.0.0.1:6").local
     assert local.nats == NATS
     assert local.telemetry.jsonl == folder.path / "metrics.jsonl"
     assert local.metrics.broker_urls == ("http://127.0.0.1:6",)
     assert local.store.path.is_absolute()
-
-
-def test_what_the_user_has_set_about_metrics_stays(folder: RunFolder) -> None:
     mine = folder.root / "mine"
     given = [f'telemetry.jsonl="{mine}"', 'metrics.broker="http://b:1, http://c:2"']
     local = prepare(folder, load(None, given, {}), monitor_url="http://127.0.0.1:6").local

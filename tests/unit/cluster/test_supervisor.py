@@ -14,7 +14,8 @@ import pytest
 
 from skerry.cli.cluster.supervisor import Change, Need, RestartPolicy, ServiceError
 from skerry.errors import BrokerUnavailable, ConfigError
-from tests.support.processes import FAST, STUBBORN, Watched, command, full_disk, is_running, until
+from tests.support.builders import until
+from tests.support.processes import FAST, STUBBORN, Watched, command, full_disk, is_running
 
 
 def once(mark: Path, then: str) -> str:
@@ -25,15 +26,14 @@ def once(mark: Path, then: str) -> str:
     )
 
 
-async def test_run_ends_when_all_have_finished(tmp_path: Path, watched: Watched) -> None:
-    supervisor = watched.supervise([command(tmp_path, "a", ""), command(tmp_path, "b", "")])
+async def test_run_ends_when_all_have_finished_with_their_output_in_their_logs(
+    tmp_path: Path, watched: Watched
+) -> None:
+    hello = command(tmp_path / "logs", "a", "print('hello')")
+    supervisor = watched.supervise([hello, command(tmp_path, "b", "")])
     await supervisor.run()
     assert watched.changes("a") == [Change.STARTED, Change.FINISHED]
     assert supervisor.pids() == {}
-
-
-async def test_output_goes_to_the_log_of_the_service(tmp_path: Path, watched: Watched) -> None:
-    await watched.supervise([command(tmp_path / "logs", "a", "print('hello')")]).run()
     assert (tmp_path / "logs" / "a.log").read_text() == "hello\n"
 
 
