@@ -10,7 +10,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from skerry.cli.cluster.cluster import (
     Cluster,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
     from skerry.status.feed import RunFeed
     from skerry.status.model import RunSnapshot
+    from skerry.status.report import RunRow
     from skerry.status.sources import RunMessage
     from skerry.store.finding import Summary
 
@@ -109,7 +110,11 @@ class Outage:
 
 @dataclass(slots=True)
 class Recorder:
-    """Keeps what the summary needs and a view forgets."""
+    """Keeps what the summary needs and a view forgets.
+
+    ``untrained`` are the last pulses before a first step: what was sent until then were whole
+    parameters, of which the figures of the wire are not.
+    """
 
     on: Screen
     began_s: float
@@ -119,10 +124,21 @@ class Recorder:
     genesis: asyncio.Event = field(default_factory=asyncio.Event)
     victim_counted: asyncio.Event = field(default_factory=asyncio.Event)
     first_step_s: float | None = None
+    untrained: dict[str, Pulse] = field(default_factory=dict[str, Pulse])
+
+    def bits_per_param(self, run: RunRow, way: Literal["up", "down"]) -> float:
+        """Return the bits that training sent, up or down, per parameter of what it stood for."""
+        moved, f32 = (
+            getattr(run, name) - sum(getattr(pulse, name) for pulse in self.untrained.values())
+            for name in (f"bytes_{way}", f"f32_bytes_{way}")
+        )
+        return float(32 * moved / max(1, f32))
 
     def message(self, message: RunMessage, at_s: float) -> None:
         """Take in whatever the log says."""
-        if isinstance(message, Pulse) and message.steps:
+        if isinstance(message, Pulse) and not message.steps and self.outage is None:
+            self.untrained[message.learner] = message
+        elif isinstance(message, Pulse) and message.steps:
             if message.learner == VICTIM and message.contributions:
                 self.victim_counted.set()
             if self.first_step_s is None:
@@ -261,8 +277,8 @@ async def _results(cluster: Cluster, recorder: Recorder, now: RunSnapshot) -> di
         "bytes_down": run.bytes_down,
         "bytes_data_parallel": parallel,
         "bytes_data_parallel_bf16": parallel // 2,
-        "bits_per_param_up": 32 * run.bytes_up / max(1, run.f32_bytes_up),
-        "bits_per_param_down": 32 * run.bytes_down / max(1, run.f32_bytes_down),
+        "bits_per_param_up": recorder.bits_per_param(run, "up"),
+        "bits_per_param_down": recorder.bits_per_param(run, "down"),
         "goodput_ratio": run.goodput,
         "rounds_committed": run.rounds,
         "learner_killed": outage is not None,

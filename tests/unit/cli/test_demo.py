@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
-from skerry.cli.demo import Outage
+from rich.console import Console
+
+from skerry.cli.demo import Outage, Recorder
+from skerry.cli.viewer import Screen
 from skerry.protocol.messages import Commit, CommitOrigin
 from tests.support.builders import commit, consumed, pulse
+
+if TYPE_CHECKING:
+    from skerry.status.report import RunRow
 
 
 def merged(version: int, *who: tuple[str, int], **changes: Any) -> Commit:
@@ -41,6 +49,16 @@ def test_what_the_others_do_is_counted_until_it_is_back() -> None:
     watched.observe(pulse("a", 500), 120.0)
     watched.observe(merged(9, ("a", 1)), 121.0)
     assert (watched.steps_of_others, watched.rounds) == (40, 3)
+
+
+def test_bits_per_parameter_are_those_of_training(tmp_path: Path) -> None:
+    """Before the first step learners offer and read parameters whole."""
+    seen = Recorder(Screen(Console(force_terminal=False)), 0.0, tmp_path / "log")
+    for sent, f32 in ((0, 0), (900, 1000)):
+        seen.message(pulse("a", 0, bytes_up=sent, f32_bytes_up=f32), 0.0)
+    seen.message(pulse("a", 8, bytes_up=1900, f32_bytes_up=17_000), 1.0)
+    run = cast("RunRow", SimpleNamespace(bytes_up=1900, f32_bytes_up=17_000))
+    assert seen.bits_per_param(run, "up") == 2.0
 
 
 def test_genesis_is_no_round() -> None:
