@@ -53,7 +53,10 @@ def is_url(where: str | Path) -> bool:
 
 def _whole(where: str | Path) -> str:
     """Return an address without a slash at its end, or links that lead to it."""
-    return str(where).rstrip("/") if is_url(where) else os.path.realpath(where)
+    if not is_url(where):
+        return os.path.realpath(where)
+    scheme, mark, rest = str(where).partition("://")
+    return f"{scheme}{mark}{rest.rstrip('/')}"
 
 
 def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> Store:

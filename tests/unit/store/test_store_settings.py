@@ -12,7 +12,7 @@ from skerry.settings import loading
 from skerry.settings.models import STORE_KINDS, StoreSettings
 from skerry.store import kinds
 from skerry.store.base import MANIFEST
-from skerry.store.finding import is_url, open_store, root_of, store_of
+from skerry.store.finding import is_url, locate, open_store, root_of, store_of
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
 
@@ -36,6 +36,12 @@ def test_a_url_takes_the_place_of_the_folder() -> None:
     assert root_of(store) == "s3://bucket/prefix"
     assert isinstance(store_of(store, "run"), S3Store)
     assert store_of(store, "run").where("step-1") == "s3://bucket/prefix/run/step-1"
+
+
+def test_a_bucket_without_a_name_is_refused() -> None:
+    for address in ("s3://", "s3:///"):
+        with pytest.raises(ConfigError, match="write s3://bucket/prefix"):
+            locate(address)
 
 
 def test_without_a_url_it_is_the_folder(tmp_path: Path) -> None:
