@@ -28,7 +28,6 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -273,11 +272,12 @@ def _connect(url: str, access: StoreSettings) -> Client:
     given = {"endpoint": access.endpoint, "region": access.region}
     config = {key: value for key, value in given.items() if value} | _keys(access)
     timeout = timedelta(seconds=access.timeout_s)
-    make = partial(Client, parts.netloc, prefix=parts.path.strip("/") or None, config=config)  # type: ignore[arg-type]
     try:
-        endpoint = str(make().config.get("endpoint", ""))  # perhaps from the environment
-        return make(
-            client_options={"allow_http": endpoint.startswith("http://"), "timeout": timeout},
+        return Client(
+            parts.netloc,
+            prefix=parts.path.strip("/") or None,
+            config=config,  # type: ignore[arg-type]
+            client_options={"allow_http": True, "timeout": timeout},  # an endpoint says which
             retry_config={"max_retries": RETRIES, "retry_timeout": timeout},
         )
     except BaseError as error:
