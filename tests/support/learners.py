@@ -24,6 +24,8 @@ from skerry.algorithm import adoption
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import slice_norms
 from skerry.log import contributions, ledger, run_records, state
+from skerry.log.memory import MemoryBroker
+from skerry.log.streams import specs
 from skerry.protocol.codec import pack, packed_bound
 from skerry.protocol.messages import (
     ContributionHeader,
@@ -32,6 +34,7 @@ from skerry.protocol.messages import (
     LearnerPhase,
     Pulse,
 )
+from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.inner_state import RestoredState
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.log.base import Bus
+    from skerry.log.base import Bus, Record
     from skerry.protocol.codec import Chunk
     from skerry.protocol.messages import RunRecord
 
@@ -67,6 +70,22 @@ TAKEN = StepResult(ONE, ONE, ONE)
 def encode_vector(scheme: str, x: Vector, chunk_bytes: int) -> list[Chunk]:
     """Quantise and pack a padded vector."""
     return list(pack(scheme, cpu().quantise(scheme, x), chunk_bytes))
+
+
+async def contributed(
+    run: str, plan: Plan, *headers: ContributionHeader, scheme: str = "int4", apart_ns: int = 0
+) -> list[Record]:
+    """Send contributions, each so long after the one before; return what the log holds then."""
+    now = [0]
+    bus = MemoryBroker(clock_ns=lambda: now[0]).connect()
+    await bus.declare(specs(run))
+    for header in headers:
+        vector = walk(plan.fragments[header.fragment], header.identity)
+        chunks = encode_vector(scheme, vector, 2048)
+        await contributions.Sender(bus, run, plan).send(header, chunks)
+        now[0] += apart_ns
+    stored = bus.broker.streams[Subjects(run).stream("CONTRIB")].records
+    return [stored[sequence] for sequence in sorted(stored)]
 
 
 def walk(fragment: Fragment, *key: object) -> Vector:

@@ -348,7 +348,7 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.parametrize("codec", [quantise_numba, quantise_numpy])
 def test_decoding_takes_read_only_planes_into_the_given_output(codec: ModuleType) -> None:
     planes, out = quantise("int4", gaussian(2, 2)), np.empty(2 * BLOCK, np.float32)
-    codes, scales = (plane.copy() for plane in planes)
+    codes, scales = planes.codes.copy(), planes.scales.copy()
     codes.flags.writeable = scales.flags.writeable = False
     assert codec.dequantise("int4", Planes(codes, scales), out) is out
     assert same_bits(out, quantise_numpy.dequantise("int4", planes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,7 @@ import pytest
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
-from skerry.log import contributions
 from skerry.log.base import Record
-from skerry.log.memory import MemoryBroker
-from skerry.log.streams import specs
 from skerry.protocol.contribution import (
     Contribution,
     ContributionAssembler,
@@ -26,7 +24,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import tracing
 from tests.support.builders import header
-from tests.support.learners import encode_vector, walk
+from tests.support.learners import contributed, walk
 from tests.support.telemetry import Collected
 
 RUN = "t"
@@ -47,14 +45,7 @@ def offered(identity: int = 1, **changes: Any) -> ContributionHeader:
 
 
 async def sent(*headers: ContributionHeader, run: str = RUN) -> list[Record]:
-    bus = MemoryBroker().connect()
-    await bus.declare(specs(run))
-    for told in headers:
-        chunks = encode_vector("int4", walk(FRAGMENT, told.identity), 2048)
-        await contributions.Sender(bus, run, PLAN).send(told, chunks)
-    name = Subjects(run).stream("CONTRIB")
-    records = [await bus.get(name, sequence) for sequence in range(1, 200)]
-    return [record for record in records if record is not None]
+    return await contributed(run, PLAN, *headers)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -89,36 +80,24 @@ async def test_newer_contribution_replaces_an_unfinished_one() -> None:
     assert assembler.incomplete_from(0) is not None
 
 
-async def test_damaged_bytes_are_refused_and_named() -> None:
-    (first, *_) = await sent(offered())
-    flipped = bytearray(first.payload)
-    flipped[-1] ^= 1
-    record = Record(first.subject, 1, 1, bytes(flipped))
-    got = ContributionAssembler(RUN, PLAN).feed(record)
+@pytest.mark.parametrize(
+    ("run", "changes", "damage", "cause"),
+    [
+        (RUN, {}, lambda r: replace(r, payload=r.payload[:-1] + b"?"), "corrupt"),
+        ("other", {}, lambda r: r, "wrong_run"),
+        (RUN, {}, lambda r: replace(r, subject=Subjects(RUN).contribution(0, "b")), "corrupt"),
+        (RUN, {}, lambda r: replace(r, subject=f"skerry.{RUN}.contrib.0.a b*c"), "corrupt"),
+        (RUN, {"cursor_from": 9, "cursor_to": 8}, lambda r: r, "implausible"),
+    ],
+    ids=["damaged", "another run", "another's subject", "no learner's name", "backwards"],
+)
+async def test_message_that_is_no_part_of_a_contribution_is_refused(
+    run: str, changes: dict[str, int], damage: Callable[[Record], Record], cause: str
+) -> None:
+    (first, *_) = await sent(offered(**changes), run=run)
+    got = ContributionAssembler(RUN, PLAN).feed(damage(first))
     assert isinstance(got, Refusal)
-    assert got.cause == "corrupt"
-
-
-async def test_message_of_another_run_is_refused() -> None:
-    (first, *_) = await sent(offered(), run="other")
-    got = ContributionAssembler(RUN, PLAN).feed(first)
-    assert isinstance(got, Refusal)
-    assert got.cause == "wrong_run"
-
-
-async def test_contribution_on_somebody_elses_subject_is_refused() -> None:
-    (first, *_) = await sent(offered())
-    moved = Record(Subjects(RUN).contribution(0, "b"), 1, 1, first.payload)
-    got = ContributionAssembler(RUN, PLAN).feed(moved)
-    assert isinstance(got, Refusal)
-    assert got.cause == "corrupt"
-
-
-async def test_cursor_that_runs_backwards_is_refused() -> None:
-    (first, *_) = await sent(offered(cursor_from=9, cursor_to=8))
-    got = ContributionAssembler(RUN, PLAN).feed(first)
-    assert isinstance(got, Refusal)
-    assert got.cause == "implausible"
+    assert got.cause == cause
 
 
 async def test_outdated_unfinished_contribution_is_given_up() -> None:
@@ -149,15 +128,8 @@ async def test_what_an_older_incarnation_completes_behind_a_start_is_superseded(
 async def test_what_was_whole_before_the_start_still_counts() -> None:
     records = await sent(offered())
     assembler = ContributionAssembler(RUN, PLAN)
+    assembler.feed(started(1, 0))  # its own
     assembler.incarnations.note("a", 2, records[-1].sequence + 1)  # known before it is passed
-    *_, got = [assembler.feed(record) for record in records]
-    assert isinstance(got, Contribution)
-
-
-async def test_own_start_supersedes_nothing_of_its_incarnation() -> None:
-    records = await sent(offered(incarnation=2))
-    assembler = ContributionAssembler(RUN, PLAN)
-    assembler.feed(started(2, 0))
     *_, got = [assembler.feed(record) for record in records]
     assert isinstance(got, Contribution)
 
@@ -186,15 +158,6 @@ async def test_unfinished_contribution_without_its_first_chunk_is_named_by_ident
     for record in rest:
         assembler.feed(record)
     assert assembler.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 7)]
-
-
-async def test_subject_that_no_learner_can_have_is_refused_and_ends_nobody() -> None:
-    (first, *_) = await sent(offered())
-    got = ContributionAssembler(RUN, PLAN).feed(
-        Record(f"skerry.{RUN}.contrib.0.a b*c", 1, 1, first.payload)
-    )
-    assert isinstance(got, Refusal)
-    assert got.cause == "corrupt"
 
 
 async def test_only_the_first_chunk_carries_trace_context_and_a_syncer_reads_it_back(

@@ -6,10 +6,7 @@ import dataclasses
 from typing import Any
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.log import contributions
 from skerry.log.base import Record
-from skerry.log.memory import MemoryBroker
-from skerry.log.streams import specs
 from skerry.protocol.contribution import (
     Contribution,
     ContributionId,
@@ -32,9 +29,8 @@ from skerry.protocol.shard import (
     StalenessRule,
     judge,
 )
-from skerry.protocol.subjects import Subjects
 from tests.support.builders import header, manifest
-from tests.support.learners import encode_vector, walk
+from tests.support.learners import contributed
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 1)
@@ -56,16 +52,7 @@ def shard(most_stale: int = 4) -> Shard:
 
 async def stored(*headers: ContributionHeader, scheme: str = "int4") -> list[Record]:
     """Send contributions hours apart: the broker has forgotten message ids by the next one."""
-    now = [0]
-    bus = MemoryBroker(clock_ns=lambda: now[0]).connect()
-    await bus.declare(specs(RUN))
-    for told in headers:
-        chunks = encode_vector(scheme, walk(FRAGMENT, told.identity), 2048)
-        await contributions.Sender(bus, RUN, PLAN).send(told, chunks)
-        now[0] += HOURS_NS
-    name = Subjects(RUN).stream("CONTRIB")
-    found = [await bus.get(name, sequence) for sequence in range(1, 200)]
-    return [record for record in found if record is not None]
+    return await contributed(RUN, PLAN, *headers, scheme=scheme, apart_ns=HOURS_NS)
 
 
 async def test_contribution_sent_again_after_an_outage_waits_once() -> None:

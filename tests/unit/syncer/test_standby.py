@@ -23,7 +23,7 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol import succession
 from skerry.protocol.coordinator import Action, Publish, RoundCoordinator
-from skerry.protocol.messages import Commit, Manifest, Round, RunState, SyncerPulse
+from skerry.protocol.messages import Commit, Manifest, Round, RunState
 from skerry.protocol.subjects import StreamKind, Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer import standby
@@ -770,17 +770,6 @@ async def test_own_fence_whose_acknowledgement_got_lost_is_nobody_elses(
     assert "stepped_down" not in events
     assert "shard_not_taken" not in events
     await world.whole()
-
-
-@virtual
-async def test_clock_and_names_are_those_that_were_given(world: World) -> None:
-    await world.begin(config())
-    world.start("a", stand_by(world.bus, RUN, "a", wall_ns=lambda: 77))
-    await world.commits(lambda c: c.version == 2)
-    pulses = run_records.follow(world.bus, RUN, SyncerPulse)
-    async with aclosing(pulses):
-        pulse = await anext(pulses)
-    assert (pulse.syncer, pulse.sent_ns, pulse.shards) == ("a", 77, (0,))
 
 
 def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_stuck(
