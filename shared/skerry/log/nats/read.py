@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -65,11 +66,11 @@ class Leader:
         about = f"a look at stream {stream}"
         return await self._connection.api(name, about=about, empty_for=absent, deadline=deadline)
 
-    async def caught_up(self, stream: str, deadline: float) -> bool:
-        """Return True once a stream holds all this client was acknowledged; False if there is none.
+    async def newest(self, stream: str, deadline: float) -> int | None:
+        """Return the last sequence of a stream once that is all this client was acknowledged.
 
         A new leader may need a moment, and a deposed one never gets there. Raises StateLost when
-        a file holds less for good; streams in memory may lose what they hold.
+        a file holds less for good; streams in memory may lose what they hold. None: no stream.
         """
         goal = self._acknowledged.get(stream, 0)
         last_look = deadline - self._connection.options.request_timeout_s  # which takes time too
@@ -77,7 +78,7 @@ class Leader:
         while info := await self.info(stream, deadline):
             last: int = info["state"]["last_seq"]
             if last >= goal or info["config"]["storage"] == "memory":
-                return True
+                return last
             if not await retries.pause():
                 msg = (
                     f"Stream {stream} ends at sequence {last}, but the broker had acknowledged"
@@ -86,7 +87,7 @@ class Leader:
                     " config file."
                 )
                 raise StateLost(msg)
-        return False
+        return None
 
     async def record(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
         """Return one message, or None."""
@@ -137,7 +138,7 @@ class Reads:
             record = await self._direct(stream, wanted, deadline)
         if record is not None or not self._connection.clustered:
             return record
-        if not await self.leader.caught_up(stream, deadline):
+        if await self.leader.newest(stream, deadline) is None:
             return None
         return await self.leader.record(stream, wanted, deadline)
 
@@ -161,25 +162,36 @@ class Reads:
                 yield record
 
     async def last_each(self, pattern: str) -> list[Record]:
-        """Return the newest message of every subject that matches, in sequence order."""
+        """Return the newest message of every subject that matches, in sequence order.
+
+        In a cluster a replica that has not come as far as the leader, or found nothing, which does
+        not say how far it has come, is not believed: the leader is asked for every subject.
+        """
         stream, deadline = stream_of(pattern), self._deadline()
         await self._connection.ready(deadline)
-        found: list[Record] = []
-        if self._connection.clustered:
-            if not await self.leader.caught_up(stream, deadline):
+        clustered, goal = self._connection.clustered, 0
+        if clustered:
+            newest = await self.leader.newest(stream, deadline)
+            if newest is None:
                 return []
+            goal = newest
+        found: list[Record] | None = None
+        if not clustered or _now() >= self._avoid_until:
+            found, reached = await self._batch(stream, [pattern], deadline)
+            found = found if reached >= goal else None
+        if found is None:
+            found = []
             subjects = await self.leader.subjects(stream, pattern, deadline)
-            wanted = [{"last_by_subj": subject} for subject in subjects]
-            for first in range(0, len(wanted), AT_ONCE):
-                some = wanted[first : first + AT_ONCE]
-                records = await together(self.leader.record(stream, w, deadline) for w in some)
-                found += [record for record in records if record is not None]
-        elif (batch := await self._batch(stream, [pattern], deadline)) is not None:
-            found = batch
-        else:
-            subjects = await self.leader.subjects(stream, pattern, deadline)
-            for page in _pages(subjects, self._connection.max_payload // 2):
-                found += await self._batch(stream, page, deadline) or []
+            if clustered:
+                for some in _pages(subjects, self._connection.max_payload, AT_ONCE):
+                    wanted = ({"last_by_subj": subject} for subject in some)
+                    records = await together(
+                        self.leader.record(stream, w, deadline) for w in wanted
+                    )
+                    found += [record for record in records if record is not None]
+            else:
+                for page in _pages(subjects, self._connection.max_payload // 2, MOST_SUBJECTS):
+                    found += (await self._batch(stream, page, deadline))[0] or []
         return sorted(found, key=lambda record: record.sequence)
 
     def _deadline(self) -> float:
@@ -228,22 +240,30 @@ class Reads:
 
     async def _batch(
         self, stream: str, subjects: list[str], deadline: float
-    ) -> list[Record] | None:
-        """Return the newest message of each subject; None if there are too many subjects."""
+    ) -> tuple[list[Record] | None, int]:
+        """Return the newest message of each subject as any replica has it, and how far it has come.
+
+        None where there are too many subjects, and where none of a cluster's replicas answered.
+        """
         retries, sequence, found = Retries(deadline), 0, list[Record]()
+        reached = sys.maxsize
         while True:
             try:
                 page, end = await _page(self._connection, stream, subjects, sequence, deadline)
             except NoAnswer as e:
+                if e.sent and self._connection.clustered:
+                    self._avoid_until = _now() + AVOID_S
+                    return None, 0
                 if await self._absent(e, stream, retries):
-                    return found
+                    return found, 0
                 continue
             found += page
             status = end.get("Status", "")
             if status == "413":
-                return None
+                return None, 0
+            reached = min(reached, int(end.get("Nats-UpTo-Sequence", 0)))
             if status != "204" or int(end.get("Nats-Num-Pending", 0)) == 0:
-                return found
+                return found, reached if status == "204" else 0
             sequence = int(end["Nats-Last-Sequence"]) + 1
 
     async def _absent(self, failed: NoAnswer, stream: str, retries: Retries) -> bool:
@@ -289,12 +309,12 @@ async def _page(
     raise NoAnswer
 
 
-def _pages(subjects: Sequence[str], most_bytes: int) -> Iterator[list[str]]:
+def _pages(subjects: Sequence[str], most_bytes: int, most: int) -> Iterator[list[str]]:
     """Cut a list of subjects into requests: anybody may have published on very long ones."""
     page, size = list[str](), 0
     for subject in subjects:
         own = len(json.dumps(subject)) + 2
-        if page and (len(page) == MOST_SUBJECTS or size + own > most_bytes):
+        if page and (len(page) == most or size + own > most_bytes):
             yield page
             page, size = [], 0
         page.append(subject)
