@@ -17,7 +17,7 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import CloseReason, Commit, Manifest, RefusalCause, Refused, Unnamed
 from skerry.protocol.records import decode, encode
-from skerry.protocol.shard import MOST_REFUSED
+from skerry.protocol.shard import MOST_NAMED
 from skerry.protocol.subjects import StreamKind, Subjects
 from skerry.settings.models import OuterConfig, RunConfig
 from skerry.store.local import LocalStore
@@ -273,13 +273,13 @@ async def test_flood_of_more_refusals_than_a_commit_names_breaks_no_promise() ->
     await create(bus, RUN)
     await ledger.join(bus, RUN, "flood", "host", 1)
     flood = ScriptedLearner(bus, RUN, PLAN, "flood", scheme="int4", versions={0: 999})
-    for _ in range(MOST_REFUSED + 7):
+    for _ in range(MOST_NAMED + 7):
         await flood.send_gradient(0, 1000)
     await train(bus, RUN, 3)
     report = await verify(bus, RUN, rules=replace(FAKE, counted=True))
     assert report.violations == ()
     (unnamed,) = [c.unnamed for _, c in commits_of(bus, 0) if c.unnamed]
-    assert Unnamed("flood", 7) in unnamed
+    assert unnamed == (Unnamed("flood", 7),)
 
 
 async def test_commit_with_other_weights_does_not_replay() -> None:

@@ -37,6 +37,9 @@ MOST_LEARNERS = 4096
 """Learners whose contributions a fragment takes: a commit has one row of progress for each."""
 MOST_REFUSED = 1000
 """Refusals that one commit names; what a flood has beyond that is in the syncer's log alone."""
+MOST_NAMED = 100
+"""Refused contributions of one learner among them: its flood keeps no other's from being named.
+"""
 MOST_SETTLED = 4096
 """Contributions per fragment that are remembered as resolved; duplicates come sooner than that."""
 
@@ -52,7 +55,8 @@ class StalenessRule(NamedTuple):
 class Refusals:
     """What the next commit of a fragment names as refused; ``unnamed`` counts, by cause, the rest.
 
-    ``beyond`` counts the contributions among the rest by learner: the audit misses none of them.
+    ``beyond`` counts the contributions among the rest by learner: the audit misses none of them;
+    ``named_of`` counts those that are named.
     Contributions come first: their learners and ``ledger verify`` look for them there. Bytes that
     tell of no contribution get the room that is left, so that no flood of them hides one.
     """
@@ -61,6 +65,7 @@ class Refusals:
     bytes_: list[Refused] = field(default_factory=list["Refused"])
     unnamed: Counter[RefusalCause] = field(default_factory=Counter[RefusalCause])
     beyond: Counter[str] = field(default_factory=Counter[str])
+    named_of: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def named(self) -> tuple[Refused, ...]:
@@ -68,17 +73,16 @@ class Refusals:
 
     def add(self, refused: Refused) -> None:
         """Note a refusal; one of a name that no learner can have is counted only."""
-        kept = self.contributions if refused.identity else self.bytes_
-        if refused.learner and len(kept) < MOST_REFUSED:
+        learner, counts = refused.learner, bool(refused.identity)
+        kept = self.contributions if counts else self.bytes_
+        full = len(kept) >= MOST_REFUSED or (counts and self.named_of[learner] >= MOST_NAMED)
+        if learner and not full:
             kept.append(refused)
-        else:
-            self.unnamed[refused.cause] += 1
-            if refused.identity and (refused.learner in self.beyond or self._has_room()):
-                self.beyond[refused.learner] += 1
-
-    def _has_room(self) -> bool:
-        """Return True if another learner may be counted: a flood has no end of names."""
-        return len(self.beyond) < MOST_REFUSED
+            self.named_of[learner] += counts
+            return
+        self.unnamed[refused.cause] += 1
+        if counts and (learner in self.beyond or len(self.beyond) < MOST_REFUSED):
+            self.beyond[learner] += 1  # a flood has no end of names
 
     def close(self) -> Refusals:
         """Return all of it for a commit, with what that has no room for counted; begin again."""
@@ -87,7 +91,7 @@ class Refusals:
         kept = list(named[len(self.contributions) :])
         closed = Refusals(self.contributions, kept, self.unnamed + beyond, self.beyond)
         self.contributions, self.bytes_ = [], []
-        self.unnamed, self.beyond = Counter(), Counter()
+        self.unnamed, self.beyond, self.named_of = Counter(), Counter(), Counter()
         return closed
 
 

@@ -20,6 +20,7 @@ from skerry.protocol.messages import (
     Refused,
 )
 from skerry.protocol.shard import (
+    MOST_NAMED,
     MOST_PENDING,
     MOST_REFUSED,
     MOST_SETTLED,
@@ -107,15 +108,19 @@ async def test_flood_of_bad_bytes_hides_no_contribution_that_is_refused() -> Non
     assert refused.unnamed == {"corrupt": 11}
 
 
-async def test_flood_of_refused_contributions_is_bounded_and_counted_too() -> None:
+def test_flood_of_refused_contributions_is_counted_and_hides_no_other_learners() -> None:
     refused = Refusals()
-    refused.add(Refused(RefusalCause.CORRUPT, "x"))
     for identity in range(1, MOST_REFUSED + 3):
         refused.add(Refused(RefusalCause.TOO_STALE, "a", 1, identity))
+    others = [Refused(RefusalCause.TOO_STALE, "b", 1, 1), Refused(RefusalCause.CORRUPT, "x")]
+    for other in others:
+        refused.add(other)
     closed = refused.close()
-    assert {r.cause for r in closed.named} == {"too_stale"}
-    assert closed.unnamed == {"too_stale": 2, "corrupt": 1}
-    assert (closed.beyond, refused) == ({"a": 2}, Refusals())
+    assert [r.identity for r in closed.named if r.learner == "a"] == [*range(1, MOST_NAMED + 1)]
+    assert [r for r in closed.named if r.learner != "a"] == others
+    rest = MOST_REFUSED + 2 - MOST_NAMED
+    assert (closed.unnamed, closed.beyond) == ({"too_stale": rest}, {"a": rest})
+    assert refused == Refusals()
 
 
 async def test_genesis_that_came_during_the_first_commit_is_not_merged_as_a_gradient() -> None:
