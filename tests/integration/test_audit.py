@@ -324,7 +324,7 @@ async def test_what_the_window_has_dropped_is_reported_per_fragment() -> None:
             drop(bus, "CONTRIB", sequence)
     replayed = await replay(await log_of(bus))
     assert not replayed.whole
-    assert "name a checkpoint of version 3" in replayed.fragments[0].stopped
+    assert "Name a checkpoint of version 3" in replayed.fragments[0].stopped
     report = await verified(bus)
     assert report.violations == ()
     assert report.survey.base[0] == 3

@@ -109,7 +109,7 @@ def run_verify(choice: RunChoice, *, rebuilds: bool, as_json: bool) -> None:
     if as_json:
         replayed = _to_json(report.replayed) if report.replayed else None
         plain = {**asdict(report), "ok": not report.violations, "replayed": replayed}
-        print(json.dumps({**plain, "survey": _survey_to_json(report.survey)}, indent=2))
+        print(json.dumps(plain, indent=2))
     else:
         _show(report)
     if report.violations:
@@ -216,16 +216,12 @@ def progress() -> Generator[OnProgress]:
         yield on_progress
 
 
-def _survey_to_json(found: Survey) -> dict[str, Any]:
-    return {**asdict(found), "dropped": sorted(found.dropped)}
-
-
 def _to_json(replayed: Replayed) -> dict[str, Any]:
     """Return a replay as plain types; digests are hexadecimal."""
     return {
         "ok": replayed.whole and not replayed.wrong,
         "run": replayed.run,
-        "survey": _survey_to_json(replayed.survey),
+        "survey": asdict(replayed.survey),
         "fragments": [
             {**asdict(f), "digest": f"{f.digest:016x}", "drift": _drift_to_json(f.drift)}
             for f in replayed.fragments

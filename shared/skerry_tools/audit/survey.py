@@ -79,15 +79,13 @@ class Window:
 class Survey:
     """What a replay may do: ``versions`` is where each fragment is at the moment asked for.
 
-    ``base`` is the version that a replay of a fragment must begin at or after, 0 for genesis, and
-    ``dropped`` are fragments of which the window has lost what an earlier one would need.
+    ``base`` is the version that a replay of a fragment must begin at or after, 0 for genesis.
     ``sequence`` is the last commit's in the ledger.
     """
 
     window: Window
     versions: dict[int, int] = field(default_factory=dict[int, int])
     base: dict[int, int] = field(default_factory=dict[int, int])
-    dropped: set[int] = field(default_factory=set[int])
     sequence: int = 0
 
     def commit(self, commit: Commit, sequence: int) -> None:
@@ -96,20 +94,16 @@ class Survey:
         self.versions[fragment], self.sequence = commit.version, sequence
         self.base.setdefault(fragment, 0)
         first = min((c.sequence_first for c in commit.consumed), default=0)
-        gone = 0 < first < self.window.first_sequence
-        if gone or is_from_checkpoint(commit):
+        if is_from_checkpoint(commit) or 0 < first < self.window.first_sequence:
             self.base[fragment] = commit.version
-            self.dropped |= {fragment} if gone else set()
 
     def unreachable(self, fragment: int) -> str:
         """Return why a fragment cannot be replayed from an earlier version, and the fix."""
         base = self.base[fragment]
-        fix = f"name a checkpoint of version {base} or newer with --from"
-        if fragment not in self.dropped:
-            return f"Fragment {fragment} begins at version {base} in this log: {fix}."
         return (
-            f"The window has dropped contributions to fragment {fragment} up to version {base}:"
-            f" {fix}; a larger log.window_bytes would have kept more."
+            f"Fragment {fragment} can be replayed from version {base} on: before it, the run was"
+            " restored or the window has dropped contributions. Name a checkpoint of version"
+            f" {base} or newer with --from; a larger log.window_bytes keeps more."
         )
 
 

@@ -140,7 +140,7 @@ async def test_what_was_forged_and_what_the_window_has_dropped_are_told(
     out = tmp_path / "params.safetensors"
     done = await skerry(shared_nats, run_id, "replay", "--out", str(out))
     assert done.returncode == 4
-    assert "name a checkpoint of version 2 or newer with --from" in done.stderr
+    assert "Name a checkpoint of version 2 or newer with --from" in done.stderr
     assert not out.exists()
 
     _, forged = commits[-1]
