@@ -25,7 +25,6 @@ from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
 if TYPE_CHECKING:  # imports numpy
     from skerry.algorithm.fragments import LeafSpec
 
-CHIP_MEMORY = "chip memory"
 CHOICES = {
     "h_steps": (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
     "fragments": (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256),
@@ -43,13 +42,18 @@ TOKENS_PER_PARAMETER = 20
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One thing that is needed, and how much of it there is."""
+    """One thing that is needed, and how much of it there is; ``more`` of it would do.
+
+    Of chips' ``memory`` a choice of settings needs nothing to spare.
+    """
 
     what: str
     need: float
     has: float
     unit: str
     why: str
+    more: str = ""
+    memory: bool = False
 
     @property
     def ratio(self) -> float:
@@ -173,14 +177,20 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
     why = "parameters, anchors, AdamW and fragments in flight; activations come on top"
     for site in at.sites.values():
         if site.table.memory is not None:
-            need = learner_bytes(at.load) / site.table.chips
-            yield Constraint(f"site {site.name} {CHIP_MEMORY}", need, site.table.memory, "B", why)
+            need, has = learner_bytes(at.load) / site.table.chips, site.table.memory
+            more = f"{shown(need / has, 'x')} as many chips"
+            yield Constraint(
+                f"site {site.name} chip memory", need, has, "B", why, more, memory=True
+            )
     if at.window_bytes is not None:
         why = "log.window_bytes must hold every learner's initial parameters, in f32"
-        yield Constraint("log window", initial_bytes(at), at.window_bytes, "B", why)
+        need = initial_bytes(at)
+        more = f"log.window_bytes={math.ceil(need)}"
+        yield Constraint("log window", need, at.window_bytes, "B", why, more)
     if not at.load.sync.overlap_steps:
         why, share = "learners stop for every round", at.utilisation
-        yield Constraint("utilisation", at.plan.utilisation_target, share, "share", why)
+        more = "mode=decoupled, in which no learner stops"
+        yield Constraint("utilisation", at.plan.utilisation_target, share, "share", why, more)
 
 
 def _of_sites(at: Deployment) -> Iterator[Constraint]:
@@ -208,14 +218,17 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
         yield _rate("hub egress", hub.egress_bits_s, at.hub.up, factor, whose)
     if at.hub.write:
         why = "contributions and committed state"
-        yield Constraint("broker", hub.broker_bytes_s, at.hub.write, "B/s", why)
+        more = f"hub.write of {shown(hub.broker_bytes_s, 'B/s')}"
+        yield Constraint("broker", hub.broker_bytes_s, at.hub.write, "B/s", why, more)
     why = "of its time: decode, merge, encode"
     yield Constraint("syncer of a shard", hub.busy_share, 1.0, "share", why)
 
 
 def _rate(what: str, average: float, has: float, factor: float, whose: str = "") -> Constraint:
     bound = "throughput" if average >= has * factor else "deadline"
-    return Constraint(what, max(average, has * factor), has, "bit/s", f"{bound} bound{whose}")
+    need = max(average, has * factor)
+    more = f"a link of {shown(need, 'bit/s')}"
+    return Constraint(what, need, has, "bit/s", f"{bound} bound{whose}", more)
 
 
 def choose(open_settings: Collection[str], at: Deployment) -> dict[str, int]:
@@ -228,8 +241,7 @@ def choose(open_settings: Collection[str], at: Deployment) -> dict[str, int]:
     for memory_limit, within_tau in product((1.0, math.inf), (True, False)):
         for found in _choices(open_settings, at.load):
             after = constraints(replace(at, load=at.load.changed(**found), within_tau=within_tau))
-            limits = (memory_limit if c.what.endswith(CHIP_MEMORY) else SPARE for c in after)
-            if all(c.ratio <= limit for c, limit in zip(after, limits, strict=True)):
+            if all(c.ratio <= (memory_limit if c.memory else SPARE) for c in after):
                 return found
     return {}
 
@@ -275,8 +287,7 @@ def fixes(at: Deployment, broken: Constraint) -> list[str]:
         if first is not None:
             found.append((f"{label} >= {first}", field, first))
     found.sort(key=lambda one: not all(c.holds for c in after(one[1], one[2])))
-    own = _more_of(broken)
-    return [label for label, _, _ in found] + ([own] if own else [])
+    return [label for label, _, _ in found] + ([broken.more] if broken.more else [])
 
 
 def _counts(at: Deployment) -> Iterator[tuple[str, str, range]]:
@@ -294,17 +305,3 @@ def _counts(at: Deployment) -> Iterator[tuple[str, str, range]]:
         yield "tau", "overlap_steps", range(sync.overlap_steps + 1, sync.h_steps)
     yield "shards", "shards", range(sync.shards + 1, sync.fragments + 1)
     yield "hub.cores", "cores", range(at.hub.cores + 1, MOST_CORES + 1)
-
-
-def _more_of(broken: Constraint) -> str:
-    """Return more of what there is too little of, where that can be had."""
-    need = shown(broken.need, broken.unit)
-    if broken.unit == "bit/s":
-        return f"a link of {need}"
-    if broken.what.endswith(CHIP_MEMORY):
-        return f"{shown(broken.ratio, 'x')} as many chips"
-    return {
-        "utilisation": "mode=decoupled, in which no learner stops",
-        "broker": f"hub.write of {need}",
-        "log window": f"log.window_bytes={math.ceil(broken.need)}",
-    }.get(broken.what, "")

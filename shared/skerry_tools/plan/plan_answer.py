@@ -40,8 +40,8 @@ def verdict(plan: RunPlan) -> str:
     binding = plan.judged[0] if plan.judged else None
     if binding is not None and not plan.feasible:
         fixed = ", or ".join(plan.fixes[:3]) or "no single setting is enough"
-        others = [c for c in plan.judged[1:] if not c.holds and not c.what.endswith(binding.what)]
-        more = f"; {len(others)} more below" if others else ""
+        others = sum(not c.holds for c in plan.judged[1:])
+        more = f"; {others} more below" if others else ""
         way = ", ".join(f"{name}={n}" for name, n in plan.way_out.items())
         out = f". All holds with {way}" if way else ""
         return f"Not feasible: {binding.text}: {fixed}{more}{out}."
