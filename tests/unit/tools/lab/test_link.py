@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
@@ -27,6 +28,10 @@ def simulate(main: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None:
     task.result()
     loop.settle()
     loop.close()
+
+
+def far_of(broker: MemoryBroker, latency_s: float) -> Bus:
+    return broker.connect(DistantLink(LinkSettings(latency_s=latency_s), lambda ns: ns / 1e9))
 
 
 def test_a_message_takes_its_bytes_and_the_latency() -> None:
@@ -60,10 +65,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
 
     async def main(loop: VirtualLoop) -> None:
         broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
-        near = broker.connect()
-        far = broker.connect(
-            DistantLink(LinkSettings(latency_s=1.0), lambda stored_ns: stored_ns / 1e9)
-        )
+        near, far = broker.connect(), far_of(broker, 1.0)
         await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
 
         async def listen() -> None:
@@ -86,9 +88,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
 def test_a_request_goes_there_and_back() -> None:
     async def main(loop: VirtualLoop) -> None:
         broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
-        far = broker.connect(
-            DistantLink(LinkSettings(latency_s=0.5), lambda stored_ns: stored_ns / 1e9)
-        )
+        far = far_of(broker, 0.5)
         await far.last(SUBJECTS.ledger("run"))
         assert loop.time() == pytest.approx(1.0)
         await far.last_each(SUBJECTS.member())
