@@ -38,7 +38,6 @@ class StandBy:
     """
 
     served: ServedRun
-    instance: str
     host: str
     view: succession.View
     policy: succession.Policy
@@ -55,7 +54,7 @@ class StandBy:
     def of(cls, served: ServedRun, instance: str, host: str) -> StandBy:
         sync = served.config.sync
         view = succession.View(served.name, instance)
-        return cls(served, instance, host, view, succession.Policy(sync.shards, sync.lease_s))
+        return cls(served, host, view, succession.Policy(sync.shards, sync.lease_s))
 
     async def stand(self) -> None:
         """Serve what falls to this syncer until the run is finished.
@@ -141,7 +140,11 @@ class StandBy:
             )
             self.wake.set()
             gap_s = 0.0 if before.echo_s is None else now - before.echo_s
-            if self.leaderships and pulse.instance == self.instance and gap_s > self.policy.lease_s:
+            if (
+                self.leaderships
+                and pulse.instance == self.view.instance
+                and gap_s > self.policy.lease_s
+            ):
                 log.warning(
                     "pulses_late",
                     gap_s=round(gap_s, 2),
@@ -158,7 +161,7 @@ class StandBy:
             pulse = SyncerPulse(
                 run=self.served.record.run,
                 syncer=self.served.name,
-                instance=self.instance,
+                instance=self.view.instance,
                 sent_ns=self.served.wall_ns(),
                 shards=tuple(shard for shard, _ in holds),
                 fences=tuple(token for _, token in holds),

@@ -29,7 +29,7 @@ class LearnerRow:
     """One learner; ``tokens`` and bytes over all incarnations, ``seen_s_ago`` since its pulse.
 
     ``f32_bytes_...`` are the same vectors in float32. ``time`` is each use's share of the time
-    given to it (``core.goodput.USES``), all incarnations and the pauses between them.
+    given to it (``algorithm.goodput.USES``), all incarnations and the pauses between them.
     ``waited_s`` is for how long one that is catching up has done so; ``worked_s`` how much of this
     incarnation's time was neither that nor starting. ``joined_s_ago`` is since the first start of
     that name, None before it was read.

@@ -588,7 +588,7 @@ class Idle:
 
 async def test_only_time_in_which_the_process_ran_counts_as_standstill() -> None:
     view, policy = succession.View("a", "a1"), succession.Policy(1, LEASE_S)
-    held = standby.StandBy(None, "a1", "h", view, policy)  # type: ignore[arg-type]
+    held = standby.StandBy(None, "h", view, policy)  # type: ignore[arg-type]
     held.leaderships[0] = Idle()  # type: ignore[assignment]
     held.tasks[0] = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
     held._give_up_stuck(1000.0)
