@@ -144,7 +144,9 @@ class _Service:
     def _train(self) -> None:
         """Run the training loop and hand its end, or its error, to the event loop."""
         try:
-            self._training.run()
+            for pause in self._training.life():
+                if pause is not None:
+                    self._network.link.mailbox.wait(pause)
         except Exception as error:  # noqa: BLE001  handed over, and raised there
             self._call(self._ended.set_exception, error)
         else:

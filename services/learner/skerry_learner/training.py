@@ -56,9 +56,14 @@ def progress(config: TrainConfig, step: int, elapsed_s: float) -> float:
     return min(1.0, max(0.0, step / config.steps, by_time))
 
 
+def rewarm_share(config: TrainConfig, steps: int) -> float:
+    """Return the factor on the learning rate after a cold start: fresh moments say little."""
+    return min(1.0, (steps + 1) / max(1, config.rewarm_steps))
+
+
 @dataclass(slots=True)
 class TrainingLoop:
-    """Everything that training owns; ``run`` is the body of its thread.
+    """Everything that training owns; ``life`` is the body of its thread.
 
     ``restored`` is how its inner optimizer begins, ``saver`` saves it; without them it begins as it
     was made and is not saved. ``now`` is where training is, ``diverged`` counts the newest steps
@@ -81,14 +86,11 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self.now = self.place.start
 
-    def run(self) -> None:
-        """Live until the mailbox says stop; a step loop that never waits lies in between."""
-        for pause in self.life():
-            if pause is not None:
-                self.session.mailbox.wait(pause)
-
     def life(self) -> Generator[Pause]:
-        """Do what ``run`` does, but leave the waiting to the caller."""
+        """Live until the mailbox says stop; the caller waits at each pause.
+
+        A step loop that never waits lies in between.
+        """
         yield from self._prepare()
         if not (self.stopping or self._done()):
             yield from self._train()
@@ -161,7 +163,8 @@ class TrainingLoop:
         data, began_s = self.config.data, self.meter.clock()
         replayed = self.now.cursor < self.place.seen
         tokens, cursor = next(batches)
-        after = self.trainer.step(tokens, self._progress(), self._rate_share())
+        share = rewarm_share(self.config.train, self.now.steps) if self._rewarms else 1.0
+        after = self.trainer.step(tokens, self._progress(), share)
         if before is not None:
             self._read(before)
         yield None
@@ -182,16 +185,10 @@ class TrainingLoop:
         whole_s = self.meter.clock() - began_s
         self.meter.stepped(whole_s)
         if self.meter.steps > 1:  # the first one's time is not its own
-            instruments.record(metrics.STEP_DURATION, whole_s, self._attributes())
+            instruments.record(metrics.STEP_DURATION, whole_s, self.place.learner.labels)
         else:  # a rate sees the first skipped step only if something was there before
-            instruments.record(metrics.STEPS_SKIPPED, 0, self._attributes())
+            instruments.record(metrics.STEPS_SKIPPED, 0, self.place.learner.labels)
         return None if known else after
-
-    def _rate_share(self) -> float:
-        """Return the factor on the learning rate: fresh moments say little at first."""
-        if not self._rewarms:
-            return 1.0
-        return min(1.0, (self.now.steps + 1) / max(1, self.config.train.rewarm_steps))
 
     def _boundary(self) -> Iterator[Pause]:
         self.session.boundary(self.now, self.meter.loss)
@@ -222,18 +219,12 @@ class TrainingLoop:
         self.diverged += 1
         self.meter.loss = math.nan
         self.now = replace(self.now, skipped=self.now.skipped + 1)
-        instruments.record(metrics.STEPS_SKIPPED, 1, self._attributes())
+        instruments.record(metrics.STEPS_SKIPPED, 1, self.place.learner.labels)
         log.warning("step_skipped", reason="loss or gradient not finite", in_a_row=self.diverged)
         if self.diverged >= DIVERGED_IN_A_ROW:
             log.warning("global_state_readopted", step=self.now.step)
             self.session.reset(self.now)
             self.diverged = 0
-
-    def _attributes(self) -> dict[str, str]:
-        return {
-            metrics.RUN: self.place.learner.run,
-            metrics.LEARNER_NAME: self.place.learner.name,
-        }
 
     def _progress(self) -> float:
         began_s = self.session.mailbox.began_s

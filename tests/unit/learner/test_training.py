@@ -269,20 +269,25 @@ def test_progress_is_by_steps_or_by_time_whichever_is_further(
     assert progress(TrainConfig(steps=100, duration_s=50.0), step, elapsed_s) == done
 
 
-@pytest.mark.parametrize(
-    ("inner", "shares"), [(InnerState.COLD, [0.5, 1.0, 1.0]), (InnerState.NEW, [1.0, 1.0, 1.0])]
-)
+@pytest.mark.parametrize("inner", [InnerState.COLD, InnerState.NEW])
 def test_cold_start_raises_the_rate_again_and_no_other_does(
-    inner: InnerState, shares: list[float]
+    inner: InnerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene, restored, got = Scene([], 1), Future[RestoredState](), list[float]()
+    scene, restored, shares = Scene([], 4), Future[RestoredState](), list[float]()
+    take = Trainer.step
+
+    def step(trainer: Trainer, tokens: jax.Array, done: float, share: float = 1.0) -> StepResult:
+        shares.append(share)
+        return take(trainer, tokens, done, share)
+
     restored.set_result(RestoredState(inner, ""))
-    scene.loop.config = RunConfig(train=TrainConfig(rewarm_steps=2))
+    scene.loop.config = CONFIG.model_copy(
+        update={"train": CONFIG.train.model_copy(update={"rewarm_steps": 2})}
+    )
     scene.loop.restored = restored
     scene.log.mailbox.post_genesis(0.0)
     for _ in scene.loop._prepare():
         pass
-    for steps in range(3):
-        scene.loop.now = TrainingProgress(500 + steps, steps, 0, 0)
-        got.append(scene.loop._rate_share())
-    assert got == shares
+    monkeypatch.setattr(Trainer, "step", step)
+    scene.train()
+    assert shares == ([0.5, 1.0, 1.0, 1.0] if inner is InnerState.COLD else [1.0] * 4)

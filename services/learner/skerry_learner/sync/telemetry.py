@@ -40,6 +40,11 @@ class LearnerIdentity:
         """What tells this start of a learner from all others in its run."""
         return self.name, self.incarnation
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """The attributes of its metrics."""
+        return {metrics.RUN: self.run, metrics.LEARNER_NAME: self.name}
+
     def trace(self, fragment: int, version: int) -> str:
         """Return the id of the trace of the round that makes this version."""
         return tracing.trace_id(self.run, fragment, version, self.created_ns)
@@ -192,13 +197,15 @@ class LearnerTelemetry:
 
 def observe(learner: LearnerIdentity, newest: Callable[[], Pulse | None]) -> None:
     """Read a learner's metrics from its newest pulse at each collection."""
-    of = {metrics.RUN: learner.run, metrics.LEARNER_NAME: learner.name}
 
     def observer(key: str, read: ReadPulse) -> Observer:
         def values(_options: CallbackOptions) -> list[Observation]:
             pulse = newest()
             found = read(pulse).items() if pulse is not None else ()
-            return [Observation(value, {**of, key: label} if key else of) for label, value in found]
+            return [
+                Observation(value, {**learner.labels, key: label} if key else learner.labels)
+                for label, value in found
+            ]
 
         return values
 
