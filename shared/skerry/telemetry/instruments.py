@@ -7,7 +7,6 @@ collection, in a thread of its own, and costs the code that changes the value no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
@@ -18,25 +17,19 @@ Observer = Callable[[CallbackOptions], Iterable[Observation]]
 OFF = NoOpMeter("skerry")
 
 
-@dataclass(slots=True)
-class _Instruments:
-    """The meter of this process."""
-
-    meter: Meter = OFF
-
-
-_instruments = _Instruments()
+_meter: list[Meter] = [OFF]
+"""The meter of this process."""
 
 
 def install(meter: Meter) -> None:
     """Record metrics with ``meter`` from now on; ``OFF`` drops them."""
     _recorder.cache_clear()
-    _instruments.meter = meter
+    _meter[0] = meter
 
 
 def on() -> bool:
     """Return True if metrics are exported."""
-    return _instruments.meter is not OFF
+    return _meter[0] is not OFF
 
 
 def record(metric: Metric, value: float, attributes: Mapping[str, str]) -> None:
@@ -45,12 +38,12 @@ def record(metric: Metric, value: float, attributes: Mapping[str, str]) -> None:
     Inside ``tracing.within`` the span is the value's exemplar.
     """
     if on():
-        _recorder(_instruments.meter, metric)(value, attributes)
+        _recorder(_meter[0], metric)(value, attributes)
 
 
 def observe(metric: Metric, observer: Observer) -> None:
     """Read a counter's total or a gauge from ``observer`` at each collection."""
-    meter, counts = _instruments.meter, metric.kind is MetricKind.COUNTER
+    meter, counts = _meter[0], metric.kind is MetricKind.COUNTER
     create = meter.create_observable_counter if counts else meter.create_observable_gauge
     create(metric.name, [observer], metric.unit, metric.description)
 

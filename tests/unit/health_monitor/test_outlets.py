@@ -14,12 +14,19 @@ from structlog.testing import capture_logs
 
 from skerry.errors import ConfigError
 from skerry.settings.models import MetricsSettings
-from skerry_health_monitor.metrics.outlets import MOST_WAITING, Journal, Outlet, Row, outlets, tag
+from skerry_health_monitor.metrics.outlets import (
+    MOST_WAITING,
+    Journal,
+    Outlet,
+    Row,
+    Sink,
+    outlets,
+    tag,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry_health_monitor.metrics.outlets import Sink
 
 DEADLINE_S = 20.0
 ROW = Row(12.5, 7, {"skerry.run.loss": 2.5, "skerry.loss{learner=a}": 2.75})
@@ -31,14 +38,12 @@ class Blocked:
     def __init__(self) -> None:
         self.reached, self.may_go_on = threading.Event(), threading.Event()
         self.rows: list[Row] = []
+        self.sink = Sink(self.write, lambda: None)
 
     def write(self, row: Row) -> None:
         self.reached.set()
         self.may_go_on.wait(DEADLINE_S)
         self.rows.append(row)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -96,7 +101,7 @@ def test_what_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) ->
 
 def test_a_sink_that_hangs_holds_nobody_up() -> None:
     blocked = Blocked()
-    outlet = Outlet("slow", lambda: blocked)
+    outlet = Outlet("slow", lambda: blocked.sink)
     outlet.offer(ROW)
     assert blocked.reached.wait(DEADLINE_S)
     with capture_logs() as said:
@@ -110,7 +115,7 @@ def test_a_sink_that_hangs_holds_nobody_up() -> None:
 
 def test_closing_gives_up_on_a_sink_that_hangs() -> None:
     blocked = Blocked()
-    outlet = Outlet("hung", lambda: blocked)
+    outlet = Outlet("hung", lambda: blocked.sink)
     outlet.offer(ROW)
     outlet.close(0.01)
     assert blocked.rows == []
@@ -126,7 +131,7 @@ def test_a_sink_that_cannot_be_opened_is_tried_again() -> None:
             msg = "away"
             raise ConnectionError(msg)
         working.may_go_on.set()
-        return working
+        return working.sink
 
     working = Blocked()
     outlet = Outlet("flaky", opening)

@@ -13,16 +13,18 @@ import math
 import queue
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from skerry.settings.models import MetricsSettings
@@ -47,22 +49,18 @@ class Row:
     last: bool = False
 
 
-class Sink(Protocol):
-    """Takes rows, one after the other; may wait, and may raise anything."""
+class Sink(NamedTuple):
+    """Takes rows, one after the other, until it is closed; may wait, and may raise anything."""
 
-    def write(self, row: Row) -> None:
-        """Keep one row."""
-        ...
-
-    def close(self) -> None:
-        """Keep what is still on its way; nothing is written afterwards."""
-        ...
+    write: Callable[[Row], object]
+    close: Callable[[], object]
 
 
 class Journal:
     """JSON lines in a file of at most ``most_bytes``; older ones beside it, ``keep`` of them.
 
-    Those are packed, to about a tenth, as ``<name>.1.gz`` and so on.
+    Those are packed, to about a tenth, as ``<name>.1.gz`` and so on. Nothing is held open: a file
+    that is moved away is replaced by a new one.
     """
 
     def __init__(self, path: Path, run: str, *, most_bytes: int, keep: int) -> None:
@@ -82,9 +80,6 @@ class Journal:
         with self.path.open("ab") as file:
             file.write(data)
 
-    def close(self) -> None:
-        """Nothing is held open: a file that is moved away is replaced by a new one."""
-
     def _rotate(self) -> None:
         """Set the file aside, packed, and those before it one number on; the last is replaced."""
         for number in range(self._keep, 1, -1):
@@ -101,28 +96,24 @@ class Journal:
         return self.path.with_name(f"{self.path.name}.{number}.gz")
 
 
-class TensorBoard:
-    """Scalars in a folder that TensorBoard reads, by step of the global clock."""
+def tensorboard(writer: Any) -> Sink:
+    """Return scalars in a folder that TensorBoard reads, by step of the global clock."""
 
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self.close = writer.close
-
-    def write(self, row: Row) -> None:
+    def write(row: Row) -> None:
         for name, value in row.values.items():
-            self._writer.add_scalar(tag(name), value, row.step, walltime=row.at_s)
-        self._writer.flush()
+            writer.add_scalar(tag(name), value, row.step, walltime=row.at_s)
+        writer.flush()
+
+    return Sink(write, writer.close)
 
 
-class WeightsAndBiases:
-    """A run of the same name in a project of Weights & Biases."""
+def weights_and_biases(begun: Any) -> Sink:
+    """Return a run of the same name in a project of Weights & Biases."""
 
-    def __init__(self, begun: Any) -> None:
-        self._begun = begun
-        self.close = begun.finish
+    def write(row: Row) -> None:
+        begun.log({tag(name): value for name, value in row.values.items()}, step=row.step)
 
-    def write(self, row: Row) -> None:
-        self._begun.log({tag(name): value for name, value in row.values.items()}, step=row.step)
+    return Sink(write, begun.finish)
 
 
 class Outlet:
@@ -215,25 +206,20 @@ def outlets(settings: MetricsSettings, path: Path, run: str) -> list[Outlet]:
 
     Raises ConfigError with the command to run when a tracker's package is not installed.
     """
-
-    def journal() -> Sink:
-        return Journal(path, run, most_bytes=settings.file_bytes, keep=settings.keep_files)
-
-    found = [Outlet(str(path), journal)]
+    journal = Journal(path, run, most_bytes=settings.file_bytes, keep=settings.keep_files)
+    found = [Outlet(str(path), lambda: Sink(journal.write, lambda: None))]
     if settings.tensorboard is not None:
         writer = _installed("tensorboardX", "tensorboard", "metrics.tensorboard").SummaryWriter
         folder = str(settings.tensorboard / run)
-        found.append(Outlet("tensorboard", lambda: TensorBoard(writer(folder))))
+        found.append(Outlet("tensorboard", lambda: tensorboard(writer(folder))))
     if settings.wandb:
         init = _installed("wandb", "wandb", "metrics.wandb").init
         named = {"project": settings.wandb, "name": run, "id": run, "resume": "allow"}
-        found.append(Outlet("wandb", lambda: WeightsAndBiases(init(**named))))
+        found.append(Outlet("wandb", lambda: weights_and_biases(init(**named))))
     return found
 
 
 def _installed(module: str, extra: str, setting: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(module)
     except ImportError as error:
