@@ -177,8 +177,7 @@ def panels() -> list[str]:
         for text in texts
         if "$job" in text
     ]
-    # What goes wrong has nothing to show in a run that is well, nor has what it lacks: f32 payloads,
-    # and a limit of its account.
+    # A run that is well has nothing to show of what goes wrong, nor of limits and f32 payloads.
     silent = ("uncompressed", "account_storage_limit", "> 0", "> 1", "== 1")
     return [text for text in filled if not any(part in text for part in silent)]
 
