@@ -134,7 +134,7 @@ async def test_showing_what_runs_touches_nothing(tmp_path: Path) -> None:
         ({"op": "dance"}, ConfigError, "no order 'dance'"),
         ({"op": "kill", "name": "x"}, ConfigError, "no process 'x'"),
         ({"op": "kill", "name": "broker"}, ControlError, "not started by this cluster"),
-        ({"op": "kill", "name": "syncer", "back_after_s": math.inf}, ConfigError, "a finite"),
+        ({"op": "kill", "name": "syncer", "back_after_s": math.inf}, ConfigError, "above 0"),
         ({"op": "heal", "name": "syncer"}, ConfigError, "no learner 'syncer'"),
         ({"op": "fault", "name": "syncer", "fault": "kill"}, ConfigError, "no learner 'syncer'"),
         ({"op": "fault", "name": "learner-1", "fault": "kick"}, ConfigError, "no fault 'kick'"),

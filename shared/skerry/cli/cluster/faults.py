@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skerry.cli.cluster.supervisor import Supervisor
 
 LEARNER = "learner"
-LONGEST_S = 300.0
+LONGEST_S, MOST_AWAY_S = 300.0, 1e9
 
 
 class LearnerFault(StrEnum):
@@ -54,12 +54,19 @@ class FaultControl:
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out one command; SkerryError says why it cannot be."""
+        try:
+            return self._answer(request)
+        except ProcessLookupError as error:
+            raise ControlError(str(error)) from error
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.get("op"):
             case "show":
                 routes = {} if self.proxy is None else self.proxy.show()
                 return {"pids": self.services.pids(), "routes": routes}
             case "kill":
-                back_after_s = _seconds(request, "back_after_s", math.inf, default=0.0)
+                at_once = not request.get("back_after_s")
+                back_after_s = 0.0 if at_once else _seconds(request, "back_after_s", MOST_AWAY_S)
                 return {"pid": self._kill(str(request["name"]), back_after_s)}
             case "fault":
                 return {"said": self._begin(self._learner(request), request)}
@@ -79,13 +86,10 @@ class FaultControl:
         if kept is None:
             msg = "The broker was not started by this cluster: kill it where it runs."
             raise ControlError(msg)
-        try:
-            return kept.kill(name, back_after_s=back_after_s)
-        except ProcessLookupError as error:
-            raise ControlError(str(error)) from error
-        except KeyError as error:
+        if name not in kept.kinds():
             msg = f"There is no process {name!r} in this cluster."
-            raise ConfigError(msg, path="name") from error
+            raise ConfigError(msg, path="name")
+        return kept.kill(name, back_after_s=back_after_s)
 
     def _begin(self, name: str, request: Mapping[str, Any]) -> str:
         try:
@@ -101,7 +105,7 @@ class FaultControl:
             case LearnerFault.KILL:
                 self._kill(name, duration_s)
             case LearnerFault.PAUSE:
-                self._signal(name, Signals.SIGSTOP)
+                self.services.signal(name, Signals.SIGSTOP)
             case LearnerFault.PARTITION:
                 self._proxy().set(name, LinkShape(cut=LinkCut.BLACKHOLE))
         ending = asyncio.create_task(self._end_later(name, fault, duration_s), name=fault)
@@ -113,14 +117,14 @@ class FaultControl:
         await asyncio.sleep(duration_s)
         try:
             self._end(name, fault)
-        except SkerryError as error:
+        except (SkerryError, ProcessLookupError) as error:
             self.say(f"The {fault} of {name} could not be ended: {error}")
         del self._active[name, fault]
 
     def _end(self, name: str, fault: LearnerFault) -> None:
         """Undo a fault, also where there is none; a kill ends when its learner is back."""
         if fault is LearnerFault.PAUSE and name in self.services.pids():
-            self._signal(name, Signals.SIGCONT)
+            self.services.signal(name, Signals.SIGCONT)
         if fault is LearnerFault.PARTITION and self.proxy is not None:
             self.proxy.set(name, OPEN)
 
@@ -130,12 +134,6 @@ class FaultControl:
                 ending.cancel()
             self._end(name, fault)
         return f"{name} is left alone again."
-
-    def _signal(self, name: str, number: Signals) -> None:
-        try:
-            self.services.signal(name, number)
-        except ProcessLookupError as error:
-            raise ControlError(str(error)) from error
 
     def _proxy(self) -> Proxy:
         if self.proxy is None:
@@ -153,18 +151,13 @@ class FaultControl:
         return name
 
 
-def _seconds(
-    request: Mapping[str, Any], name: str, most: float, default: float | None = None
-) -> float:
+def _seconds(request: Mapping[str, Any], name: str, most: float) -> float:
     """Return a time that a command gives; ConfigError for none, or one out of bounds."""
     try:
-        value = float(request.get(name, default))
+        value = float(request.get(name, math.nan))
     except (ValueError, TypeError):
         value = math.nan
-    if default is None and not 0 < value <= most:
+    if not 0 < value <= most:
         msg = f"{name} must be above 0 and at most {most:g}."
-        raise ConfigError(msg, path=name)
-    if not 0 <= value < math.inf:
-        msg = f"{name} is {value}: give a finite number, 0 or more."
         raise ConfigError(msg, path=name)
     return value
