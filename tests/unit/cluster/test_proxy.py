@@ -105,6 +105,7 @@ async def test_a_lossy_route_carries_the_same_bytes_later() -> None:
         while not proxy.routes["a"].counters.lost_segments:
             assert await echoed(proxy, "a", data) == data
         assert asyncio.get_running_loop().time() - began > RETRANSMIT_S
+        assert not proxy.routes["a"].counters.shaped_bytes, "a loss is known by what was lost"
 
 
 async def test_a_black_hole_lets_nothing_through_and_loses_nothing() -> None:

@@ -167,7 +167,7 @@ class Route:
         setattr(counters, counter, getattr(counters, counter) + len(data))
         if shape.cut is LinkCut.BLACKHOLE:
             counters.stalled_bytes += len(data)
-        elif shape != OPEN:
+        elif shape.delay_s or shape.rate_bytes_s:
             counters.shaped_bytes += len(data)
         takes_s = len(data) / shape.rate_bytes_s if shape.rate_bytes_s else 0.0
         again_s = RETRANSMIT_S
