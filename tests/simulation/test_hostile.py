@@ -139,7 +139,7 @@ class Hostile:
 
 
 class Runs:
-    """One run for many messages; a run that was broken is replaced by a fresh one."""
+    """One run for many messages; one that was broken is replaced by another."""
 
     held: Hostile | None = None
 

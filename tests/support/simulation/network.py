@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import Counter
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from skerry.errors import SkerryError
@@ -164,6 +164,18 @@ class SimulatedBroker(MemoryBroker):
         return receipt
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client has asked of the broker, and how it hears of the answer."""
+
+    wire: SimulatedWire
+    act: Callable[[], object]
+    future: asyncio.Future[Any]
+    sent_s: float
+    epoch: int
+    write: bool
+
+
 class SimulatedNetwork:
     """One broker and the wires to it; ``fired`` counts what each kind of fault has done."""
 
@@ -239,79 +251,67 @@ class SimulatedNetwork:
     ) -> asyncio.Future[Any]:
         """Send a request; its future ends with the answer, its error, or NoAnswer in time."""
         future: asyncio.Future[Any] = self.loop.create_future()
-        sent_s = self.loop.time()
+        sent = Request(wire, act, future, self.loop.time(), wire.epoch, write)
         delay_s = self.delay_s(wire)
-        self.later(delay_s, self._arrive, wire, act, future, sent_s, wire.epoch, write)
+        self.later(delay_s, self._arrive, sent)
         if write and self.hits(wire, Kind.DUPLICATE):
             again: asyncio.Future[Any] = self.loop.create_future()
             more_s = delay_s + LATENCY_S * self.draw()
-            self.later(more_s, self._arrive, wire, act, again, sent_s, wire.epoch, write)
+            self.later(more_s, self._arrive, replace(sent, future=again))
             again.add_done_callback(_heed, context=self.outside)
         return future
 
-    def _arrive(
-        self,
-        wire: SimulatedWire,
-        act: Callable[[], object],
-        future: asyncio.Future[Any],
-        sent_s: float,
-        epoch: int,
-        write: bool,
-    ) -> None:
+    def _arrive(self, sent: Request) -> None:
         """Do the request at the broker, unless it cannot be reached."""
+        wire = sent.wire
         if self.down or (wire.cuts and self.draw() < 0.5):
-            self._count(wire)
-            self._lose(future, sent_s)
+            self._lose(sent, counts=True)
             return
         if self.paused or wire.cuts:
             # In a socket's buffer: it arrives when the broker or the wire comes back.
-            self._count(wire)
-            self._lose(future, sent_s)
-            self.delayed.append(lambda: self._arrive(wire, act, future, sent_s, epoch, write))
+            self._lose(sent, counts=True)
+            self.delayed.append(lambda: self._arrive(sent))
             return
         self.broker.client = wire.name
         try:
-            answer, failed = act(), None
+            answer, failed = sent.act(), None
         except NoAnswer as error:
             if error.sent:
-                self._lose(future, sent_s)
+                self._lose(sent)
                 return
             answer, failed = None, error
         except SkerryError as error:
             answer, failed = None, error
-        if write and self.hits(wire, Kind.LOST_ACK):
-            self._lose(future, sent_s)
+        if sent.write and self.hits(wire, Kind.LOST_ACK):
+            self._lose(sent)
             return
         back_s = self.delay_s(wire) if self.draw() < 0.5 or wire.held_up_s else 0.0
         if back_s:
-            self.later(back_s, self._answer, wire, answer, failed, future, sent_s, wire.epoch)
+            self.later(back_s, self._answer, sent, answer, failed)
         else:
-            self._answer(wire, answer, failed, future, sent_s, wire.epoch)
+            self._answer(sent, answer, failed)
 
-    def _answer(
-        self,
-        wire: SimulatedWire,
-        answer: object,
-        failed: Exception | None,
-        future: asyncio.Future[Any],
-        sent_s: float,
-        epoch: int,
-    ) -> None:
-        if epoch != wire.epoch and not self.reachable(wire):
-            self._count(wire)
-            self._lose(future, sent_s)
-        elif not future.done():
-            if self.loop.time() - sent_s > REQUEST_TIMEOUT_S:
-                future.set_exception(NoAnswer())
+    def _answer(self, sent: Request, answer: object, failed: Exception | None) -> None:
+        if sent.epoch != sent.wire.epoch and not self.reachable(sent.wire):
+            self._lose(sent, counts=True)
+        elif not sent.future.done():
+            if self.loop.time() - sent.sent_s > REQUEST_TIMEOUT_S:
+                sent.future.set_exception(NoAnswer())
             elif failed is not None:
-                future.set_exception(failed)
+                sent.future.set_exception(failed)
             else:
-                future.set_result(answer)
+                sent.future.set_result(answer)
 
-    def _lose(self, future: asyncio.Future[Any], sent_s: float) -> None:
-        """Let the client find out by its own timeout."""
-        left_s = max(0.0, sent_s + REQUEST_TIMEOUT_S - self.loop.time())
-        self.later(left_s, _fail, future)
+    def _lose(self, sent: Request, *, counts: bool = False) -> None:
+        """Let the client find out by its own timeout; ``counts``: by what is wrong right now."""
+        if counts and self.down:
+            self.fired[Kind.BROKER_KILL] += 1
+        elif counts and self.paused:
+            self.fired[Kind.BROKER_PAUSE] += 1
+        elif counts and sent.wire.cuts:
+            self.fired[Kind.PARTITION] += 1
+        left_s = max(0.0, sent.sent_s + REQUEST_TIMEOUT_S - self.loop.time())
+        self.later(left_s, _fail, sent.future)
 
     def damaged(self, message: Message) -> Message:
         """Return a message with one byte of its payload changed, and without an id."""
@@ -319,15 +319,6 @@ class SimulatedNetwork:
         spot = int(self.draw() * len(payload))
         changed = payload[:spot] + bytes([payload[spot] ^ 0x55]) + payload[spot + 1 :]
         return message._replace(payload=changed, msg_id=None, expect=None, headers={})
-
-    def _count(self, wire: SimulatedWire) -> None:
-        """Count a message as hit by what is wrong right now."""
-        if self.down:
-            self.fired[Kind.BROKER_KILL] += 1
-        elif self.paused:
-            self.fired[Kind.BROKER_PAUSE] += 1
-        elif wire.cuts:
-            self.fired[Kind.PARTITION] += 1
 
     def flush(self) -> None:
         """Deliver what lay in buffers, in the order it was sent; some still lies there after."""

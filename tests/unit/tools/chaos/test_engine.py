@@ -133,18 +133,16 @@ def injected(ground: LocalRun, kind: Kind, amount: float = 0.0) -> Injected:
     return ground.inject(Injection.of(fault, "learner-1", "seed"))
 
 
-async def test_a_killed_process_is_gone(tmp_path: Path) -> None:
+async def test_killed_process_is_gone_and_paused_one_is_stopped_and_then_resumed(
+    tmp_path: Path,
+) -> None:
     async with site(tmp_path) as held:
-        (firing,) = await held.run(Fault(0.0, Kind.KILL, "learner-1"))
-        assert firing.fired
-        assert f"pid {held.processes['learner-1'].pid} is gone" in firing.proof
+        (killed,) = await held.run(Fault(0.0, Kind.KILL, "learner-1"))
+        assert killed.fired
+        assert f"pid {held.processes['learner-1'].pid} is gone" in killed.proof
         assert [over for _, over in held.firings] == [False, True]
-
-
-async def test_a_paused_process_is_stopped_and_then_resumed(tmp_path: Path) -> None:
-    async with site(tmp_path) as held:
-        (firing,) = await held.run(Fault(0.0, Kind.PAUSE, "syncer"))
-        assert "(T)" in firing.proof
+        (paused,) = await held.run(Fault(0.0, Kind.PAUSE, "syncer"))
+        assert "(T)" in paused.proof
         assert not held.entry("syncer").paused
 
 
@@ -335,22 +333,20 @@ async def corrupted(ground: LocalRun, kind: Kind) -> list[bytes]:
     return [record.payload for record in found if record is not None]
 
 
-async def test_repeated_messages_are_stored_again_as_they_were(tmp_path: Path) -> None:
+SENT = [bytes([number]) * 8 for number in range(4)]
+REPEATED = {
+    Kind.DUPLICATE: lambda came: set(came) <= set(SENT),
+    Kind.REORDER: lambda came: came == SENT[::-1],
+    Kind.CORRUPT: lambda came: not set(came) & set(SENT),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+async def test_messages_come_again_as_they_were_newest_first_or_damaged(
+    tmp_path: Path, kind: Kind
+) -> None:
     async with site(tmp_path) as held:
-        sent = {bytes([number]) * 8 for number in range(4)}
-        assert set(await corrupted(held.ground, Kind.DUPLICATE)) <= sent
-
-
-async def test_reordered_messages_come_again_newest_first(tmp_path: Path) -> None:
-    async with site(tmp_path) as held:
-        came = await corrupted(held.ground, Kind.REORDER)
-        assert came == [bytes([number]) * 8 for number in (3, 2, 1, 0)]
-
-
-async def test_damaged_messages_are_no_copies(tmp_path: Path) -> None:
-    async with site(tmp_path) as held:
-        sent = {bytes([number]) * 8 for number in range(4)}
-        assert not sent & set(await corrupted(held.ground, Kind.CORRUPT))
+        assert REPEATED[kind](await corrupted(held.ground, kind))
 
 
 async def test_a_log_without_contributions_has_nothing_to_repeat(

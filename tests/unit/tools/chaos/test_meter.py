@@ -89,12 +89,6 @@ def test_the_time_that_a_restart_takes_is_time_that_the_learner_had() -> None:
     assert meter.result().goodput == pytest.approx(0.5)
 
 
-def test_only_learners_have_time() -> None:
-    meter = GoodputMeter(phase=Phase.FAULTS)
-    meter.sample([entry("s", "syncer"), entry("broker", "broker")], 10.0)
-    assert meter.result().up_s == 0.0
-
-
 class Stopped(ProcessEntry):
     """A process that was stopped by a signal."""
 
@@ -103,10 +97,10 @@ class Stopped(ProcessEntry):
         return True
 
 
-def test_a_paused_learner_has_no_time() -> None:
-    meter = GoodputMeter(phase=Phase.FAULTS)
-    held = entry()
-    meter.sample([Stopped(held.name, held.kind, held.pid, 0, held.since_boot_s)], 10.0)
+def test_only_learners_that_run_have_time() -> None:
+    meter, held = GoodputMeter(phase=Phase.FAULTS), entry()
+    stopped = Stopped(held.name, held.kind, held.pid, 0, held.since_boot_s)
+    meter.sample([entry("s", "syncer"), entry("broker", "broker"), stopped], 10.0)
     assert meter.result().up_s == 0.0
 
 
