@@ -162,9 +162,7 @@ async def replayed(run: ScriptedRun, _folder: Path) -> object:
 
 async def sample(run: ScriptedRun, folder: Path) -> object:
     where = await saved(run, folder)
-    return await asyncio.to_thread(
-        print_sample, where, prompt="", count=1, temperature=0.0, seed=0, as_json=True
-    )
+    return await asyncio.to_thread(print_sample, where, prompt="", count=1, temperature=0.0, seed=0)
 
 
 async def evaluate(run: ScriptedRun, folder: Path) -> object:

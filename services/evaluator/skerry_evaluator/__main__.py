@@ -10,8 +10,6 @@ from skerry.service.entry import Config, Nats, Run, Sets, answer, application, s
 
 app = application()
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per checkpoint.")]
-
 
 @app.callback(invoke_without_command=True)
 def run(
@@ -67,7 +65,7 @@ def evaluate(
     ] = None,
     set_: Sets = None,
     *,
-    json: AsJson = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per checkpoint.")] = False,
 ) -> None:
     """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
     from skerry.service.entry import exit_on_error
@@ -89,23 +87,13 @@ def sample(
     ] = 0.7,
     seed: Annotated[int, typer.Option(help="Equal seeds write equal text.", metavar="N")] = 0,
     set_: Sets = None,
-    *,
-    json: AsJson = False,
 ) -> None:
     """Continue a prompt with a checkpoint's model."""
     from skerry.service.entry import exit_on_error
     from skerry_evaluator.checkpoints import print_sample
 
     with exit_on_error():
-        print_sample(
-            checkpoint,
-            prompt=prompt,
-            count=tokens,
-            temperature=temperature,
-            seed=seed,
-            as_json=json,
-            sets=set_ or [],
-        )
+        print_sample(checkpoint, prompt, tokens, temperature, seed, set_ or [])
 
 
 def main() -> None:

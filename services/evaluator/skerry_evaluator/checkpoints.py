@@ -118,22 +118,16 @@ def print_scores(
 
 def print_sample(
     path: str | Path,
-    *,
     prompt: str,
     count: int,
     temperature: float,
     seed: int,
-    as_json: bool,
     sets: Sequence[str] = (),
 ) -> None:
     """Print a prompt and its continuation."""
     restored = restore(path, sets)
-    start = to_tokens(restored.config.data, prompt)
-    sampler = Sampler(restored.model, restored.config.data.seq_len, temperature)
-    tokens = list(sampler.tokens(restored.params, start, count, seed))
-    text = to_text(restored.config.data, tokens)
-    if as_json:
-        print(json.dumps({"checkpoint": str(path), "prompt": prompt, "text": text}))
-    else:
-        space = " " if restored.config.data.source == "tokens" else ""  # between numbers
-        print(f"{prompt}{space}{text}")
+    data = restored.config.data
+    sampler = Sampler(restored.model, data.seq_len, temperature)
+    tokens = list(sampler.tokens(restored.params, to_tokens(data, prompt), count, seed))
+    space = " " if data.source == "tokens" else ""  # between numbers
+    print(f"{prompt}{space}{to_text(data, tokens)}")

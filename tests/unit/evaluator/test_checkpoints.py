@@ -167,7 +167,7 @@ def test_greedy_sampling_takes_the_likeliest_token(folder: Path) -> None:
 
 
 def test_sample_prints_prompt_and_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_sample(folder, prompt="def ", count=5, temperature=0.0, seed=0, as_json=False)
+    print_sample(folder, "def ", count=5, temperature=0.0, seed=0)
     assert capsys.readouterr().out.startswith("def ")
 
 
@@ -179,7 +179,7 @@ def test_sampled_token_numbers_stay_apart(
     config = restored.config.model_copy(update={"data": data})
     tokens = replace(restored, config=config)
     monkeypatch.setattr("skerry_evaluator.checkpoints.restore", lambda *_: tokens)
-    print_sample(folder, prompt="7 8", count=3, temperature=0.0, seed=0, as_json=False)
+    print_sample(folder, "7 8", count=3, temperature=0.0, seed=0)
     words = capsys.readouterr().out.split()
     assert (len(words), words[:2]) == (5, ["7", "8"])
 
