@@ -166,11 +166,10 @@ def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
                 f"only {' and '.join(EXTENDABLE)} can."
             )
             raise ConfigError(msg, path=path)
-    values = json.loads(json.dumps(checkpoint.config))
+    config = run_config_from_json(json.dumps(checkpoint.config), checkpoint.skerry_version)
     chosen = load(None, sets, {}).run.train
-    for key in keys:
-        values["train"][key[-1]] = getattr(chosen, key[-1])
-    return run_config_from_json(json.dumps(values))
+    train = config.train.model_copy(update={key[-1]: getattr(chosen, key[-1]) for key in keys})
+    return run_config_from_json(to_json(config.model_copy(update={"train": train})))
 
 
 async def _refuse_existing(bus: Bus, asked: Restore, record: RunRecord, *, put_back: bool) -> None:

@@ -21,7 +21,7 @@ from skerry.protocol.messages import LearnerProgress, Manifest, RunState, why
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
-from skerry.store.checkpoint import PARAMS_FILE, read_manifest
+from skerry.store.checkpoint import PARAMS_FILE, dump, read_manifest
 from skerry.store.local import LocalStore
 from skerry_checkpointer.restore import Replaced, restore
 from skerry_tools.audit.verify import verify as audit
@@ -187,6 +187,16 @@ class TestANewRun:
         await restore(empty, saved, "again", sets=["train.steps=5000"])
         record = await ledger.read_run(empty, "again")
         assert RunConfig.model_validate_json(record.config_json).train.steps == 5000
+
+    async def test_a_config_without_a_table_has_its_defaults(
+        self, saved: Path, empty: MemoryBus
+    ) -> None:
+        store = LocalStore(saved.parent)
+        bare = replace(read_manifest(store, saved.name), config={"sync": {"lease_s": 0.05}})
+        (saved / "manifest.json").write_bytes(dump(bare)[0])
+        await restore(empty, saved, "again", sets=["train.steps=9"])
+        record = await ledger.read_run(empty, "again")
+        assert RunConfig.model_validate_json(record.config_json).train.steps == 9
 
     @pytest.mark.parametrize("assignment", ["train.lr=1", "model.layers=3", "sync.fragments=2"])
     async def test_what_a_checkpoint_fixes_cannot_be_set(
