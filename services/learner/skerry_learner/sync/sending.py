@@ -63,10 +63,11 @@ class ContributionSender:
                 order = await self._orders.get()
                 if isinstance(order, MissingCheck):
                     group.create_task(self.look_for(order))
-                    continue
-                task = group.create_task(self.send(order))
-                self._sending.add(task)
-                task.add_done_callback(self._sending.discard)
+                else:
+                    task = group.create_task(self.send(order))
+                    self._sending.add(task)
+                    task.add_done_callback(self._sending.discard)
+                del order  # else its gradient would be held until the next one comes
 
     async def flush(self) -> None:
         """Send what is left; for the end, after ``run`` and the trainer have stopped."""
