@@ -44,8 +44,12 @@ class S3Server:
         return self.folder / "credentials"
 
     def access(self, profile: str = "writer") -> StoreSettings:
-        where = {"endpoint": self.endpoint, "region": "us-east-1"}
-        return StoreSettings(**where, credentials=self.credentials, profile=profile)
+        return StoreSettings(
+            endpoint=self.endpoint,
+            region="us-east-1",
+            credentials=self.credentials,
+            profile=profile,
+        )
 
     def settings(self, url: str) -> list[str]:
         """Return the settings of a store at this address."""

@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from skerry.errors import WireError
 from skerry.log.base import Deliver
@@ -36,7 +36,8 @@ RunMessage = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation |
 T = TypeVar("T", bound=RunMessage)
 
 
-class Topic(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Topic:
     """What a kind of message is counted as, its subjects, and where a follower of it begins."""
 
     name: str

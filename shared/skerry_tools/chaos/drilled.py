@@ -89,30 +89,38 @@ class DrilledRun(Protocol):
     @property
     def bus(self) -> Bus:
         """Reaches the run's broker, faults or not."""
+        ...
 
     @property
     def logs(self) -> str: ...
 
     def entries(self) -> Mapping[str, DrilledService]:
         """Return what is known to be there now, by name."""
+        ...
 
     async def settle(self) -> None:
         """Return once ``entries`` shows as alive only what lived when this was called."""
+        ...
 
     def kinds(self) -> dict[str, str]:
         """Return what can be struck, and has to work again afterwards: kinds by name."""
+        ...
 
     def unable(self) -> dict[Kind, str]:
         """Return the kinds of faults that cannot be done here: why not, and what to do."""
+        ...
 
     def inject(self, injection: Injection) -> Injected:
         """Return a fault that can be done here."""
+        ...
 
     async def undo(self) -> list[str]:
         """Undo every fault there is, known or not; return sentences on what could not be."""
+        ...
 
     async def routes(self) -> dict[str, dict[str, Any]]:
         """Return the counters of every route to the broker that is known, by its service."""
+        ...
 
 
 def running(entries: Mapping[str, S], name: str) -> S:

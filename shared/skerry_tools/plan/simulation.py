@@ -219,7 +219,7 @@ def _waited(asked: Setup, timelines: Sequence[LearnerTimeline], end_s: float) ->
             due = min(due_step(schedule, part, step) for part in range(sync.fragments))
             steps_s = np.array([(due - step) * one.step_s for one in asked.learners])
             reached = [
-                np.interp(done, own, at, right=math.inf)
+                np.interp(float(done), own, at, right=math.inf)
                 for done, own, at in zip(before + steps_s, ran, times, strict=True)
             ]
             if max(reached) >= until:

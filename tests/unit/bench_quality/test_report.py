@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_the_target_is_the_loss_without_helpers_at_three_quarters() -> None:
 
 
 def page_of(
-    folder: Path, experiments: list[Experiment], have: dict[str, Found], *more: Path
+    folder: Path, experiments: Sequence[Experiment], have: dict[str, Found], *more: Path
 ) -> str:
     """Write the report and return its page."""
     page = folder / "quality.md"

@@ -122,7 +122,7 @@ def value(metric: Metric, *messages: RunMessage, later_s: float = 0.0) -> float 
     return values(reported(*messages, later_s=later_s), metric).get(("r",))
 
 
-VARZ = dict.fromkeys(
+VARZ: dict[str, Any] = dict.fromkeys(
     ("connections", "slow_consumers", "mem", "cpu", "in_msgs", "out_msgs", "in_bytes", "out_bytes"),
     1,
 )

@@ -44,7 +44,7 @@ def read(*losses: float | None, by: str = "e", text: str = "t") -> tuple[Evaluat
 
 GONE, DONE, STARTING = Liveness.GONE, LearnerPhase.FINISHED, LearnerPhase.STARTING
 CATCHING_UP, STOPPED = LearnerPhase.CATCHING_UP, LearnerPhase.STOPPED
-SILENT = {"state": GONE, "reason": LivenessReason.SILENT}
+SILENT: dict[str, Any] = {"state": GONE, "reason": LivenessReason.SILENT}
 
 
 def refusing(causes: tuple[RefusalCause, ...]) -> Commit:

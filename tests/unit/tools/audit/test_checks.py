@@ -42,7 +42,7 @@ def item(identity: int, start: int, stop: int, **changes: Any) -> Consumed:
     place = {"sequence_first": identity, "sequence_last": identity}
     work = {"steps": sequences, "tokens": sequences * TOKENS}
     data = {"cursor_from": start, "cursor_to": stop}
-    return replace(consumed(identity=identity, base_version=0, **place, **work, **data), **changes)
+    return replace(consumed("a", identity, base_version=0, **place, **work, **data), **changes)
 
 
 def commit(version: int, *parts: Consumed | Refused, floor: int = 0, **changes: Any) -> Commit:
@@ -50,7 +50,7 @@ def commit(version: int, *parts: Consumed | Refused, floor: int = 0, **changes: 
     fresh = (c for c in parts if isinstance(c, Consumed))
     fitting = tuple(c if c.staleness else replace(c, base_version=version - 1) for c in fresh)
     refused = tuple(c for c in parts if isinstance(c, Refused))
-    given = {"origin": CommitOrigin.ROUND, **changes}
+    given: dict[str, Any] = {"origin": CommitOrigin.ROUND, **changes}
     return builders.commit(version, consumed=fitting, refused=refused, contrib_floor=floor, **given)
 
 

@@ -95,10 +95,11 @@ def test_uptime_of_independent_learners_is_binomial(load: float, learners: int, 
 @given(LOADS, st.sampled_from([0.0, 50.0]), SEEDS)
 def test_all_time_is_accounted_for(load: float, batch_s: float, seed: int) -> None:
     saving = SavingTable(every=40.0, cost_s=3.0, rollback=True)
-    pauses = {"batch_s": batch_s, "downscale_s": 5.0, "upscale_s": 7.0}
     away = [Absence(500.0, 900.0), Absence(600.0, 700.0), Absence(2e4, 2.1e4)]
     for elastic in (True, False):
-        learner = failing(load, elastic=elastic, saving=saving, **pauses)
+        learner = failing(
+            load, elastic=elastic, saving=saving, batch_s=batch_s, downscale_s=5.0, upscale_s=7.0
+        )
         timeline = walk(learner, 3e4, chance(seed), away)
         assert np.all(timeline.lengths >= 0)
         assert timeline.spent().sum() == pytest.approx(3e4)
