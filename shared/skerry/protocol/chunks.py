@@ -21,8 +21,6 @@ from skerry.protocol.messages import ChunkHeader, FrameKind
 from skerry.protocol.records import check_plan, check_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
@@ -134,19 +132,13 @@ def _check_sizes(header: ChunkHeader, fragment: Fragment, packed: int) -> None:
 class Coverage:
     """Which chunks of one vector are here: each once, next to each other, and none outside.
 
-    Holds no payload. ``decode`` takes each chunk that is new and fits; one that it raises for is
-    forgotten.
+    Holds no payload; the assemblers below also decode each chunk that is new and fits. None refers
+    to itself, so that its memory is free once it is let go, and not when a collector comes by.
     """
 
-    def __init__(
-        self,
-        scheme: str,
-        blocks: int,
-        decode: Callable[[ChunkHeader, Packed], None] = lambda _header, _packed: None,
-    ) -> None:
+    def __init__(self, scheme: str, blocks: int) -> None:
         self._scheme = scheme
         self._blocks = blocks
-        self._decode = decode
         self._count = 0
         self._seen: dict[int, tuple[int, int, int]] = {}
         self._covered = 0
@@ -180,6 +172,9 @@ class Coverage:
             self._covered += header.blocks
         return self.complete
 
+    def _decode(self, header: ChunkHeader, packed: Packed) -> None:
+        """Take in a chunk that is new and fits; one that this raises for is forgotten."""
+
     def _lacks(self, header: ChunkHeader, checksum: int) -> bool:
         before = self._seen.get(header.index)
         if before is None:
@@ -211,7 +206,7 @@ class Coverage:
             raise Corrupt(msg)
 
 
-class PlaneAssembler:
+class PlaneAssembler(Coverage):
     """Puts the chunks of one vector together.
 
     Memory is one set of planes for ``blocks`` blocks, taken from the plan and not from a message;
@@ -219,18 +214,13 @@ class PlaneAssembler:
     """
 
     def __init__(self, scheme: str, blocks: int) -> None:
+        super().__init__(scheme, blocks)
         self._planes = allocate(scheme, blocks)
-        self._cover = Coverage(scheme, blocks, self._decode)
-        self.add = self._cover.add
-
-    @property
-    def complete(self) -> bool:
-        return self._cover.complete
 
     @property
     def planes(self) -> Planes:
         """The planes (blocks, ...); raises Truncated while chunks are missing."""
-        self._cover.require()
+        self.require()
         return self._planes
 
     def _decode(self, header: ChunkHeader, packed: Packed) -> None:
@@ -238,7 +228,7 @@ class PlaneAssembler:
         unpack_into(header, packed, self._planes.part(blocks))
 
 
-class VectorAssembler:
+class VectorAssembler(Coverage):
     """Puts the chunks of one vector together decoded.
 
     Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
@@ -247,9 +237,8 @@ class VectorAssembler:
     """
 
     def __init__(self, scheme: str, blocks: int) -> None:
+        super().__init__(scheme, blocks)
         self._vector = VECTORS.empty(blocks * BLOCK)
-        self._cover = Coverage(scheme, blocks, self._decode)
-        self.add = self._cover.add
         self._hash = xxhash.xxh3_64()
         self._hashed = 0
         self._decoded: dict[int, int] = {}
@@ -258,13 +247,13 @@ class VectorAssembler:
     @property
     def vector(self) -> NDArray[np.float32]:
         """The vector f32 (blocks*256,); raises Truncated while chunks are missing."""
-        self._cover.require()
+        self.require()
         return self._vector
 
     @property
     def digest(self) -> int:
         """``vector_digest`` of the vector; raises Truncated while chunks are missing."""
-        self._cover.require()
+        self.require()
         return self._hash.intdigest()
 
     def _decode(self, header: ChunkHeader, packed: Packed) -> None:

@@ -183,7 +183,7 @@ class _Partial:
     """A contribution some of whose chunks are here."""
 
     id: ContributionId
-    chunks: PlaneAssembler | Coverage
+    chunks: Coverage
     base_version: int
     first: int
     last: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 import tracemalloc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -98,6 +100,20 @@ def test_any_order_gives_the_same_planes_and_the_same_vector(
     assert max(len(chunk.packed) for chunk in chunks) <= chunk_bytes
     np.testing.assert_array_equal(vector.vector, cpu().dequantise(scheme, planes.planes))
     assert vector.digest == vector_digest(vector.vector)
+
+
+def test_what_was_put_together_is_free_once_it_is_let_go(three: list[Chunk]) -> None:
+    planes, vector = PlaneAssembler("int4", 100), VectorAssembler("int4", 100)
+    for chunk in three:
+        planes.add(header_of(chunk), chunk.packed)
+        vector.add(header_of(chunk), chunk.packed)
+    held = [weakref.ref(planes.planes.codes), weakref.ref(vector.vector)]
+    gc.disable()
+    try:
+        del planes, vector
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_vector_with_a_chunk_missing_is_not_given_out(three: list[Chunk]) -> None:
