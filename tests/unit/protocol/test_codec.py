@@ -111,7 +111,7 @@ def test_what_was_put_together_is_free_once_it_is_let_go(three: list[Chunk]) -> 
     gc.disable()
     try:
         del planes, vector
-        assert [ref() for ref in held] == [None, None]
+        assert all(ref() is None for ref in held)
     finally:
         gc.enable()
 
