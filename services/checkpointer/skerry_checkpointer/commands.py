@@ -21,6 +21,8 @@ from skerry_checkpointer.restore import restore, span
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.status import Status
+
     from skerry.log.base import Bus
     from skerry.settings.models import StoreSettings
 
@@ -63,7 +65,8 @@ def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -
     """Verify one checkpoint and print what it is; exit with 1 if it is damaged."""
     try:
         store, name = locate(path, store_settings)
-        checkpoint = verify(store, name)
+        with _working(f"Verifying {store.where(name)}"):
+            checkpoint = verify(store, name)
     except StoreError as error:
         if not as_json:
             raise
@@ -89,7 +92,8 @@ async def print_restored(
     store, name = locate(path, access)
     where, what = store.where(name), ""
     async with bus:
-        changes = await restore(bus, where, run, sets=extends, put_back=put_back, access=access)
+        with _working(f"Verifying {where} and writing it into the log"):
+            changes = await restore(bus, where, run, sets=extends, put_back=put_back, access=access)
     if put_back and changes:
         now = span([change.version for change in changes])
         before = span([change.saved for change in changes])
@@ -97,6 +101,11 @@ async def print_restored(
     elif put_back:
         what = ": every fragment is as the checkpoint has it"
     print(f"Run {run} is restored from {where}{what}.")
+
+
+def _working(what: str) -> Status:
+    """Return a context that says on a terminal's stderr what is going on; nothing elsewhere."""
+    return Console(stderr=True, quiet=not sys.stderr.isatty()).status(f"{escape(what)} …")
 
 
 def split_sets(sets: Sequence[str]) -> tuple[list[str], list[str]]:
