@@ -29,7 +29,7 @@ from tests.support.builders import syncer_pulse
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 90.0
-QUICK = {"sync": {"lease_s": 0.05}, "liveness": {"pulse_s": 0.01}}
+QUICK = {"sync": {"lease_s": 0.2}, "liveness": {"pulse_s": 0.01}}
 """A restore listens for a lease whether the run is alive: here, not for long."""
 
 
