@@ -53,7 +53,7 @@ def replay(  # noqa: PLR0913 - one option each
         str | None, typer.Option(help="v17, seq:1234 or a time; now.", metavar="VERSION|TIME|SEQ")
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", help="Start here.", metavar="CHECKPOINT")
+        str | None, typer.Option("--from", help="Start here.", metavar="CHECKPOINT")
     ] = None,
     out: Annotated[
         Path | None,

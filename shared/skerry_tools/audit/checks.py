@@ -8,6 +8,7 @@ what a commit makes of the learners' progress is the protocol's own definition.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ class FragmentHistory:
     """One fragment up to its newest commit: ``rows`` are what its progress table has to say.
 
     ``waiting`` are contributions of the window that no commit has resolved yet, in their order
-    there.
+    there; ``unnamed`` counts by learner those that commits refused and did not name.
     """
 
     version: int = 0
@@ -80,6 +81,7 @@ class FragmentHistory:
     waiting: dict[ContributionId, Contribution] = field(
         default_factory=dict["ContributionId", "Contribution"]
     )
+    unnamed: Counter[str] = field(default_factory=Counter[str])
 
     def account(self, learner: str) -> Account:
         """Return the account of a learner."""
@@ -94,9 +96,11 @@ class FragmentHistory:
 
         Nothing may: a floor says that all of it is resolved, by name or, of a flood, by number.
         What was stored later than the commit lies in another stream than the one that its floor was
-        counted in.
+        counted in. A commit counts what was refused while it merged, too: that lies above its
+        floor, and below the next one.
         """
-        unnamed = {more.learner: more.count for more in commit.unnamed}
+        for more in commit.unnamed:
+            self.unnamed[more.learner] += more.count
         passed: list[Contribution] = []
         for contribution in self.waiting.values():
             if contribution.sequence_last > commit.contrib_floor or contribution.time_ns > at_ns:
@@ -106,8 +110,8 @@ class FragmentHistory:
         for contribution in passed:
             learner = contribution.id.learner
             del self.waiting[contribution.id]
-            if unnamed.get(learner, 0) > 0:
-                unnamed[learner] -= 1
+            if self.unnamed[learner] > 0:
+                self.unnamed[learner] -= 1
             else:
                 below.append(contribution)
         return below

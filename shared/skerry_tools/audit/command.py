@@ -85,7 +85,7 @@ class ReplayOptions:
     """The command's options; ``policy`` without any other value asks for no what-if."""
 
     to: str | None
-    origin: Path | None
+    origin: str | None
     out: Path | None
     policy: WhatIfPolicy
 

@@ -206,6 +206,12 @@ def test_contributions_that_a_commit_has_no_room_to_name_are_accounted_for_by_nu
     assert [v.what for v in found] == [What.UNRESOLVED] * broken
 
 
+def test_contributions_refused_while_a_commit_merged_are_below_the_floor_of_the_next() -> None:
+    flooded = commit(2, item(4, 12, 16), floor=1, unnamed=(Unnamed("a", 2),))
+    offers = (offer(2, last=2), offer(3, last=3))
+    assert found_in(FIRST, flooded, commit(3, item(5, 16, 20), floor=9), offers=offers) == []
+
+
 @pytest.mark.parametrize(
     ("steps", "sequences", "lies"),
     [
