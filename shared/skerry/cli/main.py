@@ -77,7 +77,7 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
     set_: Sets = None,
     run: Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")] = "main",
     from_: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--from", help="Start from this checkpoint.", metavar="CHECKPOINT"),
     ] = None,
     fresh: Annotated[

@@ -59,7 +59,7 @@ def run_up(
     config: Path | None,
     sets: Sequence[str],
     run: str,
-    checkpoint: Path | None,
+    checkpoint: str | None,
     fresh: bool,
     team: Team,
     nats: str | None,
@@ -96,7 +96,7 @@ def run_up(
                 folder.clear()  # half a restored log is of no use
 
 
-async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = ()) -> str:
+async def restore(cluster: Cluster, checkpoint: str, extends: Sequence[str] = ()) -> str:
     """Write a checkpoint into the empty log and return what the checkpointer says about it.
 
     ``extends`` are settings that say how much longer the run goes on than the checkpoint's did.
@@ -104,7 +104,7 @@ async def restore(cluster: Cluster, checkpoint: Path, extends: Sequence[str] = (
     given = ["--config", str(cluster.folder.settings), "--run", cluster.folder.run]
     for text in extends:
         given += ["--set", text]
-    command = argv_of("checkpoints", "restore", str(checkpoint), *given)
+    command = argv_of("checkpoints", "restore", checkpoint, *given)
     return (await call(cluster.folder, command, "restore")).strip()
 
 

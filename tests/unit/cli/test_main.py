@@ -6,6 +6,8 @@ import os
 import sys
 from importlib.metadata import metadata, version
 from pathlib import Path
+from types import ModuleType
+from typing import get_args, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +17,9 @@ from skerry.cli.main import app
 from skerry.cli.programs import COMMANDS as PASSED_ON
 from skerry.cli.programs import PROGRAMS, require
 from skerry.errors import ConfigError
+from skerry_checkpointer import __main__ as checkpointer
+from skerry_evaluator import __main__ as evaluator
+from skerry_tools import __main__ as tools
 from tests.support.processes import call, skerry
 
 COMMANDS = ["demo", "up", *PASSED_ON, "status", "top", "doctor"]
@@ -147,3 +152,19 @@ def test_status_without_a_broker_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: No NATS server answered at nats://127.0.0.1:1")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("module", [main, tools, checkpointer, evaluator])
+def test_address_of_a_checkpoint_is_taken_as_it_is_typed(module: ModuleType) -> None:
+    """A path would lose one of the slashes of ``s3://``."""
+    groups = [group.typer_instance for group in module.app.registered_groups]
+    commands = [c.callback for each in (module.app, *groups) for c in each.registered_commands]
+    hints = [h for c in commands for h in get_type_hints(c, include_extras=True).values()]
+    named = [
+        h
+        for h in hints
+        for given in get_args(h)[1:]
+        if getattr(given, "metavar", "") == "CHECKPOINT"
+    ]
+    assert named
+    assert not [hint for hint in named if "Path" in str(hint.__origin__)]
