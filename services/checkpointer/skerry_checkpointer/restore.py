@@ -135,14 +135,19 @@ async def restore(
     if record is not None:
         await _refuse_existing(bus, asked, record, put_back=put_back)
         return await _write_state(bus, asked)
-    log = config.log
+    return await _create(bus, asked)
+
+
+async def _create(bus: Bus, asked: Restore) -> list[Replaced]:
+    """Write the state of a run that the log does not hold, then its record."""
+    log, checkpoint, run = asked.config.log, asked.checkpoint, asked.run
     await bus.declare(
         specs(run, replicas=log.replicas, window_bytes=log.window_bytes, window_s=log.window_s)
     )
     written = await _write_state(bus, asked)
     new = RunRecord(
         run=run,
-        config_json=to_json(config),
+        config_json=to_json(asked.config),
         leaves=checkpoint.leaves,
         fragments=checkpoint.fragments,
         plan_digest=checkpoint.plan_digest,

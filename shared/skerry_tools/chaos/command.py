@@ -43,7 +43,7 @@ from skerry_tools.chaos.plan import BROKER, DRAWN, FaultPlan, Kind
 from skerry_tools.chaos.remote import remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from skerry.cli.cluster.folder import RunningCluster
@@ -265,25 +265,37 @@ async def _chaos(
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         lease = leased(bus, record.run, holder, config.log.replicas)
         await stack.enter_async_context(lease)
+        await _drill(options, drilled, plan, local.store, notes, on_result)
 
-        def say(text: str) -> None:
-            print(printable(text), file=sys.stderr if options.as_json else None, flush=True)
 
-        for note in notes:
-            say(note)
-        drill = FaultDrill(
-            drilled,
-            plan,
-            quiet_s=options.quiet_s,
-            least=options.goodput,
-            damage=partial(damage, local.store),
-            say=say,
-            on_firing=lambda firing, over: say(sentence(firing, over=over)),
-        )
-        try:
-            await drill.run()
-        finally:
-            on_result(drill.result())
+async def _drill(
+    options: ChaosOptions,
+    drilled: DrilledRun,
+    plan: FaultPlan,
+    store: StoreSettings,
+    notes: Sequence[str],
+    on_result: OnResult,
+) -> None:
+    """Run the plan and say what happens; ``on_result`` gets what came of it, however it ends."""
+
+    def say(text: str) -> None:
+        print(printable(text), file=sys.stderr if options.as_json else None, flush=True)
+
+    for note in notes:
+        say(note)
+    drill = FaultDrill(
+        drilled,
+        plan,
+        quiet_s=options.quiet_s,
+        least=options.goodput,
+        damage=partial(damage, store),
+        say=say,
+        on_firing=lambda firing, over: say(sentence(firing, over=over)),
+    )
+    try:
+        await drill.run()
+    finally:
+        on_result(drill.result())
 
 
 async def _record(bus: Bus, run: str | None, cluster: RunningCluster | None) -> RunRecord:

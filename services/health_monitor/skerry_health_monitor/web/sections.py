@@ -69,15 +69,14 @@ def sections(
 ) -> Sections:
     """Return every section of the page; ``more`` are facts that only the process knows."""
     history, view = now.model.history, now.model.view
-    lanes = {name: lane for name, lane in history.lanes.items() if name in view.learners}
-    curves = history.curves.by_name()
     return {
         "facts": {**_facts(now.model), **(more or {}), "columns": COLUMNS},
         "run": {**_run(now), "away_since_s": away_since_s},
         "learners": _learners(now),
         "lanes": {
             name: [[round(turn.at_s, 1), turn.state] for turn in lane.turns]
-            for name, lane in lanes.items()
+            for name, lane in history.lanes.items()
+            if name in view.learners
         },
         "rounds": {f"{f}.{v}": _round(row) for (f, v), row in history.timeline.rounds.items()},
         "open": {
@@ -108,13 +107,10 @@ def sections(
         },
         "alerts": {
             str(held.number): _row(
-                "alerts",
-                held,
-                severity=held.alert.severity.value,
-                text=held.alert.text,
-                fix=held.alert.fix,
+                "alerts", held, severity=alert.severity.value, text=alert.text, fix=alert.fix
             )
             for held in (*alert_log.past, *alert_log.active.values())
+            for alert in (held.alert,)
         },
         "streams": {
             clip(s.name): _row(
@@ -122,7 +118,7 @@ def sections(
             )
             for s in streams
         },
-        **{f"curve_{name}": _curve(curve) for name, curve in curves.items()},
+        **{f"curve_{name}": _curve(curve) for name, curve in history.curves.by_name().items()},
     }
 
 
