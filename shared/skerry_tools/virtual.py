@@ -47,7 +47,8 @@ class VirtualLoop(Base):
         self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
         self._closed = False
 
-    # what asyncio calls
+    # What asyncio calls. Its stubs are generic in the arguments of callbacks, which nothing here
+    # needs: hence the ignored overrides.
 
     def time(self) -> float:
         return self._now_s

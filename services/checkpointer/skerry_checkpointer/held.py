@@ -75,9 +75,10 @@ async def read_held(bus: Bus, run: str, plan: Plan) -> dict[int, HeldFragment]:
         manifest, readable = None, 0
         try:
             manifest = await read_manifest(bus, run, plan, fragment.index)
-            for part in manifest.parts if manifest else ():
-                await read_part(bus, run, plan, manifest, part.name)  # type: ignore[arg-type]
-            readable = manifest.commit.version if manifest else 0
+            if manifest is not None:
+                for part in manifest.parts:
+                    await read_part(bus, run, plan, manifest, part.name)
+                readable = manifest.commit.version
         except Overtaken as error:
             msg = f"A syncer commits to run {run!r} meanwhile: stop all of its syncers first."
             raise RunMismatch(msg) from error

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax  # pyright: ignore[reportMissingTypeStubs]
+import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 
 from skerry.algorithm.outer import optax_named
 from skerry.algorithm.presets import INNERS

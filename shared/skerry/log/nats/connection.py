@@ -351,7 +351,7 @@ class Connection:
                         **self._hooks(client),
                         allow_reconnect=False,
                         connect_timeout=max(1, int(min(5.0, options.connect_timeout_s))),
-                        reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type]
+                        reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type] # says int, takes float
                         max_reconnect_attempts=-1,
                         ping_interval=PING_INTERVAL_S,
                         max_outstanding_pings=MAX_OUTSTANDING_PINGS,
