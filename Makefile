@@ -26,7 +26,7 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 # What `make check` compares with, to know which packages you have touched.
 BASE ?= main
 
-.PHONY: help setup demo check test drill lint types-mypy types-pyright format proto simulate bench secrets clean
+.PHONY: help setup demo check test drill torch lint types-mypy types-pyright format proto simulate bench secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,8 @@ test: .venv/.ready ## every test but the drills, about six minutes on two cores 
 
 drill: .venv/.ready ## the long tests: real processes killed and stopped, images, the wheel (ARGS=...)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "drill and not soak" $(ARGS)
+
+torch: .venv/.torch ## install PyTorch, for the tests of its learners; without it they are skipped
 
 lint: .venv/.ready ## style, types, import contracts, generated code
 	$(BIN)/ruff format --check
@@ -96,6 +98,11 @@ $(UV):
 .venv/.ready: pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --inexact
 	@touch .venv/.runtime $@
+
+# pip, not uv: it takes a CPU build where this machine's own configuration points to one.
+.venv/.torch: | .venv/.ready
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check torch==2.13.0 lightning
+	@touch $@
 
 # The folder keeps other users out; the file itself is readable because containers see it under
 # another user id.
