@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.errors import ModelError
-from skerry.models.base import Model, Params, build_model, specs_of
+from skerry.models.base import Model, Params, build_model, layout_of, specs_of
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
@@ -77,8 +77,7 @@ def restore(path: str | Path, sets: Sequence[str] = ()) -> Restored:
         msg = f"{path} holds other parameters than its model has now: use the model code it was"
         raise ModelError(msg + " trained with.", path="model.factory")
     leaves = [jnp.asarray(tensors[spec.name]) for spec in specs]
-    tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
-    params: Params = jax.tree.unflatten(tree, leaves)
+    params = layout_of(model).params(leaves)
     return Restored(str(path), config, model, params, saved.step, saved.tokens)
 
 

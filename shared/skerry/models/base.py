@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,55 +20,121 @@ from skerry.settings.models import ModelConfig, TrainConfig
 Params: TypeAlias = Any
 """A pytree of float32 arrays, of any structure."""
 
+Batch: TypeAlias = Mapping[str, jax.Array]
+"""``tokens`` i32 [batch, seq + 1]; optional ``segments`` i32 [batch, seq + 1] (0: padding; the
+sequences packed in a row count from 1), ``positions`` i32 [batch, seq + 1], and ``weights`` f32
+[batch, seq], of the targets in the loss."""
+
 EMBEDDING_PARTS = ("embed",)
 AMPERE = 8.0
 """NVIDIA's first compute capability with matrix units for bfloat16."""
+
+
+class Aux(NamedTuple):
+    """What a loss says besides its value; everything is summed over the batch."""
+
+    tokens: jax.Array
+    """Targets that count in the loss: the sum of their weights, an f32 scalar."""
+    expert_tokens: Mapping[str, jax.Array] = MappingProxyType({})
+    """By the name of a tensor of units: the tokens routed to each unit, f32 [units]."""
 
 
 @runtime_checkable
 class Model(Protocol):
     """``init`` and ``loss`` are all that training needs; both must be traceable by ``jax.jit``.
 
-    Two more attributes are used where they exist: ``logits(params, tokens)`` by ``skerry sample``
-    (int32 ``[batch, seq]`` -> f32 ``[batch, seq, vocab]``), and ``embeddings``, a tuple of name
-    parts that mark embedding tensors (default ``("embed",)``); those are averaged, never merged
-    by direction. An int attribute ``vocab`` lets the data pipeline refuse tokens out of range.
+    A model with the attribute ``takes_batch = True`` has another loss: ``loss(params, batch)``
+    with a ``Batch`` returns ``(loss, Aux)``.
+
+    More attributes are used where they exist:
+
+    - ``logits(params, tokens)``, int32 ``[batch, seq]`` -> f32 ``[batch, seq, vocab]``: for
+      ``skerry sample``.
+    - ``vocab``, an int: lets the data pipeline refuse tokens out of range.
+    - ``embeddings``, name parts that mark tensors which merges average, never merge by direction:
+      embeddings and routers; default ``("embed",)``.
+    - ``trainable(name) -> bool``: a tensor that is not is no part of the run's fragments.
+    - ``unit(name, shape) -> int``: elements of one tensor to a merge by direction, where a leaf
+      stacks several (an expert each); 0: the whole leaf.
+    - ``axes``, ``{regex: (logical axis or None, ...)}``: the axes of the tensors whose whole name
+      matches, for a mesh: ``embed``, ``heads``, ``kv_heads``, ``mlp``, ``vocab``, ``experts``.
     """
 
     def init(self, key: jax.Array) -> Params:
         """Return fresh float32 parameters; equal keys give equal parameters on every machine."""
         ...
 
-    def loss(self, params: Params, tokens: jax.Array) -> jax.Array:
+    def loss(self, params: Params, tokens: jax.Array) -> Any:
         """Return the mean loss in nats per token over int32 ``[batch, seq + 1]``, a scalar."""
         ...
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Return the name of a leaf: its tree path joined by ``/``."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+    """Return the name of a leaf: its tree path joined by ``.``, as Hugging Face and torch do."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The leaves of a tree in the order of their names, the same in JAX and in torch.
+
+    JAX flattens by keys instead, one level after another: ``{"a": {"b": ...}, "a.a": ...}``.
+    """
+
+    names: tuple[str, ...]
+    order: tuple[int, ...]
+    tree: Any
+
+    @classmethod
+    def of(cls, params: Params) -> Layout:
+        """Return the layout of arrays or of ``ShapeDtypeStruct``."""
+        found, tree = jax.tree_util.tree_flatten_with_path(params)
+        names = [path_name(path) for path, _ in found]
+        order = tuple(sorted(range(len(names)), key=names.__getitem__))
+        return cls(tuple(names[number] for number in order), order, tree)
+
+    def leaves(self, params: Params) -> list[Any]:
+        """Return a tree's leaves by name."""
+        flat = self.tree.flatten_up_to(params)
+        return [flat[number] for number in self.order]
+
+    def params(self, leaves: Sequence[Any]) -> Params:
+        """Return the tree of leaves that are sorted by name."""
+        flat: list[Any] = [None] * len(self.order)
+        for number, leaf in zip(self.order, leaves, strict=True):
+            flat[number] = leaf
+        return jax.tree.unflatten(self.tree, flat)
+
+
+def leaves_by_name(params: Params) -> list[Any]:
+    """Return the leaves of a tree in the order of their names."""
+    return Layout.of(params).leaves(params)
 
 
 def leaf_specs(
     params: Params, embeddings: tuple[str, ...] = EMBEDDING_PARTS
 ) -> tuple[LeafSpec, ...]:
-    """Name every tensor of a tree (arrays or ``ShapeDtypeStruct``), in jax's own flattening order.
+    """Name every tensor of a tree (arrays or ``ShapeDtypeStruct``), sorted by name.
 
     Raises ModelError for an empty tree, a tensor that is not float32, or two with one name.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    layout = Layout.of(params)
     specs: list[LeafSpec] = []
-    for path, leaf in leaves:
-        name = path_name(path)
+    for name, leaf in zip(layout.names, layout.leaves(params), strict=True):
         if getattr(leaf, "dtype", None) != "float32":
             msg = f"Parameter {name} is not a float32 array: return float32 parameters from init."
             raise ModelError(msg, path="model.factory")
-        embedding = any(part in embeddings for part in name.split("/"))
+        embedding = any(part in embeddings for part in name.split("."))
         specs.append(LeafSpec(name=name, shape=tuple(leaf.shape), embedding=embedding))
     if not specs or len({s.name for s in specs}) < len(specs):
         msg = "The model's parameters are empty or two of them share a name: give each its own."
         raise ModelError(msg, path="model.factory")
     return tuple(specs)
+
+
+def layout_of(model: Model) -> Layout:
+    """Return the layout of a model's parameters without allocating one of them."""
+    return Layout.of(jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def specs_of(model: Model) -> tuple[LeafSpec, ...]:
@@ -76,6 +145,18 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
         msg = f"The model's init failed ({error}): it must return a tree of arrays from one key."
         raise ModelError(msg, path="model.factory") from error
     return leaf_specs(shapes, getattr(model, "embeddings", EMBEDDING_PARTS))
+
+
+def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
+    """Return the loss of a batch, ``(params, batch) -> (loss, Aux)``, of a model of either kind."""
+    if getattr(model, "takes_batch", False):
+        return model.loss  # type: ignore[no-any-return] # the port of such a model says so
+
+    def loss(params: Params, batch: Batch) -> tuple[jax.Array, Aux]:
+        tokens = batch["tokens"]
+        return model.loss(params, tokens), Aux(jnp.float32(tokens[:, 1:].size))
+
+    return loss
 
 
 def has_bfloat16(device: Any) -> bool:

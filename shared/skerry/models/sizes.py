@@ -77,7 +77,7 @@ def leaf_specs_of(sizes: Sizes) -> tuple[LeafSpec, ...]:
     gain = (sizes.d_model,)
     block = {**sizes.matrices, "norm_attention": gain, "norm_mlp": gain}
     blocks = [
-        LeafSpec(f"blocks/{layer:03d}/{name}", block[name])
+        LeafSpec(f"blocks.{layer:03d}.{name}", block[name])
         for layer in range(sizes.layers)
         for name in sorted(block)
     ]

@@ -19,7 +19,7 @@ from skerry.data.corpus import Batch
 from skerry.errors import Overtaken
 from skerry.log import ledger, run_records, state
 from skerry.log.base import Bus
-from skerry.models.base import Params
+from skerry.models.base import Params, layout_of
 from skerry.protocol.messages import Commit, Manifest, RefusalCause
 from skerry.protocol.subjects import Subjects
 from skerry_learner.joining import Work
@@ -112,7 +112,7 @@ class LabEvaluator:
         self._loss = loss
         self._judging = judging
         self._leaves = [np.zeros(leaf.shape, np.float32) for leaf in work.plan.leaves]
-        self._tree = jax.tree.structure(jax.eval_shape(work.model.init, jax.random.key(0)))
+        self._layout = layout_of(work.model)
         self.seen: list[LabEvaluation] = []
 
     def _rows(self, batches: int) -> Sequence[Batch]:
@@ -147,7 +147,7 @@ class LabEvaluator:
             scatter(fragment, parts[state.MASTER], self._leaves)
             step = max(step, manifest.commit.step)
             tokens += sum(row.tokens for row in manifest.commit.progress)
-        params = jax.tree.unflatten(self._tree, [jax.device_put(leaf) for leaf in self._leaves])
+        params = self._layout.params([jax.device_put(leaf) for leaf in self._leaves])
         loss = sum(float(self._loss(params, row)) for row in rows) / len(rows)
         return LabEvaluation(at_s, step, tokens // len(plan.fragments), loss)
 

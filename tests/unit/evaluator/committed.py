@@ -12,6 +12,7 @@ from skerry.log import run_records
 from skerry.log.memory import MemoryBus
 from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
+from skerry.models.base import leaves_by_name
 from skerry.protocol.messages import Evaluation, Manifest, RunRecord
 from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
@@ -42,7 +43,7 @@ class CommittedRun:
     async def commit(self, seed: int, fragments: tuple[int, ...] = (0, 1)) -> None:
         """Commit the next version of these fragments."""
         fresh = self.work.model.init(jax.random.key(seed))
-        leaves = [np.array(leaf) for leaf in jax.tree.leaves(fresh)]
+        leaves = [np.array(leaf) for leaf in leaves_by_name(fresh)]
         for index in fragments:
             vector = gather(self.work.plan.fragments[index], leaves)
             parts = [NewPart(PARAMS, "bf16", vector), NewPart(MASTER, "f32", vector)]

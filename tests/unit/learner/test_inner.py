@@ -161,7 +161,7 @@ def test_saved_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
     second = again.saver(step=720)
     restored = second.restored.result(30)
     assert (restored.inner, restored.age_steps) == ("warm", 20)
-    np.testing.assert_array_equal(restored.tensors["nu/w"], tensors(5)["nu/w"])
+    np.testing.assert_array_equal(restored.tensors["nu.w"], tensors(5)["nu.w"])
     again.end(second)
 
 
@@ -219,7 +219,7 @@ def test_state_saved_at_the_end_is_the_last_one(desk: Desk) -> None:
     assert desk.ended.wait(30)
     saved, found = read_file(saver.path, SHAPES)
     assert saved.step == 750
-    np.testing.assert_array_equal(found["mu/w"], tensors(2)["mu/w"])
+    np.testing.assert_array_equal(found["mu.w"], tensors(2)["mu.w"])
 
 
 def test_copy_outlives_the_state_it_was_made_of(
@@ -244,7 +244,7 @@ def test_copy_outlives_the_state_it_was_made_of(
     jax.block_until_ready(after)
     stepped.set()
     desk.end(saver)
-    np.testing.assert_array_equal(read_file(saver.path, SHAPES)[1]["mu/w"], tensors(3)["mu/w"])
+    np.testing.assert_array_equal(read_file(saver.path, SHAPES)[1]["mu.w"], tensors(3)["mu.w"])
 
 
 def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> None:

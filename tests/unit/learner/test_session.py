@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, fragments
-from skerry.models.base import build_model, specs_of
+from skerry.models.base import build_model, leaves_by_name, specs_of
 from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import ContributionKind
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
@@ -50,7 +49,7 @@ class Scene:
         return fragments.gather(self.plan.fragments[fragment], leaves)
 
     def local(self, fragment: int) -> NDArray[np.float32]:
-        leaves = [np.array(leaf) for leaf in jax.tree.leaves(self.trainer.state.params)]
+        leaves = [np.array(leaf) for leaf in leaves_by_name(self.trainer.state.params)]
         return fragments.gather(self.plan.fragments[fragment], leaves)
 
     def anchor(self, fragment: int) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, fragments
 from skerry.algorithm.fragments import Plan
-from skerry.models.base import build_model, specs_of
+from skerry.models.base import build_model, leaves_by_name, specs_of
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.inner_state import shapes_of
 from skerry_learner.trainer.step import learning_rate
@@ -40,7 +40,7 @@ def batch(seed: int = 0) -> jax.Array:
 
 
 def local(trainer: Trainer, plan: Plan, fragment: int) -> NDArray[np.float32]:
-    leaves = [np.array(leaf) for leaf in jax.tree.leaves(trainer.state.params)]
+    leaves = [np.array(leaf) for leaf in leaves_by_name(trainer.state.params)]
     return fragments.gather(plan.fragments[fragment], leaves)
 
 
@@ -83,7 +83,7 @@ def test_bare_gradients_are_what_a_step_takes_away_unless_they_are_not_finite() 
     loss, gradients = jax.jit(jax.value_and_grad(model.loss))(trainer.state.params, batch())
     result = trainer.step(batch(), 0.5, share=0.1)
     sent = np.array(trainer.capture(0))
-    wanted = fragments.gather(plan.fragments[0], [np.array(g) for g in jax.tree.leaves(gradients)])
+    wanted = fragments.gather(plan.fragments[0], [np.array(g) for g in leaves_by_name(gradients)])
     np.testing.assert_allclose(sent, wanted, rtol=0, atol=2e-7)
     assert float(result.loss) == pytest.approx(float(loss), rel=1e-6)
     assert not jax.tree.leaves(trainer.moments_like()), "no moments are kept"

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from skerry.algorithm import fragments, weighting
 from skerry.data.stream import Prefetched
-from skerry.models.base import specs_of
+from skerry.models.base import leaves_by_name, specs_of
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
@@ -116,7 +116,7 @@ class Scene:
 
     @property
     def local(self) -> NDArray[np.float32]:
-        leaves = [np.array(leaf) for leaf in jax.tree.leaves(self.trainer.state.params)]
+        leaves = [np.array(leaf) for leaf in leaves_by_name(self.trainer.state.params)]
         return fragments.gather(self.plan.fragments[0], leaves)
 
 

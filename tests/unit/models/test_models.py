@@ -15,7 +15,15 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
-from skerry.models.base import build_model, has_bfloat16, leaf_specs, specs_of
+from skerry.models.base import (
+    Layout,
+    batch_loss,
+    build_model,
+    has_bfloat16,
+    leaf_specs,
+    leaves_by_name,
+    specs_of,
+)
 from skerry.models.sizes import PRESETS, Sizes, leaf_specs_of, sizes_of
 from skerry.models.transformer import Transformer
 from skerry.settings.models import ModelConfig, TrainConfig
@@ -110,10 +118,10 @@ def test_bfloat16_arithmetic_stays_close_and_keeps_float32_loss() -> None:
 def test_leaf_specs_name_every_tensor_and_mark_the_embedding() -> None:
     model = Transformer(TINY)
     specs = specs_of(model)
-    leaves = jax.tree.leaves(init(model, 0))
+    leaves = leaves_by_name(init(model, 0))
     assert [s.shape for s in specs] == [leaf.shape for leaf in leaves]
     assert [s for s in specs if s.embedding] == [LeafSpec("embed", (256, 32), embedding=True)]
-    assert specs[0].name == "blocks/000/gate"
+    assert specs[0].name == "blocks.000.gate"
 
 
 def test_overrides_replace_their_part_of_the_preset() -> None:
@@ -165,6 +173,22 @@ def test_a_factory_of_your_own_gets_its_options(allow_code: Callable[..., None])
 def test_embedding_parts_are_the_models_own_choice() -> None:
     specs = leaf_specs({"emb": jnp.ones((3,), jnp.float32)}, ("emb",))
     assert specs[0].embedding
+
+
+def test_leaves_are_sorted_by_name_whatever_the_order_of_the_tree() -> None:
+    one, two, three = (jnp.full((n,), n, jnp.float32) for n in (1, 2, 3))
+    nested = {"a": {"b": one}, "a-c": two, "a.a": three}
+    assert [s.name for s in leaf_specs(nested)] == ["a-c", "a.a", "a.b"]
+    layout = Layout.of(nested)
+    assert layout.leaves(nested) == [two, three, one]
+    assert layout.params([two, three, one]) == nested
+
+
+def test_a_loss_of_tokens_alone_takes_batches_too() -> None:
+    text = tokens(2, 9)
+    mean, aux = batch_loss(Scalars(2.0))({"a": jnp.float32(3.0)}, {"tokens": text})
+    assert float(mean) == pytest.approx(3.0 * float(jnp.mean(text)))
+    assert (float(aux.tokens), aux.expert_tokens) == (2 * 8, {})
 
 
 def test_parameters_that_are_not_float32_are_refused() -> None:

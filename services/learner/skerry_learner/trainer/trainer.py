@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import adoption
 from skerry.algorithm.fragments import Fragment, Plan, padded
-from skerry.models.base import Model, Params, path_name
+from skerry.models.base import Layout, Model, Params, path_name
 from skerry.settings.models import RunConfig
 from skerry_learner.trainer.step import (
     StepFunction,
@@ -143,7 +143,8 @@ class Trainer:
         self._anchors: dict[int, jax.Array] = {}
         self._captured: dict[int, jax.Array] = {}
         self.state = self._fresh()
-        if [leaf.shape for leaf in jax.tree.leaves(self.state.params)] != [
+        self._layout = Layout.of(self.state.params)
+        if [leaf.shape for leaf in self._layout.leaves(self.state.params)] != [
             spec.shape for spec in plan.leaves
         ]:
             msg = "the parameters do not have the shapes of the plan"
@@ -244,15 +245,14 @@ class Trainer:
         return jnp.zeros((self._plan.fragments[fragment].padded_size,), jnp.float32)
 
     def _leaves(self, fragment: int) -> Leaves:
-        leaves = jax.tree.leaves(self.state.params)
+        leaves = self._layout.leaves(self.state.params)
         return tuple(leaves[number] for number in self._leaf_numbers[fragment])
 
     def _replace(self, fragment: int, new: Leaves) -> None:
-        leaves, tree = jax.tree.flatten(self.state.params)
+        leaves = self._layout.leaves(self.state.params)
         for number, leaf in zip(self._leaf_numbers[fragment], new, strict=True):
             leaves[number] = leaf
-        params: Any = jax.tree.unflatten(tree, leaves)
-        self.state = TrainState(params, self.state.optimizer)
+        self.state = TrainState(self._layout.params(leaves), self.state.optimizer)
 
 
 def _blank(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:

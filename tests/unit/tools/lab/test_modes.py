@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from skerry.algorithm import fragments
 from skerry.data.stream import Stream
 from skerry.log import state
+from skerry.models.base import leaves_by_name
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.settings.modes import Mode
 from skerry_learner.trainer.step import TrainState, make_optimizer, make_step
@@ -71,7 +72,7 @@ def by_one_process(lab: Lab, streams: tuple[int, ...]) -> F32s:
         rows = [Stream(work.corpus, shard).read(number * batch, batch) for shard in streams]
         done = np.float32(number / train.steps)
         own, _ = step(own, jnp.asarray(np.concatenate(rows)), done, np.float32(1.0))
-    leaves = [np.array(leaf) for leaf in jax.tree.leaves(own.params)]
+    leaves = [np.array(leaf) for leaf in leaves_by_name(own.params)]
     return fragments.gather(work.plan.fragments[0], leaves)
 
 
