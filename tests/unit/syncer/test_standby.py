@@ -343,7 +343,10 @@ async def test_broker_that_forgets_all_pulses_moves_no_shard(world: World) -> No
     assert {s: await fences.newest(world.bus, RUN, s) for s in range(2)} == before
 
 
-def test_shard_whose_conductor_hangs_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual
+async def test_shard_whose_conductor_hangs_goes_to_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     merge = Committer.merge
 
     async def hanging(self: Committer, *arguments: Any) -> Any:
@@ -351,19 +354,16 @@ def test_shard_whose_conductor_hangs_goes_to_another(monkeypatch: pytest.MonkeyP
             await asyncio.Event().wait()
         return await merge(self, *arguments)
 
-    async def play(world: World) -> None:
-        await world.begin(config())
-        world.syncer("a")
-        await world.commits(lambda c: c.version == 1)
-        world.syncer("b")
-        commit = await world.commits(lambda c: c.syncer == "b")
-        assert world.loop.time() < standby.STUCK_S + 15
-        await world.commits(lambda c: c.version > commit.version + 3)
-        assert not world.tasks["a"].done()
-        await world.whole()
-
     monkeypatch.setattr(Committer, "merge", hanging)
-    virtual(play)
+    await world.begin(config())
+    world.syncer("a")
+    await world.commits(lambda c: c.version == 1)
+    world.syncer("b")
+    commit = await world.commits(lambda c: c.syncer == "b")
+    assert world.loop.time() < standby.STUCK_S + 15
+    await world.commits(lambda c: c.version > commit.version + 3)
+    assert not world.tasks["a"].done()
+    await world.whole()
 
 
 @virtual
@@ -772,28 +772,21 @@ async def test_own_fence_whose_acknowledgement_got_lost_is_nobody_elses(
     await world.whole()
 
 
-def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_stuck(
-    monkeypatch: pytest.MonkeyPatch,
+@virtual
+async def test_process_that_was_stopped_for_long_steps_down_and_does_not_call_itself_stuck(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "STUCK_S", 6.0)
-
-    async def play(world: World) -> None:
-        await world.begin(config())
-        world.syncer("a")
-        await world.commits(lambda c: c.version == 3)
-        world.syncer("b")
-        await asyncio.sleep(10)
-        world.loop.freeze("a")
-        await asyncio.sleep(3 * standby.STUCK_S)
-        with capture_logs() as said:
-            world.loop.thaw("a")
-            await asyncio.sleep(5)
-        events = [line["event"] for line in said]
-        assert "stepped_down" in events
-        assert "shard_stuck" not in events
-        await world.whole()
-
-    virtual(play)
+    await world.at_work("b")
+    world.loop.freeze("a")
+    await asyncio.sleep(3 * standby.STUCK_S)
+    with capture_logs() as said:
+        world.loop.thaw("a")
+        await asyncio.sleep(5)
+    events = [line["event"] for line in said]
+    assert "stepped_down" in events
+    assert "shard_stuck" not in events
+    await world.whole()
 
 
 @virtual
