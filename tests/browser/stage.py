@@ -36,6 +36,7 @@ from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject
 from skerry_health_monitor.web.server import Connections, listen, serve_http
 from tests.support.builders import (
+    background,
     checkpoint_record,
     commit,
     consumed,
@@ -317,14 +318,6 @@ async def served(
     connections = Connections()
     hub, app = page_of(monitor, connections, health or HealthSettings(), faults)
     listening = listen("127.0.0.1", port)
-    tasks = [
-        asyncio.create_task(monitor.follow()),
-        asyncio.create_task(hub.run()),
-        asyncio.create_task(serve_http(app, listening, connections, hub.close)),
-    ]
-    try:
+    serving = serve_http(app, listening, connections, hub.close)
+    async with background(monitor.follow(), hub.run(), serving):
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/", monitor
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,8 +21,7 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, RunState
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
-from tests.support.audited import background
-from tests.support.builders import run_record
+from tests.support.builders import background, run_record
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import read_history
 from tests.support.learners import FakeLearner

@@ -14,8 +14,8 @@ from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
-from tests.support.audited import background, until_version
-from tests.support.builders import run_record
+from tests.support.audited import until_version
+from tests.support.builders import background, run_record
 from tests.support.history import History, read_history
 from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer

@@ -14,6 +14,7 @@ import pytest
 from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
 from skerry.settings.models import RunConfig
+from tests.support.builders import background
 from tests.support.learners import FakeLearner
 from tests.support.monitor import DEADLINE_S, monitor
 from tests.support.nats_server import NatsServer
@@ -28,12 +29,8 @@ FAST = RunConfig.model_validate({"liveness": {"pulse_s": 0.1}})
 async def fake_learner(bus: Bus, scripted: ScriptedRun) -> AsyncGenerator[None]:
     """A learner that pulses until the block ends, then is silent at once."""
     learner = FakeLearner(bus, scripted.record.run, scripted.plan, "a")
-    training = asyncio.create_task(learner.train())
-    try:
+    async with background(learner.train()):
         yield
-    finally:
-        training.cancel()
-        await asyncio.gather(training, return_exceptions=True)
 
 
 def alive(answer: dict[str, Any]) -> bool:
@@ -85,21 +82,6 @@ async def test_the_broker_reports_a_dead_process_before_its_silence_does(tmp_pat
     finally:
         broker.stop()
     assert gone["learner"] == "a"
-
-
-async def test_killed_and_started_again_it_knows_the_run(
-    shared_nats: NatsServer, run_id: str
-) -> None:
-    async with NatsBus(shared_nats.url) as bus:
-        scripted = await ScriptedRun.begin(bus, run_id, config=FAST)
-        await scripted.commit_all()
-
-        def whole(answer: dict[str, Any]) -> bool:
-            return bool(answer["run"]["versions"] == [1, 1, 1])
-
-        for _ in range(2):
-            async with monitor(shared_nats.url, run_id) as running:
-                await running.until("/api/run", whole)
 
 
 async def test_it_waits_for_a_run_and_stops_at_a_signal(

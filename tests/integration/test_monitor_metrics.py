@@ -15,6 +15,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Metric, MetricKind, of, prometheus_name
+from tests.support.builders import background
 from tests.support.learners import FakeLearner
 from tests.support.monitor import DEADLINE_S, monitor
 from tests.support.nats_server import NatsServer
@@ -64,10 +65,8 @@ async def test_a_live_run_is_scraped_and_written_down(tmp_path: Path) -> None:
             await scripted.commit_all()
             await scripted.commit_all()
             await bus.publish(Subjects("r").pulse("bad"), b"no pulse")
-            training = asyncio.create_task(FakeLearner(bus, "r", scripted.plan, "a").train())
-            text = await running.until("/metrics", lambda text: wanted <= values(text).keys())
-            training.cancel()
-            await asyncio.gather(training, return_exceptions=True)
+            async with background(FakeLearner(bus, "r", scripted.plan, "a").train()):
+                text = await running.until("/metrics", lambda text: wanted <= values(text).keys())
             running.process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(DEADLINE_S):
                 assert await running.process.wait() == 0

@@ -30,7 +30,7 @@ from skerry.telemetry.metrics import (
     prometheus_name,
 )
 from tests.support.backends import binary, free_port, serving
-from tests.support.builders import checkpoint_record, consumed, evaluation
+from tests.support.builders import background, checkpoint_record, consumed, evaluation
 from tests.support.learners import FakeLearner
 from tests.support.monitor import monitor
 from tests.support.nats_server import NatsServer
@@ -90,9 +90,8 @@ async def watched_run(folder: Path) -> AsyncGenerator[str]:
 async def live_on(scripted: ScriptedRun) -> None:
     """Train, commit, checkpoint and evaluate until cancelled."""
     bus = scripted.bus
-    training = asyncio.create_task(FakeLearner(bus, "r", scripted.plan, "a").train())
     said = evaluation(run="r", versions=(1, 1, 1), loss=3.25)
-    try:
+    async with background(FakeLearner(bus, "r", scripted.plan, "a").train()):
         for step in range(10**6):
             await scripted.commit_all(step=step)
             await ledger.record_checkpoint(
@@ -100,9 +99,6 @@ async def live_on(scripted: ScriptedRun) -> None:
             )
             await ledger.record_evaluation(bus, replace(said, versions=(step + 1,) * 3))
             await asyncio.sleep(0.5)
-    finally:
-        training.cancel()
-        await asyncio.gather(training, return_exceptions=True)
 
 
 def command(name: str, folder: Path, target: str, port: int) -> list[str]:

@@ -21,7 +21,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_learner.sync.network import open_sync
 from skerry_learner.sync.telemetry import LearnerIdentity
-from tests.support.builders import checkpoint_record, run_record
+from tests.support.builders import checkpoint_record, run_record, until
 from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
 from tests.support.scripted_run import WINDOW_BYTES, ScriptedRun
@@ -130,8 +130,7 @@ async def test_an_older_copy_of_the_store_ends_a_learner_that_has_seen_a_newer_o
         receiver = network.receiver
         proving = asyncio.ensure_future(receiver.prove())
         following = asyncio.ensure_future(receiver.manifests())
-        while len(receiver.wanted) < len(scripted.plan.fragments):  # noqa: ASYNC110  no event
-            await asyncio.sleep(0.05)
+        await until(lambda: len(receiver.wanted) >= len(scripted.plan.fragments))
         nats_server.kill9()
         shutil.rmtree(store)
         copy.rename(store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import LeafSpec, plan
@@ -11,13 +11,10 @@ from skerry.log import ledger
 from skerry.log.streams import specs
 from skerry.settings.models import DataConfig, LogConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.service import load_kernels, stand_by
-from tests.support.builders import run_record
+from tests.support.builders import background, run_record
 from tests.support.learners import TOKENS, FakeLearner
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine
-    from typing import Any
-
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit
 
@@ -29,18 +26,6 @@ CONFIG = RunConfig(
     outer=OuterConfig(preset="nesterov"),
     log=LogConfig(window_bytes=WINDOW_BYTES),
 )
-
-
-@asynccontextmanager
-async def background(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator[None]:
-    """Run these while the context lasts."""
-    tasks = [asyncio.ensure_future(c) for c in coroutines]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def until_version(bus: Bus, run: str, version: int) -> list[tuple[int, Commit]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +38,7 @@ from skerry.protocol.messages import (
 from skerry.status.report import LearnerRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
     from skerry.algorithm.fragments import Plan
 
@@ -247,6 +248,20 @@ async def until(holds: Callable[[], T], within_s: float = 60.0) -> T:
         while not (found := holds()):  # noqa: ASYNC110 - threads and processes send us no event
             await asyncio.sleep(0.005)
     return found
+
+
+@asynccontextmanager
+async def background(
+    *coroutines: Coroutine[Any, Any, Any],
+) -> AsyncGenerator[list[asyncio.Task[Any]]]:
+    """Run these while the context lasts, and yield their tasks."""
+    tasks = [asyncio.create_task(c) for c in coroutines]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def learner_row(name: str = "a", **changes: Any) -> LearnerRow:

@@ -18,6 +18,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.sources import RunMessage, Sources
 from tests.support.builders import (
+    background,
     checkpoint_record,
     commit,
     consumed,
@@ -39,13 +40,9 @@ DEADLINE_S = 20.0
 @asynccontextmanager
 async def following(feed: RunFeed) -> AsyncGenerator[None]:
     """Follow the log while the context lasts."""
-    task = asyncio.create_task(feed.run())
-    try:
+    async with background(feed.run()) as (task,):
         yield
         assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def report_once(feed: RunFeed, wanted: Callable[[RunReport], bool]) -> RunReport:

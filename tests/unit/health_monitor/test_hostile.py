@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from contextlib import suppress
@@ -30,6 +29,7 @@ from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.stream import event
 from tests.support.builders import (
+    background,
     checkpoint_record,
     commit,
     consumed,
@@ -141,9 +141,8 @@ async def test_a_flood_of_junk_is_counted_and_one_alert() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     names = Subjects("run")
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    following = asyncio.create_task(monitor.follow())
     counts = monitor.feed.counts
-    try:
+    async with background(monitor.follow()):
         await until(lambda: counts.read["member"])
         with capture_logs() as logs:
             for number in range(2000):
@@ -154,6 +153,3 @@ async def test_a_flood_of_junk_is_counted_and_one_alert() -> None:
         lines: list[Any] = [entry for entry in logs if entry.get("key") == "malformed"]
         assert len(lines) == 1
         assert len(logs) <= 4
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)

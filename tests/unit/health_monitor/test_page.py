@@ -19,6 +19,7 @@ from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject
 from skerry_health_monitor.web.server import FILES, Connections, listen, serve_http
+from tests.support.builders import background, until
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 20.0
@@ -37,21 +38,12 @@ async def served(
     monitor = Monitor(scripted.bus, "run", until_finished=False)
     connections, listening = Connections(), listen("127.0.0.1", 0)
     hub, app = page_of(monitor, connections, health or HealthSettings(), faults)
-    tasks = [
-        asyncio.create_task(monitor.follow()),
-        asyncio.create_task(serve_http(app, listening, connections, hub.close)),
-    ]
+    serving = serve_http(app, listening, connections, hub.close)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    try:
-        async with httpx.AsyncClient(base_url=url) as client:
-            async with asyncio.timeout(DEADLINE_S):
-                while monitor.feed.model is None or not monitor.feed.model.history.timeline.rounds:  # noqa: ASYNC110 - it reads the log
-                    await asyncio.sleep(0)
-            yield client
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with background(monitor.follow(), serving), httpx.AsyncClient(base_url=url) as client:
+        feed = monitor.feed
+        await until(lambda: feed.model and feed.model.history.timeline.rounds, DEADLINE_S)
+        yield client
 
 
 async def begun(*, chaos: bool = False) -> ScriptedRun:

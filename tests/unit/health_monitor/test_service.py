@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,20 @@ from structlog.testing import capture_logs
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
-from skerry.log.base import Record, Room, Storage
+from skerry.log.base import Room, Storage
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.messages import (
-    CheckpointRecord,
-    Commit,
-    Evaluation,
     Pulse,
-    RunRecord,
 )
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import STREAM_KINDS, Subjects
 from skerry.settings.models import RunConfig
-from skerry.status.recent import RECENT_S
-from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.metrics.broker import Brokers, Server
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web.server import application, listen
 from skerry_health_monitor.web.stream import event
-from tests.support.builders import checkpoint_record, evaluation, pulse, run_record
+from tests.support.builders import background, checkpoint_record, evaluation, pulse, run_record
 from tests.support.scripted_run import STARTS, ScriptedRun
 
 DEADLINE_S = 20.0
@@ -65,27 +59,8 @@ async def answered(monitor: Monitor, holds: Callable[[dict[str, Any]], Any]) -> 
 
 async def seen(monitor: Monitor, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Follow until ``/api/run`` answers something that holds, and return it."""
-    following = asyncio.create_task(monitor.follow())
-    try:
+    async with background(monitor.follow()):
         return await answered(monitor, holds)
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-
-def instead(only: Mapping[type, Sequence[RunMessage]]) -> Callable[..., Any]:
-    """Return a ``Sources.follow`` that yields nothing but these messages of these kinds."""
-    follow = Sources.follow
-
-    async def some(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
-        if kind not in only:
-            async for found in follow(self, kind):
-                yield found
-        for sequence, message in enumerate(only.get(kind, ()), 1):
-            yield Record("", sequence, 0, b""), message
-        await asyncio.Event().wait()
-
-    return some
 
 
 async def test_it_answers_before_there_is_a_run() -> None:
@@ -139,59 +114,6 @@ async def test_streams_of_a_run_whose_id_begins_with_ours_are_not_ours() -> None
     assert {stream.name for stream in monitor.streams} == ours
 
 
-async def test_it_answers_with_the_newest_versions_before_it_has_read_the_history(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    for step in range(3):
-        await scripted.commit_all(step=step)
-
-    monitor = Monitor(scripted.bus, "run", until_finished=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(Sources, "follow", instead({Commit: []}))
-        told = (await seen(monitor, lambda answer: answer["run"]["step"] == 2))["run"]
-    assert (told["versions"], told["rounds"], told["counting"]) == ([3, 3, 3], 0, True)
-    told = (await seen(monitor, lambda answer: not answer["run"]["counting"]))["run"]
-    assert told["rounds"] == 9
-
-
-async def test_a_long_history_raises_no_alert_of_what_is_only_not_read_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    await scripted.commit_all()
-    now_ns = time.time_ns()
-    checkpoint = checkpoint_record("/there", versions=(1, 1, 1), step=4, written_ns=now_ns)
-    await ledger.record_checkpoint(scripted.bus, checkpoint)
-    losses = (2.0, 5.0, 5.0, 5.0, 1.9)
-    for version, loss in enumerate(losses, 1):
-        said = evaluation(version, versions=(version,) * 3, loss=loss, evaluated_ns=now_ns)
-        await ledger.record_evaluation(scripted.bus, said)
-    began_ns = now_ns - 3600 * 10**9
-    wait_run = ledger.wait_run
-
-    async def old(*of: Any) -> RunRecord:
-        return replace(await wait_run(*of), created_ns=began_ns)
-
-    read = [
-        evaluation(version, versions=(version,) * 3, loss=loss, evaluated_ns=now_ns)
-        for version, loss in enumerate(losses[:-1], 1)
-    ]
-    same: list[RunMessage] = [await old(scripted.bus, "run")]
-    monkeypatch.setattr(ledger, "wait_run", old)
-    only: dict[type, Sequence[RunMessage]] = {
-        RunRecord: same,
-        CheckpointRecord: [],
-        Evaluation: read,
-    }
-    monkeypatch.setattr(Sources, "follow", instead(only))
-    monitor = Monitor(scripted.bus, "run", until_finished=False)
-    told = await seen(monitor, lambda answer: len(answer["evaluations"]) == len(losses) - 1)
-    monitor.look()
-    assert not {"checkpoint", "held-out"} & set(monitor.alert_log.active)
-    assert (told["run"]["checkpoint"], told["run"]["held_out"]["loss"]) == ("/there", 1.9)
-
-
 async def test_records_that_cannot_be_end_neither_it_nor_its_answers() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     manifest = await scripted.commit(0, step=4)
@@ -234,8 +156,7 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     await run_records.publish(first.bus, beat(90, incarnation=7))
     await first.finish()
     monitor = Monitor(broker.connect(), "run", until_finished=False)
-    following = asyncio.create_task(monitor.follow())
-    try:
+    async with background(monitor.follow()):
         await answered(monitor, lambda answer: bool(answer["run"]["finished"]))
         before = monitor.frame().epoch
         for name in tuple(broker.streams):
@@ -251,37 +172,9 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
                 answer["run"]["rounds"] == 3 and [r["step"] for r in answer["learners"]] == [6]
             ),
         )
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
     assert (told["run"]["finished"], told["run"]["step"]) == (False, 6)
     assert [row["incarnation"] for row in told["learners"]] == [STARTS]
     assert monitor.frame().epoch is not before
-
-
-@pytest.mark.parametrize("off_s", [0, 86_400, -660])
-async def test_who_was_started_again_and_again_is_told_of_by_a_monitor_that_starts_later(
-    off_s: int,
-) -> None:
-    """Until it is over, whatever the clock of the learner's host says."""
-    scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    off_ns = off_s * 10**9
-    joined = [
-        await ledger.join(scripted.bus, "run", "flaps", "host", time.time_ns() + off_ns)
-        for _ in range(4)
-    ]
-    later_s = 0.0
-    monitor = Monitor(
-        scripted.bus, "run", until_finished=False, clock_s=lambda: time.time() + later_s
-    )
-    await seen(
-        monitor, lambda _: monitor.feed.counts.read["member"] >= STARTS + joined[-1].incarnation
-    )
-    monitor.look()
-    assert "flapping-flaps" in monitor.alert_log.active
-    later_s = RECENT_S + 1.0
-    monitor.look()
-    assert "flapping-flaps" not in monitor.alert_log.active
 
 
 async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
@@ -297,8 +190,7 @@ async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
         look()
 
     monitor.look = counted  # type: ignore[method-assign]  # to know when it has judged
-    following = asyncio.create_task(monitor.follow())
-    try:
+    async with background(monitor.follow()):
         with capture_logs() as logs:
             for step in range(100):
                 alive = replace(beat(step), incarnation=STARTS, alive_s=float(step))
@@ -313,9 +205,6 @@ async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
                     break
         assert looks >= 3
         assert [line["event"] for line in logs if "learner" in line] == []
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
 
 
 @pytest.mark.parametrize("until_finished", [True, False])

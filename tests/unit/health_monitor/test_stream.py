@@ -24,6 +24,7 @@ from skerry_health_monitor.web.stream import (
     difference,
     pause_s,
 )
+from tests.support.builders import background, until
 
 DEADLINE_S = 20.0
 
@@ -112,17 +113,15 @@ async def test_a_new_session_with_the_log_is_told_whole() -> None:
 async def test_changes_are_pushed_when_something_has_changed() -> None:
     source, changed = Source({"run": {"step": 1}}), asyncio.Event()
     hub = Hub(source.frame, changed)
-    running = asyncio.create_task(hub.run())
-    client = joined(hub)
-    assert await client.next() is not None
-    assert source.sections is not None
-    source.sections["run"]["step"] = 2
-    changed.set()
-    message = await asyncio.wait_for(client.next(), DEADLINE_S)
+    async with background(hub.run()):
+        client = joined(hub)
+        assert await client.next() is not None
+        assert source.sections is not None
+        source.sections["run"]["step"] = 2
+        changed.set()
+        message = await asyncio.wait_for(client.next(), DEADLINE_S)
     assert message is not None
     assert b'"step":2' in message
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_where_nothing_changes_a_beat_says_that_somebody_is_there(
@@ -132,14 +131,12 @@ async def test_where_nothing_changes_a_beat_says_that_somebody_is_there(
     monkeypatch.setattr(stream, "LOOK_S", 0.01)
     monkeypatch.setattr(stream, "PUSH_S", 0.01)
     hub = Hub(Source({"run": {"step": 1}}).frame, asyncio.Event())
-    running = asyncio.create_task(hub.run())
-    client = joined(hub)
-    heard = [await asyncio.wait_for(client.next(), DEADLINE_S) for _ in range(3)]
+    async with background(hub.run()):
+        client = joined(hub)
+        heard = [await asyncio.wait_for(client.next(), DEADLINE_S) for _ in range(3)]
     assert [message.split(b"\n")[0] for message in heard if message] == [
         b"event: whole", b"event: beat", b"event: beat"
     ]  # fmt: skip
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize(("took_s", "pause"), [(0.001, 0.3), (0.02, 0.4), (0.5, 0.8)])
@@ -175,25 +172,19 @@ async def test_a_browser_that_stops_reading_loses_its_connection() -> None:
     hub, connections = Hub(source.frame, changed), Connections()
     app = Starlette(routes=[Route("/api/stream", EventStream(hub, connections.cut))])
     listening = listen("127.0.0.1", 0)
-    serving = asyncio.create_task(serve_http(app, listening, connections, hub.close))
-    reader = socket.create_connection(listening.getsockname())
-    reader.sendall(b"GET /api/stream HTTP/1.1\r\nHost: x\r\n\r\n")
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not hub.clients:  # noqa: ASYNC110 - the request is on its way
-                await asyncio.sleep(0)
+    async with background(serve_http(app, listening, connections, hub.close)):
+        with socket.create_connection(listening.getsockname()) as reader:
+            reader.sendall(b"GET /api/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: hub.clients)
             assert source.sections is not None
             for number in range(200):
                 source.sections["run"]["text"] = f"{number:1000000}"
                 hub._push()
                 await asyncio.sleep(0)
-            while connections.server and connections.server.server_state.connections:  # noqa: ASYNC110 - being cut
-                await asyncio.sleep(0)
-        assert (hub.dropped, hub.clients) == (1, set())
-    finally:
-        reader.close()
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+            await until(
+                lambda: not (connections.server and connections.server.server_state.connections)
+            )
+            assert (hub.dropped, hub.clients) == (1, set())
 
 
 def test_numbers_that_json_does_not_know_never_leave() -> None:

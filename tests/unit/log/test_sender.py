@@ -16,7 +16,7 @@ from skerry.log import contributions
 from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBus
 from skerry.protocol.codec import Chunk
-from tests.support.builders import header
+from tests.support.builders import header, until
 from tests.support.learners import encode_vector, walk
 
 RUN = "t"
@@ -56,9 +56,7 @@ class Held:
 
     async def begins(self, count: int) -> None:
         """Wait until so many messages are on their way or were."""
-        async with asyncio.timeout(60):
-            while len(self.begun) < count:  # noqa: ASYNC110  a list has no event
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.begun) >= count, 60)
 
 
 @pytest.fixture

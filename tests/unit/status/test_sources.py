@@ -16,7 +16,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.status import sources
 from skerry.status.sources import MessageCounts, Sources
-from tests.support.builders import commit, member, pulse, round_
+from tests.support.builders import commit, member, pulse, round_, until
 
 RUN = "run"
 P = 2
@@ -116,8 +116,7 @@ async def test_what_is_left_out_while_we_watch_is_new_whatever_the_brokers_clock
     reading = Sources(bus, RUN, counts, P, lambda: STORED_S + 3600.0)
     async with asyncio.timeout(10), aclosing(reading.follow(Round)) as found:
         first = asyncio.ensure_future(anext(found))
-        while not counts.malformed:  # noqa: ASYNC110 - it reads the log
-            await asyncio.sleep(0)
+        await until(lambda: counts.malformed)
         await bus.publish(NAMES.round(1), b"more noise")
         await bus.publish(NAMES.round(0), encode(ROUND))
         await first

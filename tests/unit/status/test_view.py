@@ -103,21 +103,6 @@ def training(
     return [(t, beat(t, round(10 * t), name, incarnation, **changes)) for t in times]
 
 
-@pytest.mark.parametrize(
-    ("at_s", "liveness", "reason"),
-    [
-        (10.4, Liveness.ALIVE, "pulsing"),
-        (12.6, Liveness.SUSPECT, "silent"),
-        (15.0, Liveness.GONE, "silent"),
-    ],
-)
-def test_a_learner_that_falls_silent_is_suspect_and_then_gone(
-    at_s: float, liveness: Liveness, reason: str
-) -> None:
-    (row,) = reported(at_s, (0, joined()), *training(10)).learners
-    assert (row.liveness, row.reason, row.step) == (liveness, reason, 100)
-
-
 def test_a_learner_that_lost_its_connection_is_gone_sooner_until_it_pulses_again() -> None:
     view, now_s = seen((0, joined()), *training(10)), T0 + 11.3
     assert (unconfirmed(view, T0 + 10.4), unconfirmed(view, now_s)) == ([], ["a"])

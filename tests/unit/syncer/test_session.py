@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import jax
@@ -20,14 +20,14 @@ from skerry.log import contributions, ledger, run_records
 from skerry.log.base import Receipt
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, Round, RunState
+from skerry.protocol.messages import Commit, Round
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import MOST_REFUSED
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.service import stand_by
 from skerry_tools.virtual import VirtualLoop
-from tests.support.builders import header, run_record
+from tests.support.builders import background, header, run_record
 from tests.support.history import read_history
 from tests.support.learners import STEPS, TOKENS, FakeLearner, ScriptedLearner, encode_vector, walk
 
@@ -48,17 +48,6 @@ async def connected(config: RunConfig = CONFIG, **sync: Any) -> MemoryBus:
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, config.model_dump_json()))
     return bus
-
-
-@asynccontextmanager
-async def background(*coroutines: object) -> AsyncGenerator[list[asyncio.Task[None]]]:
-    tasks = [asyncio.ensure_future(c) for c in coroutines]  # type: ignore[call-overload]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def commits_until(bus: MemoryBus, version: int) -> list[Commit]:
@@ -94,56 +83,6 @@ def scripted(bus: MemoryBus, name: str, steps: int = STEPS) -> ScriptedLearner:
 
 async def violations(bus: MemoryBus) -> tuple[str, ...]:
     return (await read_history(bus, RUN)).violations
-
-
-async def test_two_learners_fill_every_round_and_the_history_is_whole() -> None:
-    bus = await connected()
-    learners = [fake(bus, "a").train(), fake(bus, "b").train()]
-    async with background(stand_by(bus, RUN, "s"), *learners):
-        commits = await commits_until(bus, 5)
-    assert await violations(bus) == ()
-    assert {c.learner for k in commits for c in k.consumed} == {"a", "b"}
-    assert all(sum(c.weight for c in k.consumed) == pytest.approx(1) for k in commits)
-    assert all(c.base_version for k in commits if k.version > 1 for c in k.consumed)
-
-
-async def test_run_ends_with_one_final_round_per_fragment() -> None:
-    bus = await connected()
-    learners = [fake(bus, name, steps=60).train() for name in ("a", "b")]
-    async with background(*learners):
-        await asyncio.wait_for(stand_by(bus, RUN, "s"), 30)
-    record = await ledger.read_run(bus, RUN)
-    last = await ledger.last_commits(bus, RUN)
-    assert record.state is RunState.FINISHED
-    assert [last[f].final for f in (0, 1)] == [True, True]
-    assert {c.learner for c in last[0].consumed} == {"a", "b"}
-    assert await violations(bus) == ()
-
-
-async def test_syncer_that_starts_again_goes_on_where_the_log_says() -> None:
-    bus = await connected()
-    async with background(fake(bus, "a").train(), fake(bus, "b").train()):
-        for round_ in (2, 4, 6):
-            async with background(stand_by(bus, RUN, "s")):
-                commits = await commits_until(bus, round_)
-    for fragment in (0, 1):
-        versions = [c.version for c in commits if c.fragment == fragment]
-        assert versions == list(range(1, len(versions) + 1))
-    assert await violations(bus) == ()
-
-
-async def test_contribution_from_the_future_is_refused_and_counted() -> None:
-    bus = await connected()
-    async with background(stand_by(bus, RUN, "s")):
-        liar = scripted(bus, "liar")
-        async with background(fake(bus, "a").train()):
-            await commits_until(bus, 2)
-            liar.versions[0] = 1000
-            await liar.send_gradient(0, 1001)
-            commits = await commits_until(bus, 6)
-    refused = [(r.cause, r.learner) for c in commits for r in c.refused]
-    assert refused == [("base_in_future", "liar")]
-    assert "liar" not in {c.learner for k in commits for c in k.consumed}
 
 
 async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> None:
@@ -228,18 +167,6 @@ def test_who_cannot_be_in_time_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch
     commits = [c for c in simulated(MemoryBus, MemoryBus, DistantBus) if c.version > 1]
     assert any(m.staleness for c in commits for m in c.consumed), "nobody was late"
     assert max(c.grace_s for c in commits) <= 0.15
-
-
-async def test_quorum_of_two_waits_for_the_second_learner() -> None:
-    bus = await connected(quorum=2)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(background(stand_by(bus, RUN, "s")))
-        await stack.enter_async_context(background(fake(bus, "a").train()))
-        await commits_until(bus, 1)
-        await stack.enter_async_context(background(fake(bus, "b").train()))
-        commits = await commits_until(bus, 5)
-    later = [c for c in commits if c.version > 1]
-    assert all({r.learner for r in c.consumed} >= {"a", "b"} for c in later)
 
 
 async def test_round_that_learners_stopped_for_is_on_record_with_its_step() -> None:
@@ -359,17 +286,6 @@ async def test_round_in_the_air_when_training_ends_closes_before_the_final_one()
                 break
     assert not opened.final
     assert seen[-1] == (opened.version + 1, True)
-
-
-async def test_contributions_count_after_their_stream_was_removed() -> None:
-    bus = await connected()
-    async with background(stand_by(bus, RUN, "s"), fake(bus, "a").train()):
-        await commits_until(bus, 5)
-    del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
-    await bus.declare(specs(RUN))
-    reached = max(c.version for c in (await ledger.last_commits(bus, RUN)).values())
-    async with background(stand_by(bus, RUN, "s"), fake(bus, "a").train()):
-        await commits_until(bus, reached + 2)
 
 
 async def until_waiting(bus: MemoryBus, name: str) -> dict[int, Commit]:

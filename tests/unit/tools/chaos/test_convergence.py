@@ -16,7 +16,14 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit
 from skerry_tools.chaos.checks import Check, CommitCheck, Convergence
-from tests.support.builders import checkpoint_record, commit, consumed, run_record, syncer_pulse
+from tests.support.builders import (
+    checkpoint_record,
+    commit,
+    consumed,
+    run_record,
+    syncer_pulse,
+    until,
+)
 
 RUN = "r"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -155,9 +162,7 @@ async def test_the_commit_check_misses_what_is_gone_or_has_changed() -> None:
     watching = asyncio.create_task(commits.watch(0))
     await recovery.append_commit(bus, merged(1, "a"))
     await recovery.append_commit(bus, merged(2, "a"))
-    async with asyncio.timeout(LONG_S):
-        while len(commits.seen) < 2:  # noqa: ASYNC110 - a follower sends no event
-            await asyncio.sleep(0.001)
+    await until(lambda: len(commits.seen) >= 2, LONG_S)
     watching.cancel()
     assert await commits.lost() == []
     first, second = commits.seen

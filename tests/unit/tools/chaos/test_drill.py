@@ -32,7 +32,7 @@ from skerry_tools.chaos.engine import Firing
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.meter import GoodputMeter
 from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
-from tests.support.builders import run_record
+from tests.support.builders import run_record, until
 
 RUN = "r"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -189,8 +189,7 @@ async def test_an_interrupted_drill_heals_and_still_tells_its_history(tmp_path: 
         drill = held.drill(replace(PAUSE, duration_s=3600.0), Fault(7200.0, Kind.PAUSE, "syncer"))
         task = asyncio.create_task(drill.run())
         async with asyncio.timeout(30):
-            while not held.ground.entries()["syncer"].paused:  # noqa: ASYNC110 - others send no event
-                await asyncio.sleep(0.01)
+            await until(lambda: held.ground.entries()["syncer"].paused)
             await asyncio.sleep(0.2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

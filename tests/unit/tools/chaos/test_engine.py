@@ -194,32 +194,6 @@ async def test_a_clock_that_was_moved_is_put_right(tmp_path: Path) -> None:
         assert float(clock.file_of(tmp_path, "learner-1").read_text()) == 0.0
 
 
-async def test_an_interrupted_drill_resumes_what_it_has_paused(tmp_path: Path) -> None:
-    async with site(tmp_path) as held:
-        task = asyncio.create_task(held.run(Fault(0.0, Kind.PAUSE, "syncer", 3600.0)))
-        async with asyncio.timeout(30):
-            while not held.entry("syncer").paused:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # another process's state sends us no event
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not held.entry("syncer").paused
-
-
-async def test_healing_undoes_even_what_nobody_remembers(tmp_path: Path) -> None:
-    async with site(tmp_path) as held:
-        stop(held.processes["syncer"].pid)
-        resource.prlimit(
-            held.processes["broker"].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)
-        )
-        clock.move(tmp_path, "learner-1", 99.0)
-        await heal(held.ground, set(KINDS))
-        assert not held.entry("syncer").paused
-        limit = resource.prlimit(held.processes["broker"].pid, resource.RLIMIT_FSIZE)
-        assert limit == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        assert float(clock.file_of(tmp_path, "learner-1").read_text()) == 0.0
-
-
 async def test_healing_tells_what_it_undid_and_nothing_where_there_is_nothing(
     tmp_path: Path,
 ) -> None:

@@ -23,7 +23,7 @@ from skerry_tools.chaos.drilled import Absent, Injection, able, refuse, running
 from skerry_tools.chaos.messages import MESSAGES
 from skerry_tools.chaos.plan import BROKER, BROKER_KINDS, Fault, FaultPlan, Kind
 from skerry_tools.chaos.remote import RemoteRun, remote
-from tests.support.builders import pulse, syncer_pulse
+from tests.support.builders import pulse, syncer_pulse, until
 
 RUN = "r"
 CONFIG = RunConfig(sync=SyncConfig(lease_s=0.2), liveness=LivenessConfig(pulse_s=0.05))
@@ -89,9 +89,7 @@ async def test_who_falls_silent_is_down_and_still_has_to_come_back(
     async with at_work(bus) as (ground, saying):
         assert ground.entries()["a"].alive
         saying.cancel()
-        async with asyncio.timeout(10):
-            while ground.entries()["a"].alive:  # noqa: ASYNC110 - silence is no event
-                await asyncio.sleep(0.02)
+        await until(lambda: not ground.entries()["a"].alive, 10)
         assert "a" in ground.kinds()
 
 
@@ -101,9 +99,7 @@ async def test_who_says_goodbye_is_down_at_once(bus: MemoryBus) -> None:
         await run_records.publish(bus, learner("a", 1 << 30, LearnerPhase.STOPPED))
         await run_records.publish(bus, syncer("s", "host/2", 1 << 30, host=""))
         for name in ("a", "s"):
-            async with asyncio.timeout(1):
-                while ground.entries()[name].alive:  # noqa: ASYNC110 - the pulse is on its way
-                    await asyncio.sleep(0.02)
+            await until(lambda name=name: not ground.entries()[name].alive, 1)
 
 
 async def test_who_was_gone_before_the_drill_is_not_said_to_have_ended_in_it(
