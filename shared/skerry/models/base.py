@@ -37,6 +37,8 @@ class Aux(NamedTuple):
     """Targets that count in the loss: the sum of their weights, an f32 scalar."""
     expert_tokens: Mapping[str, jax.Array] = MappingProxyType({})
     """By the name of a tensor of units: the tokens routed to each unit, f32 [units]."""
+    balance: jax.Array | float = 0.0
+    """What the balance of experts adds to the loss."""
 
 
 @runtime_checkable
