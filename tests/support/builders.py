@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from skerry.algorithm.fragments import LeafSpec
 from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import (
     CheckpointRecord,
@@ -59,7 +60,7 @@ def run_record(
     record = RunRecord(
         run=run,
         config_json=config_json,
-        leaves=plan.leaves if plan else (),
+        leaves=plan.specs if plan else (LeafSpec("w", (1,)),),
         fragments=len(plan.fragments) if plan else 1,
         plan_digest=plan.digest if plan else 1,
         created_ns=time.time_ns(),

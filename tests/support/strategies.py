@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
 
-from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, plan, trainable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,17 +33,29 @@ def shapes(max_size: int = 6000) -> st.SearchStrategy[tuple[int, ...]]:
 def leaf_specs(
     draw: st.DrawFn, *, max_leaves: int = 12, max_size: int = 6000
 ) -> tuple[LeafSpec, ...]:
-    """Draw the leaves of a model: one or more, uniquely named, sometimes with an embedding."""
+    """Draw the leaves of a model: one or more, uniquely named, sometimes with an embedding.
+
+    Some are stacks of units, and all but the first may be frozen.
+    """
     drawn = draw(st.lists(shapes(max_size), min_size=1, max_size=max_leaves))
     embedding = draw(st.integers(-1, len(drawn) - 1))
-    return tuple(LeafSpec(f"leaf{i}", shape, i == embedding) for i, shape in enumerate(drawn))
+    return tuple(
+        LeafSpec(
+            f"leaf{i}",
+            shape,
+            i == embedding,
+            trainable=i == 0 or draw(st.integers(0, 4)) > 0,
+            unit=prod(shape[1:]) if len(shape) > 1 and draw(st.booleans()) else 0,
+        )
+        for i, shape in enumerate(drawn)
+    )
 
 
 @st.composite
 def plans(draw: st.DrawFn, *, max_fragments: int = 24, max_size: int = 6000) -> Plan:
     """Draw leaves and a number of fragments that they can fill."""
     leaves = draw(leaf_specs(max_size=max_size))
-    parameters = sum(leaf.size for leaf in leaves)
+    parameters = sum(leaf.size for leaf in trainable(leaves))
     return plan(leaves, draw(st.integers(1, min(max_fragments, parameters))))
 
 

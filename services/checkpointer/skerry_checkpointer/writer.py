@@ -97,7 +97,7 @@ class CheckpointWriter:
             config=json.loads(self._record.config_json),
             plan_digest=self._plan.digest,
             fragments=len(self._plan.fragments),
-            leaves=self._plan.leaves,
+            leaves=self._plan.specs,
             learners=tuple(learners),
             state=state,
             files=tuple(self._files.values()),

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from skerry.algorithm.fragments import trainable
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.errors import ModelError
 from skerry.models.base import Model, Params, build_model, layout_of, specs_of
@@ -76,7 +77,7 @@ def restore(path: str | Path, sets: Sequence[str] = ()) -> Restored:
     if specs != saved.leaves:
         msg = f"{path} holds other parameters than its model has now: use the model code it was"
         raise ModelError(msg + " trained with.", path="model.factory")
-    leaves = [jnp.asarray(tensors[spec.name]) for spec in specs]
+    leaves = [jnp.asarray(tensors[spec.name]) for spec in trainable(specs)]
     params = layout_of(model).params(leaves)
     return Restored(str(path), config, model, params, saved.step, saved.tokens)
 

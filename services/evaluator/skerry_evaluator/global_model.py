@@ -73,7 +73,7 @@ class GlobalModel:
     def __init__(self, config: RunConfig, plan: Plan) -> None:
         """Build the run's model, read its text and compile; raises ModelError or CorpusError."""
         model = build_model(config.model, config.train)
-        if specs_of(model) != plan.leaves:
+        if specs_of(model) != plan.specs:
             msg = "The run was created with other model code than this machine has: use the same."
             raise ModelError(msg, path="model.factory")
         self._plan = plan

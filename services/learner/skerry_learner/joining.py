@@ -12,7 +12,7 @@ from importlib.metadata import version
 import structlog
 import xxhash
 
-from skerry.algorithm.fragments import Plan, plan
+from skerry.algorithm.fragments import Plan, plan, trainable
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.errors import ConfigError, RunMismatch
 from skerry.log import ledger, place, run_records, state
@@ -79,7 +79,7 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
         if record.created_ns == created_ns:
             log.info("run_created", run=run, parameters=work.plan.parameters)
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
-    wanted = _recorded(given, sum(leaf.size for leaf in record.leaves))
+    wanted = _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)))
     different = loading.differences(wanted, config)
     if different and given != RunConfig():
         log.warning("config_from_ledger", ignored=list(different))
@@ -117,7 +117,7 @@ async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
     wanted = RunRecord(
         run=run,
         config_json=loading.to_json(config),
-        leaves=work.plan.leaves,
+        leaves=work.plan.specs,
         fragments=work.config.sync.fragments,
         plan_digest=work.plan.digest,
         created_ns=created_ns,

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from skerry.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
 BLOCK = 256
+MOST_SLICES = 2**16
+"""Slices of a plan: a contribution says a norm and a count of tokens for each of its own."""
 
 
 def padded(size: int, grain: int = BLOCK) -> int:
@@ -37,16 +39,27 @@ def padded(size: int, grain: int = BLOCK) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One tensor of the model: its path in the tree, its shape, and whether it is an embedding."""
+    """One tensor of the model: its path in the tree, its shape, and how it is merged.
+
+    A leaf that is not ``trainable`` is the same on every machine and in no fragment. ``unit`` is
+    how many elements are one tensor to a merge, such as one expert of a stack; 0: all of them.
+    """
 
     name: str
     shape: tuple[int, ...]
     embedding: bool = False
+    trainable: bool = True
+    unit: int = 0
 
     @property
     def size(self) -> int:
         """Elements; one for a scalar, none if any dimension is zero."""
         return math.prod(self.shape)
+
+    @property
+    def units(self) -> int:
+        """Tensors that a merge sees in it."""
+        return self.size // self.unit if self.unit else min(self.size, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +104,30 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All fragments of a model; equal leaves and P give an equal plan on every machine."""
+    """All fragments of a model; equal leaves and P give an equal plan on every machine.
+
+    ``leaves`` are those that are trained, which slices count; ``frozen`` are the others.
+    """
 
     leaves: tuple[LeafSpec, ...]
     fragments: tuple[Fragment, ...]
     digest: int
+    frozen: tuple[LeafSpec, ...] = ()
+
+    @property
+    def specs(self) -> tuple[LeafSpec, ...]:
+        """All leaves of the model, as a run's record and a checkpoint hold them."""
+        return (*self.leaves, *self.frozen)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the model, without padding."""
+        """Parameters that are trained, without padding."""
         return sum(leaf.size for leaf in self.leaves)
+
+
+def trainable(leaves: Iterable[LeafSpec]) -> tuple[LeafSpec, ...]:
+    """Return the leaves that a plan cuts, in their order."""
+    return tuple(leaf for leaf in leaves if leaf.trainable)
 
 
 def plan(leaves: Sequence[LeafSpec], fragments: int) -> Plan:
@@ -109,24 +136,29 @@ def plan(leaves: Sequence[LeafSpec], fragments: int) -> Plan:
     Longest processing time first: the largest piece goes to the smallest fragment so far. A leaf
     larger than an even share is cut into pieces of that share, at block boundaries (at smaller
     powers of two only if whole blocks could not fill every fragment). The largest fragment then
-    exceeds the smallest by at most the largest piece, which is at most one share.
+    exceeds the smallest by at most the largest piece, which is at most one share. A leaf with units
+    is cut between them, and within one only where that is larger than a share; no slice holds
+    elements of two units.
 
-    Leaves without elements are in no fragment.
+    Leaves without elements, and leaves that are not trainable, are in no fragment.
 
     Raises:
-        PlanError: fewer than one fragment, more fragments than parameters, or an impossible shape.
+        PlanError: fewer than one fragment, more fragments than parameters, an impossible shape, or
+            units that do not divide their leaf or are too many.
 
     """
-    _check(leaves, fragments)
+    check(leaves, fragments)
+    trained = trainable(leaves)
+    frozen = tuple(leaf for leaf in leaves if not leaf.trainable)
     bins: list[list[Slice]] = [[] for _ in range(fragments)]
     loads = [(0, index) for index in range(fragments)]
-    pieces = _pieces([leaf.size for leaf in leaves], fragments)
+    pieces = _pieces(trained, fragments)
     for piece in sorted(pieces, key=lambda s: (-s.size, s.leaf, s.start)):
         load, index = loads[0]
         bins[index].append(piece)
         heapq.heapreplace(loads, (load + piece.size, index))
-    cut = tuple(Fragment(index, _joined(slices)) for index, slices in enumerate(bins))
-    return Plan(tuple(leaves), cut, _digest(leaves, cut))
+    cut = tuple(Fragment(index, _joined(slices, trained)) for index, slices in enumerate(bins))
+    return Plan(trained, cut, _digest((*trained, *frozen), cut), frozen)
 
 
 def gather(fragment: Fragment, leaves: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
@@ -169,15 +201,29 @@ def averaged(of: Plan, fragment: Fragment) -> tuple[bool, ...]:
     return tuple(of.leaves[piece.leaf].embedding for piece in fragment.slices)
 
 
-def _check(leaves: Sequence[LeafSpec], fragments: int) -> None:
+def check(leaves: Sequence[LeafSpec], fragments: int) -> None:
+    """Raise PlanError, as ``plan`` does, without making the plan."""
     for leaf in leaves:
         if any(dimension < 0 for dimension in leaf.shape):
             msg = f"Leaf {leaf.name!r} has shape {leaf.shape}: no dimension may be negative."
             raise PlanError(msg, path="model")
+        if leaf.unit < 0 or (leaf.unit and leaf.size % leaf.unit):
+            msg = (
+                f"Leaf {leaf.name!r} of {leaf.size} elements does not split into units of"
+                f" {leaf.unit}: give a divisor."
+            )
+            raise PlanError(msg, path="model")
+    if len({leaf.name for leaf in leaves}) < len(leaves):
+        msg = "Two parameters of the model share a name: give each its own."
+        raise PlanError(msg, path="model")
+    trained = trainable(leaves)
+    if (units := sum(leaf.units for leaf in trained)) > MOST_SLICES:
+        msg = f"The model has {units} tensors to merge: a run takes at most {MOST_SLICES}."
+        raise PlanError(msg, path="model")
     if fragments < 1:
         msg = f"A model cannot be cut into {fragments} fragments: set sync.fragments to 1 or more."
         raise PlanError(msg, path="sync.fragments")
-    parameters = sum(leaf.size for leaf in leaves)
+    parameters = sum(leaf.size for leaf in trained)
     if fragments > parameters:
         msg = (
             f"{fragments} fragments are more than the model's {parameters} parameters: "
@@ -186,43 +232,72 @@ def _check(leaves: Sequence[LeafSpec], fragments: int) -> None:
         raise PlanError(msg, path="sync.fragments")
 
 
-def _pieces(sizes: Sequence[int], fragments: int) -> list[Slice]:
+def _pieces(leaves: Sequence[LeafSpec], fragments: int) -> list[Slice]:
     """Cut leaves that exceed an even share, then the largest pieces, until there are enough."""
+    units = [leaf.unit or leaf.size for leaf in leaves]
     grain = BLOCK
-    while sum(-(-size // grain) for size in sizes) < fragments:
+    while sum(f.units * -(-u // grain) for f, u in zip(leaves, units, strict=True)) < fragments:
         grain //= 2
-    share = padded(-(-sum(sizes) // fragments), grain)
-    pieces = [
-        Slice(leaf, start, min(start + share, size))
-        for leaf, size in enumerate(sizes)
-        for start in range(0, size, share)
+    share = padded(-(-sum(leaf.size for leaf in leaves) // fragments), grain)
+    largest = [
+        (start - stop, number, start)
+        for number, leaf in enumerate(leaves)
+        for start, stop in _cuts(leaf.size, units[number], share)
     ]
-    largest = [(-piece.size, piece.leaf, piece.start) for piece in pieces]
     heapq.heapify(largest)
-    while len(largest) < fragments:
+    smallest: list[tuple[int, int, int]] = []
+    while len(largest) + len(smallest) < fragments:
         negative, leaf, start = heapq.heappop(largest)
-        half = padded((1 - negative) // 2, grain)
+        several = -negative > units[leaf]
+        if not several and -negative <= grain:
+            smallest.append((negative, leaf, start))
+            continue
+        half = padded((1 - negative) // 2, units[leaf] if several else grain)
         heapq.heappush(largest, (-half, leaf, start))
         heapq.heappush(largest, (negative + half, leaf, start + half))
-    return [Slice(leaf, start, start - negative) for negative, leaf, start in largest]
+    return [Slice(leaf, start, start - negative) for negative, leaf, start in largest + smallest]
 
 
-def _joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    """Sort by place in the tree and join neighbours."""
+def _cuts(size: int, unit: int, most: int) -> Iterator[tuple[int, int]]:
+    """Cut a leaf into ranges of at most ``most``: between units, in one only if it is larger."""
+    run = max(unit, most // max(unit, 1) * unit)
+    for first in range(0, size, max(run, 1)):
+        last = min(first + run, size)
+        for start in range(first, last, most):
+            yield start, min(start + most, last)
+
+
+def _joined(slices: Sequence[Slice], leaves: Sequence[LeafSpec]) -> tuple[Slice, ...]:
+    """Sort by place in the tree, join neighbours, and part units."""
     joined: list[Slice] = []
     for piece in sorted(slices, key=lambda s: (s.leaf, s.start)):
         if joined and (joined[-1].leaf, joined[-1].stop) == (piece.leaf, piece.start):
             joined[-1] = Slice(piece.leaf, joined[-1].start, piece.stop)
         else:
             joined.append(piece)
-    return tuple(joined)
+    return tuple(
+        Slice(piece.leaf, max(piece.start, start), min(piece.stop, start + unit))
+        for piece in joined
+        for unit in (leaves[piece.leaf].unit or leaves[piece.leaf].size,)
+        for start in range(piece.start // unit * unit, piece.stop, unit)
+    )
 
 
 def _digest(leaves: Sequence[LeafSpec], fragments: Sequence[Fragment]) -> int:
-    """Return blake2b-64 over everything that two sides must agree on, as an unsigned integer."""
+    """Return blake2b-64 over everything that two sides must agree on, as an unsigned integer.
+
+    A leaf that is trained as one unit stands there as it did before there were others.
+    """
+    plain = (True, 0)
     content = json.dumps(
         [
-            [[leaf.name, leaf.shape, leaf.embedding] for leaf in leaves],
+            [
+                [
+                    *(leaf.name, leaf.shape, leaf.embedding),
+                    *(() if (leaf.trainable, leaf.unit) == plain else (leaf.trainable, leaf.unit)),
+                ]
+                for leaf in leaves
+            ],
             [[[s.leaf, s.start, s.stop] for s in fragment.slices] for fragment in fragments],
         ],
         separators=(",", ":"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -107,6 +108,10 @@ class Layout:
             flat[number] = leaf
         return jax.tree.unflatten(self.tree, flat)
 
+    def named(self, leaves: Mapping[str, Any]) -> Params:
+        """Return the tree of leaves by name."""
+        return self.params([leaves[name] for name in self.names])
+
 
 def leaves_by_name(params: Params) -> list[Any]:
     """Return the leaves of a tree in the order of their names."""
@@ -146,7 +151,10 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
     except Exception as error:
         msg = f"The model's init failed ({error}): it must return a tree of arrays from one key."
         raise ModelError(msg, path="model.factory") from error
-    return leaf_specs(shapes, getattr(model, "embeddings", EMBEDDING_PARTS))
+    specs = leaf_specs(shapes, getattr(model, "embeddings", EMBEDDING_PARTS))
+    unit: Callable[[str, tuple[int, ...]], int] = getattr(model, "unit", lambda *_: 0)
+    frozen: tuple[LeafSpec, ...] = getattr(model, "frozen", ())
+    return (*(replace(spec, unit=unit(spec.name, spec.shape)) for spec in specs), *frozen)
 
 
 def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
@@ -159,6 +167,60 @@ def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
         return model.loss(params, tokens), Aux(jnp.float32(tokens[:, 1:].size))
 
     return loss
+
+
+class TrainedPart:
+    """A model whose parameters are only those that are trained, a flat dict by name.
+
+    The other leaves are what the model's ``init`` makes of the run's seed on every machine.
+    """
+
+    def __init__(self, model: Any, specs: Sequence[LeafSpec], seed: int) -> None:
+        self._model = model
+        self._layout = layout_of(model)
+        self._seed = seed
+        self._frozen: dict[str, jax.Array] = {}
+        self._trained = [spec.name for spec in specs if model.trainable(spec.name)]
+        self.frozen = tuple(replace(s, trainable=False) for s in specs if s.name in self._rest)
+
+    def init(self, key: jax.Array) -> Params:
+        return self._pick(key, self._trained)
+
+    def loss(self, params: Params, tokens: Any) -> Any:
+        return self._model.loss(self._whole(params), tokens)
+
+    @property
+    def _rest(self) -> list[str]:
+        return [name for name in self._layout.names if name not in self._trained]
+
+    def _pick(self, key: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
+        leaves = self._layout.leaves(self._model.init(key))
+        named = dict(zip(self._layout.names, leaves, strict=True))
+        return {name: named[name] for name in names}
+
+    def _whole(self, params: Params) -> Params:
+        if not self._frozen:
+            with jax.ensure_compile_time_eval():
+                make = jax.jit(partial(self._pick, names=self._rest))
+                self._frozen = make(jax.random.key(self._seed))
+        return self._layout.named({**self._frozen, **params})
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the model has: ``logits``, ``vocab``, ``axes``, ``unit`` and so on."""
+        found = getattr(self._model, name)
+        if name != "logits":
+            return found
+        return lambda params, *rest: found(self._whole(params), *rest)
+
+
+def without_frozen(model: Any, seed: int) -> Model:
+    """Return the model, or what is trained of it where its ``trainable`` excludes leaves."""
+    if not hasattr(model, "trainable"):
+        return model  # type: ignore[no-any-return] # a Model, as far as it can be seen
+    specs = specs_of(model)
+    if all(model.trainable(spec.name) for spec in specs):
+        return model  # type: ignore[no-any-return] # as above
+    return TrainedPart(model, specs, seed)
 
 
 def has_bfloat16(device: Any) -> bool:
@@ -184,11 +246,11 @@ def build_model(config: ModelConfig, train: TrainConfig) -> Model:
         fast = train.precision == "auto" and has_bfloat16(jax.devices()[0])
         narrow = fast or train.precision == "bfloat16"
         return Transformer(sizes_of(config), jnp.bfloat16 if narrow else jnp.float32)
-    model = code.build(config.factory, "model.factory", config.options, ModelError)
+    model: Any = code.build(config.factory, "model.factory", config.options, ModelError)
     if not isinstance(model, Model):
         msg = (
             f"model.factory {config.factory!r} returned a {type(model).__name__} without init and"
             " loss: see skerry.models.base.Model."
         )
         raise ModelError(msg, path="model.factory")
-    return model
+    return without_frozen(model, train.seed)

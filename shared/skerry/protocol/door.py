@@ -12,8 +12,9 @@ from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from skerry.errors import Corrupt, Implausible
-from skerry.protocol.messages import Commit, ContributionHeader
+from skerry.algorithm import fragments
+from skerry.errors import Corrupt, Implausible, PlanError
+from skerry.protocol.messages import Commit, ContributionHeader, RunRecord
 from skerry.protocol.subjects import TOKEN
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ MOST_S = 1e11
 LEAST_STEP_S, MOST_STEP_S = 1e-6, 1e6
 """No training step that was measured is shorter, or longer (eleven days)."""
 LARGEST = {"config_json": 2**20}
+MOST_DIMENSIONS = 32
+"""Of one tensor; numpy takes 64, JAX and PyTorch fewer."""
 MOST_TEXT = 4096
 """Characters of any other text in a record."""
 NAMES = frozenset({"learner", "syncer"})
@@ -40,6 +43,8 @@ def check(record: object) -> None:
     Of a commit only the durations count: it is a fenced writer's, and what it names as refused is
     what others claimed.
     """
+    if isinstance(record, RunRecord):
+        _check_leaves(record)
     for name, allowed in _bounds(type(record)):  # type: ignore[arg-type] # mypy: of a class it asks its instances' hash
         if not allowed(getattr(record, name)):
             msg = f"A {type(record).__name__} says {name}, and that cannot be."
@@ -59,6 +64,21 @@ def check_contribution(header: ContributionHeader, slices: int) -> None:
     if header.cursor_to < header.cursor_from:
         msg = f"A contribution read from {header.cursor_from} back to {header.cursor_to}."
         raise Implausible(msg)
+
+
+def _check_leaves(record: RunRecord) -> None:
+    """Raise Implausible for leaves and a number of fragments that no plan has."""
+    if any(len(leaf.shape) > MOST_DIMENSIONS for leaf in record.leaves):
+        msg = f"A leaf of run {record.run!r} has more than {MOST_DIMENSIONS} dimensions."
+        raise Implausible(msg)
+    if max([record.fragments, *(leaf.size for leaf in record.leaves)]) > MOST_COUNT:
+        msg = f"Run {record.run!r} has more parameters or fragments than can be counted."
+        raise Implausible(msg)
+    try:
+        fragments.check(record.leaves, record.fragments)
+    except PlanError as error:
+        msg = f"Run {record.run!r} has no fragment plan: {error}"
+        raise Implausible(msg) from error
 
 
 def saturated(counts: Iterable[int]) -> int:

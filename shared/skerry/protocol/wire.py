@@ -154,7 +154,8 @@ MESSAGES: dict[type[Any], type[Message]] = {
 class _Field:
     """One field; ``put`` and ``take`` convert its value, None where protobuf takes it as it is.
 
-    ``optional`` fields may be absent, a ``required`` message must be there.
+    ``optional`` fields may be absent, and then are ``default``; a ``required`` message must be
+    there.
     """
 
     name: str
@@ -162,6 +163,7 @@ class _Field:
     required: bool
     put: Convert | None
     take: Convert | None
+    default: Any = None
 
 
 def encode(value: Any) -> bytes:
@@ -192,17 +194,18 @@ def to_message(value: Any) -> Message:
     values: dict[str, Any] = {}
     for field in _FIELDS[type(value)]:
         item = getattr(value, field.name)
-        if item or not field.optional:
+        if not field.optional or item != field.default:
             values[field.name] = field.put(item) if field.put else item
     return MESSAGES[type(value)](**values)
 
 
-def _field(field: FieldDescriptor) -> _Field:
+def _field(field: FieldDescriptor, default: Any) -> _Field:
     put, take = _conversions(field)
     if field.is_repeated:
         return _Field(field.name, False, False, _each(put), _each(take) or tuple)  # noqa: FBT003
     optional = field.containing_oneof is not None  # the schema's ``optional`` is a oneof of its own
-    return _Field(field.name, optional, bool(field.message_type) and not optional, put, take)
+    required = bool(field.message_type) and not optional
+    return _Field(field.name, optional, required, put, take, default)
 
 
 def _each(convert: Convert | None) -> Convert | None:
@@ -232,6 +235,10 @@ def _conversions(field: FieldDescriptor) -> tuple[Convert | None, Convert | None
     return numbers.__getitem__, member
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 def _reader_of(kind: type[Any], fields: tuple[_Field, ...]) -> Convert:
     """Return what makes a message its dataclass.
 
@@ -240,7 +247,11 @@ def _reader_of(kind: type[Any], fields: tuple[_Field, ...]) -> Convert:
     get = attrgetter(*(field.name for field in fields))
     required = [field.name for field in fields if field.required]
     takes = [(i, f.take) for i, f in enumerate(fields) if f.take and not f.optional]
-    absent = [(i, f.name, f.take) for i, f in enumerate(fields) if f.take and f.optional]
+    absent = [
+        (i, f.name, f.take or _as_it_is, f.default)
+        for i, f in enumerate(fields)
+        if f.optional and (f.take or f.default)
+    ]
 
     def read(message: Message) -> Any:
         for name in required:
@@ -250,15 +261,18 @@ def _reader_of(kind: type[Any], fields: tuple[_Field, ...]) -> Convert:
         values = list(get(message))
         for index, take in takes:
             values[index] = take(values[index])
-        for index, name, take in absent:
-            values[index] = take(values[index]) if message.HasField(name) else None
+        for index, name, take, default in absent:
+            values[index] = take(values[index]) if message.HasField(name) else default
         return kind(*values)
 
     return read
 
 
 _FIELDS: dict[type[Any], tuple[_Field, ...]] = {
-    kind: tuple(_field(field) for field in cast("list[FieldDescriptor]", message.DESCRIPTOR.fields))
+    kind: tuple(
+        _field(field, kind.__dataclass_fields__[field.name].default)
+        for field in cast("list[FieldDescriptor]", message.DESCRIPTOR.fields)
+    )
     for kind, message in MESSAGES.items()
 }
 _READERS = {kind: _reader_of(kind, fields) for kind, fields in _FIELDS.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 import structlog
@@ -74,8 +73,9 @@ class RunModel:
         self.config = config
         self.history = History(record.fragments)
         self.totals = CommitTotals(record.run)
-        self.sizes = [f.size for f in plan(record.leaves, record.fragments).fragments]
-        self.parameters = sum(prod(leaf.shape) for leaf in record.leaves)
+        cut = plan(record.leaves, record.fragments)
+        self.sizes = [fragment.size for fragment in cut.fragments]
+        self.parameters = cut.parameters
         self.view = RunView(record.run, record.fragments, config)
         self.view.take(record, clock_s())
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import TypeAdapter
 
-from skerry.algorithm.fragments import LeafSpec, gather, plan
+from skerry.algorithm.fragments import LeafSpec, check, gather, plan, trainable
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.protocol.messages import Commit
 from skerry.protocol.records import decode, encode
@@ -208,7 +208,6 @@ def _checked(found: Checkpoint) -> Checkpoint:
     contents that contradict each other.
     """
     names = [file.name for file in found.files]
-    leaves = [leaf.name for leaf in found.leaves]
     params = next((file.size for file in found.files if file.name == PARAMS_FILE), 0)
     counts = (found.run_created_ns, found.index, found.step, found.tokens, found.created_ns)
     sound = (
@@ -218,14 +217,13 @@ def _checked(found: Checkpoint) -> Checkpoint:
         and VERSION.fullmatch(found.skerry_version)
         and all(NAME.fullmatch(name) for name in names)
         and len(set(names)) == len(names)
-        and len(set(leaves)) == len(leaves)
-        and all(dimension >= 0 for leaf in found.leaves for dimension in leaf.shape)
-        and 1 <= found.fragments <= sum(leaf.size for leaf in found.leaves)
-        and sum(leaf.size for leaf in found.leaves) <= params // tensorfile.ITEM
+        and sum(leaf.size for leaf in trainable(found.leaves)) <= params // tensorfile.ITEM
+        and len(found.state) == found.fragments
         and [saved.commit.fragment for saved in found.state] == list(range(found.fragments))
     )
     if not sound:
         raise ValueError(found.run)
+    check(found.leaves, found.fragments)
     for saved in found.state:  # the log's own door: numbers and names that a commit may have
         decode(Commit, encode(saved.commit), run=found.run, plan_digest=found.plan_digest)
     return found
@@ -253,7 +251,7 @@ def params(store: Store, name: str) -> tuple[Checkpoint, dict[str, Vector]]:
     """Return the global parameters as f32 tensors by leaf name, verified byte by byte."""
     checkpoint = read_manifest(store, name)
     tensors = _tensors(store, name, checkpoint, PARAMS_FILE)
-    shapes = {leaf.name: leaf.shape for leaf in checkpoint.leaves}
+    shapes = {leaf.name: leaf.shape for leaf in trainable(checkpoint.leaves)}
     if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
         raise _damaged(store, name, PARAMS_FILE, f"it does not match {MANIFEST}")
     return checkpoint, tensors
@@ -268,7 +266,7 @@ def fragments(store: Store, name: str) -> Iterator[tuple[SavedFragment, dict[str
 
     checkpoint, tensors = params(store, name)
     cut = plan_of(checkpoint, store.where(name))
-    flat = [tensors[leaf.name].reshape(-1) for leaf in checkpoint.leaves]
+    flat = [tensors[leaf.name].reshape(-1) for leaf in cut.leaves]
     for fragment, saved in zip(cut.fragments, checkpoint.state, strict=True):
         file = outer_file(fragment.index)
         outer = _tensors(store, name, checkpoint, file)

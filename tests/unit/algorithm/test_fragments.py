@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import (
     BLOCK,
+    MOST_SLICES,
     LeafSpec,
     Plan,
     averaged,
@@ -20,11 +21,16 @@ from skerry.algorithm.fragments import (
     padded,
     plan,
     scatter,
+    trainable,
 )
 from skerry.errors import PlanError
 from tests.support.strategies import leaf_specs, plans
 
 quick = settings(max_examples=60)
+
+
+def unit_of(leaf: LeafSpec) -> int:
+    return leaf.unit or leaf.size
 
 
 @quick
@@ -42,18 +48,55 @@ def test_every_parameter_is_in_exactly_one_fragment(cut: Plan) -> None:
 def test_fragments_are_even_and_cut_between_blocks_where_blocks_suffice(cut: Plan) -> None:
     sizes = [fragment.size for fragment in cut.fragments]
     assert 0 < max(sizes) <= min(sizes) + padded(-(-cut.parameters // len(sizes)))
-    blocks = sum(padded(leaf.size) // BLOCK for leaf in cut.leaves)
+    blocks = sum(leaf.units * padded(unit_of(leaf)) // BLOCK for leaf in cut.leaves)
     for fragment in cut.fragments:
         pairs = zip(fragment.slices, fragment.slices[1:], strict=False)
-        assert all(a.leaf < b.leaf or a.stop < b.start for a, b in pairs), "neighbours are joined"
-        whole = all(piece.start % BLOCK == 0 for piece in fragment.slices)
-        assert whole or blocks < len(cut.fragments)
+        assert all(
+            a.leaf < b.leaf or a.stop < b.start or b.start % unit_of(cut.leaves[b.leaf]) == 0
+            for a, b in pairs
+        ), "neighbours are joined"
+        starts = [piece.start % unit_of(cut.leaves[piece.leaf]) for piece in fragment.slices]
+        assert all(start % BLOCK == 0 for start in starts) or blocks < len(cut.fragments)
+
+
+@quick
+@given(cut=plans())
+def test_no_slice_holds_elements_of_two_units_or_of_a_frozen_leaf(cut: Plan) -> None:
+    assert all(leaf.trainable for leaf in cut.leaves)
+    for fragment in cut.fragments:
+        for piece in fragment.slices:
+            unit = unit_of(cut.leaves[piece.leaf])
+            assert piece.start // unit == (piece.stop - 1) // unit
+
+
+def test_a_stack_of_experts_has_one_slice_for_each() -> None:
+    cut = plan([LeafSpec("experts", (8, 4, 64), unit=256), LeafSpec("w", (2048,))], 4)
+    sizes = [[piece.size for piece in fragment.slices] for fragment in cut.fragments]
+    assert sorted(sizes) == [[256] * 4, [256] * 4, [1024], [1024]]
+
+
+def test_an_expert_larger_than_a_share_is_cut_at_its_own_blocks() -> None:
+    cut = plan([LeafSpec("experts", (2, 600), unit=600)], 5)
+    slices = sorted((piece for f in cut.fragments for piece in f.slices), key=lambda s: s.start)
+    assert [(s.start, s.stop) for s in slices] == [
+        *((0, 256), (256, 512), (512, 600)),
+        *((600, 856), (856, 1112), (1112, 1200)),
+    ]
+
+
+def test_frozen_leaves_are_on_record_and_in_no_fragment() -> None:
+    leaves = [LeafSpec("base", (64, 64), trainable=False), LeafSpec("w", (300,))]
+    cut = plan(leaves, 1)
+    assert [leaf.name for leaf in cut.leaves] == ["w"]
+    assert set(cut.specs) == set(leaves)
+    assert cut.parameters == 300
+    assert plan(cut.specs, 1) == cut, "a run's record makes the same plan again"
 
 
 @quick
 @given(leaves=leaf_specs(), data=st.data())
 def test_equal_input_gives_an_equal_plan(leaves: tuple[LeafSpec, ...], data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, min(24, sum(leaf.size for leaf in leaves))))
+    count = data.draw(st.integers(1, min(24, sum(leaf.size for leaf in trainable(leaves)))))
     assert plan(leaves, count) == plan(list(leaves), count)
 
 
@@ -64,12 +107,18 @@ def test_the_digest_is_pinned() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"name": "other"}, {"shape": (64, 32)}, {"shape": (2048,)}, {"embedding": True}],
-    ids=["name", "transposed", "flattened", "embedding"],
+    [{"name": "other"}, {"shape": (64, 32)}, {"shape": (2048,)}, {"embedding": True}, {"unit": 64}],
+    ids=["name", "transposed", "flattened", "embedding", "unit"],
 )
 def test_the_digest_changes_with_any_property_of_a_leaf(change: dict[str, Any]) -> None:
     leaf = LeafSpec("w", (32, 64))
     assert plan((leaf,), 2).digest != plan((replace(leaf, **change),), 2).digest
+
+
+def test_the_digest_covers_frozen_leaves() -> None:
+    leaf, frozen = LeafSpec("w", (64,)), LeafSpec("base", (64,), trainable=False)
+    digests = {plan(leaves, 1).digest for leaves in ([leaf], [leaf, frozen])}
+    assert len(digests | {plan([leaf, replace(frozen, shape=(65,))], 1).digest}) == 3
 
 
 def test_the_digest_changes_with_the_order_of_leaves_and_with_p() -> None:
@@ -113,8 +162,20 @@ def test_more_fragments_than_parameters_says_what_to_set() -> None:
 
 @pytest.mark.parametrize(
     ("leaves", "count"),
-    [((LeafSpec("w", (8,)),), 0), ((), 1), ((LeafSpec("w", (-1, 8)),), 1)],
-    ids=["no fragments", "no parameters", "negative dimension"],
+    [
+        ((LeafSpec("w", (8,)),), 0),
+        ((), 1),
+        ((LeafSpec("w", (8,), trainable=False),), 1),
+        ((LeafSpec("w", (-1, 8)),), 1),
+        ((LeafSpec("w", (8,)), LeafSpec("w", (4,))), 1),
+        ((LeafSpec("w", (9,), unit=4),), 1),
+        ((LeafSpec("w", (8,), unit=-4),), 1),
+        ((LeafSpec("w", (MOST_SLICES + 1,), unit=1),), 1),
+    ],
+    ids=[
+        *("no fragments", "no parameters", "all frozen", "negative dimension", "one name twice"),
+        *("units that do not divide", "negative units", "too many units"),
+    ],
 )
 def test_impossible_plans_are_refused(leaves: tuple[LeafSpec, ...], count: int) -> None:
     with pytest.raises(PlanError):

@@ -191,6 +191,45 @@ def test_a_loss_of_tokens_alone_takes_batches_too() -> None:
     assert (float(aux.tokens), aux.expert_tokens) == (2 * 8, {})
 
 
+class Adapted:
+    """A frozen base beside an adapter and a stack of two experts."""
+
+    vocab = 9
+
+    def init(self, key: jax.Array) -> Any:
+        base = jax.random.normal(key, (4,))
+        return {"base": base, "adapter": jnp.zeros(4), "experts": jnp.ones((2, 4))}
+
+    def loss(self, params: Any, tokens: jax.Array) -> jax.Array:
+        scale = (params["base"] + params["adapter"]).sum() + params["experts"].sum()
+        return scale * tokens.sum()
+
+    def trainable(self, name: str) -> bool:
+        return name != "base"
+
+    def unit(self, name: str, shape: tuple[int, ...]) -> int:
+        return shape[-1] if name == "experts" else 0
+
+
+def test_only_what_a_model_trains_is_its_parameters(allow_code: Callable[..., None]) -> None:
+    allow_code(__name__)
+    config = ModelConfig(factory=f"{__name__}:Adapted")
+    model: Any = build_model(config, TrainConfig(seed=3))
+    assert specs_of(model) == (
+        LeafSpec("adapter", (4,)),
+        LeafSpec("experts", (2, 4), unit=4),
+        LeafSpec("base", (4,), trainable=False),
+    )
+    whole = Adapted()
+    params, ones = whole.init(jax.random.key(3)), jnp.ones(2)
+    trained = {"adapter": params["adapter"] + 1, "experts": params["experts"]}
+    found, gradients = jax.jit(jax.value_and_grad(model.loss))(trained, ones)
+    assert found == pytest.approx(whole.loss({**params, **trained}, ones))
+    assert set(gradients) == {"adapter", "experts"}
+    assert model.vocab == 9
+    assert not hasattr(model, "logits")
+
+
 def test_parameters_that_are_not_float32_are_refused() -> None:
     with pytest.raises(ModelError, match="float32"):
         leaf_specs({"a": jnp.ones((3,), jnp.int32)})

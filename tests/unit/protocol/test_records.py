@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import (
     Corrupt,
     Implausible,
@@ -38,7 +39,7 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.records import StoredMessage
 from skerry.protocol.subjects import Subjects
-from skerry.protocol.v1 import presence_pb2, state_pb2
+from skerry.protocol.v1 import plan_pb2, presence_pb2, state_pb2
 from tests.support.builders import commit, member, pulse, round_, run_record, syncer_pulse
 
 if TYPE_CHECKING:
@@ -139,11 +140,25 @@ def test_a_time_that_cannot_be_is_implausible_and_any_loss_is_not(
         replace(ROUND, due_step=2**60),
         syncer_pulse("s" * 65, run="r"),
         Start("r", "", 1, 1),
+        replace(RUN, leaves=()),
+        replace(RUN, leaves=(LeafSpec("w", (9,), unit=4),)),
+        replace(RUN, leaves=(LeafSpec("w", (2**40,), unit=1),)),
+        replace(RUN, leaves=(LeafSpec("w", (4,)), LeafSpec("w", (4,)))),
+        replace(RUN, leaves=(LeafSpec("w", (2**60,)),)),
+        replace(RUN, leaves=(LeafSpec("w", (1,) * 33),)),
+        replace(RUN, fragments=2**54),
     ],
 )
 def test_what_no_honest_service_writes_is_implausible(record: Record) -> None:
     with pytest.raises(Implausible):
         decoded(record)
+
+
+def test_leaves_of_the_first_release_are_trained_as_one_unit() -> None:
+    then = plan_pb2.LeafSpec(name="w", shape=[4, 4], embedding=True).SerializeToString()
+    leaf = LeafSpec("w", (4, 4), embedding=True)
+    assert wire.decode(LeafSpec, then) == leaf
+    assert wire.encode(leaf) == then, "and are written as they were"
 
 
 def test_a_record_on_the_subject_of_another_is_refused() -> None:

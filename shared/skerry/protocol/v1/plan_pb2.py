@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dskerry/protocol/v1/plan.proto\x12\x12skerry.protocol.v1\":\n\x08LeafSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x11\n\tembedding\x18\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dskerry/protocol/v1/plan.proto\x12\x12skerry.protocol.v1\"|\n\x08LeafSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x11\n\tembedding\x18\x03 \x01(\x08\x12\x16\n\ttrainable\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x11\n\x04unit\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x0c\n\n_trainableB\x07\n\x05_unitb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'skerry.protocol.v1.plan_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LEAFSPEC']._serialized_start=53
-  _globals['_LEAFSPEC']._serialized_end=111
+  _globals['_LEAFSPEC']._serialized_end=177
 # @@protoc_insertion_point(module_scope)

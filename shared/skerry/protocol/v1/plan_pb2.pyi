@@ -11,10 +11,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -27,10 +27,16 @@ class LeafSpec(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    TRAINABLE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Path in the parameter tree."""
     embedding: _builtins.bool
     """Embeddings are averaged, whatever merge rule the rest has."""
+    trainable: _builtins.bool
+    """Absent: it is trained. A leaf that is not has the same values on every machine."""
+    unit: _builtins.int
+    """Elements that are one tensor to a merge, such as one expert of a stack; absent: all of them."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -39,11 +45,20 @@ class LeafSpec(_message.Message):
         name: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         embedding: _builtins.bool = ...,
+        trainable: _builtins.bool | None = ...,
+        unit: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trainable", b"_trainable", "_unit", b"_unit", "trainable", b"trainable", "unit", b"unit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trainable", b"_trainable", "_unit", b"_unit", "embedding", b"embedding", "name", b"name", "shape", b"shape", "trainable", b"trainable", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__trainable: _TypeAlias = _typing.Literal["trainable"]  # noqa: Y015
+    _WhichOneofArgType__trainable: _TypeAlias = _typing.Literal["_trainable", b"_trainable"]  # noqa: Y015
+    _WhichOneofReturnType__unit: _TypeAlias = _typing.Literal["unit"]  # noqa: Y015
+    _WhichOneofArgType__unit: _TypeAlias = _typing.Literal["_unit", b"_unit"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trainable) -> _WhichOneofReturnType__trainable | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unit) -> _WhichOneofReturnType__unit | None: ...
 
 Global___LeafSpec: _TypeAlias = LeafSpec  # noqa: Y015
