@@ -13,7 +13,6 @@ import structlog
 from skerry.algorithm import fragments
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import largest, sound
-from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
 from skerry.log.state import MASTER, PARAMS
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment
+    from skerry.algorithm.merge_numpy import OuterGradient
     from skerry.algorithm.outer import Outer
     from skerry.log.state_writer import StateWriter
-    from skerry.protocol.contribution import Contribution
     from skerry.protocol.messages import Manifest
     from skerry.protocol.shard import PendingFragment, Shard
     from skerry.settings.models import SyncConfig
@@ -93,9 +92,9 @@ class Committer:
         if held is None or not (batch.pending or closing.final):
             return None
         scale = None if self.outer.bare_gradients else held.master
-        weighed = weigh(shard, state, batch, lambda c: sound(_merged(c), state.fragment, scale))
+        weighed = weigh(shard, state, batch, lambda c: sound(c.gradient, state.fragment, scale))
         while weighed:
-            inputs = [_merged(w.contribution) for w in weighed]
+            inputs = [w.contribution.gradient for w in weighed]
             try:
                 vectors = await self._step(state.fragment, held, inputs, weighed)
             except Diverged:
@@ -172,7 +171,3 @@ class Committer:
                 unnamed={cause.value: count for cause, count in refused.unnamed.items()},
             )
         return manifest
-
-
-def _merged(contribution: Contribution) -> OuterGradient:
-    return OuterGradient(contribution.scheme, contribution.planes, contribution.header.norms)

@@ -27,6 +27,7 @@ from skerry.algorithm.fragments import BLOCK, padded
 from skerry.algorithm.merge_numpy import OuterGradient, Spans, spans_of
 from skerry.algorithm.planes import check_planes, peak
 from skerry.algorithm.presets import MERGES
+from skerry.algorithm.weighting import by_slice
 from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
@@ -59,12 +60,14 @@ contents only, and weights f64 (contributions,) that sum to one, and returns the
 class Direction(NamedTuple):
     """A merge before its last multiplication: merged slice s is ``gains[s] * vector`` over span s.
 
-    ``vector`` is f32 (padded_size,), ``gains`` f32 (slices,).
+    ``vector`` is f32 (padded_size,), ``gains`` f32 (slices,). Nobody trained what is ``idle``, bool
+    (slices,): it is zero there, and no step is to be taken.
     """
 
     vector: NDArray[np.float32]
     gains: NDArray[np.float32]
     spans: Spans
+    idle: NDArray[np.bool_]
 
 
 def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] | None) -> bool:
@@ -128,10 +131,15 @@ def merge(
         Diverged: the result would not be finite.
 
     """
-    vector, gains, spans = direction(method, contributions, weights, fragment, averaged)
-    zero = np.zeros_like(vector)
-    backend.merger().step(vector, gains, spans, zero, None, lr=-1.0, decay=0.0)
-    return vector
+    return scaled(direction(method, contributions, weights, fragment, averaged))
+
+
+def scaled(found: Direction) -> NDArray[np.float32]:
+    """Return the merged outer gradient f32 (padded_size,), in the direction's own memory."""
+    zero = np.zeros_like(found.vector)
+    step = backend.merger().step
+    step(found.vector, found.gains, found.spans, zero, None, lr=-1.0, decay=0.0)
+    return found.vector
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -151,27 +159,28 @@ def direction(
     _check(contributions, weights, fragment, averaged)
     radial = ~np.asarray(averaged, np.bool_) & (method == "rda")
     ordered, shares, norms = _in_order(contributions, weights, fragment, needed=bool(radial.any()))
+    idle = np.asarray(shares.max(axis=0) == 0)
     present = norms > _NO_NORM
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=present)
-    radii = shares @ np.where(present, norms, 0.0)
-    coefficients = np.where(radial, shares[:, None] * inverse, shares[:, None]).astype(np.float32)
+    radii = (shares * np.where(present, norms, 0.0)).sum(axis=0)
+    coefficients = np.where(radial, shares * inverse, shares).astype(np.float32)
 
     out = np.empty(fragment.padded_size, np.float32) if into is None else into
     accumulate = backend.merger().accumulate
     lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
     if rule is not None:
-        _apply_rule(rule, ordered, shares, fragment, ~np.asarray(averaged, np.bool_), out)
+        _apply_rule(rule, ordered, shares, fragment, ~np.asarray(averaged, np.bool_) & ~idle, out)
         lengths = np.sqrt(backend.merger().segment_squares(out, spans))
     lost = radial & (lengths <= DEGENERATE)
     if bool(lost.any()):
-        average = np.repeat(shares[:, None].astype(np.float32), int(lost.sum()), axis=1)
+        average = shares[:, lost].astype(np.float32)
         lengths[lost] = np.sqrt(accumulate(ordered, average, spans.only(lost), out))
     kept = radial & ~lost
     gains = np.divide(radii, lengths, out=np.ones_like(lengths), where=kept).astype(np.float32)
     if not np.isfinite(np.square(gains * lengths).sum()):
         msg = "a merged outer gradient is not finite; a contribution carries NaN or infinity"
         raise Diverged(msg)
-    return Direction(out, gains, spans)
+    return Direction(out, gains, spans, idle)
 
 
 def _apply_rule(
@@ -183,13 +192,14 @@ def _apply_rule(
     out: NDArray[np.float32],
 ) -> None:
     """Write what a rule makes of each chosen slice into ``out``; ConfigError if it does not fit."""
-    for piece, start, picked in zip(fragment.slices, fragment.offsets, chosen, strict=False):
-        if not picked:
+    places = zip(fragment.slices, fragment.offsets, strict=False)
+    for number, (piece, start) in enumerate(places):
+        if not chosen[number]:
             continue
         stop = start + padded(piece.size)
         decode, blocks = backend.cpu().dequantise, slice(start // BLOCK, stop // BLOCK)
         values = [decode(i.scheme, i.planes.part(blocks))[: piece.size] for i in ordered]
-        merged = np.asarray(rule(np.stack(values), shares))
+        merged = np.asarray(rule(np.stack(values), shares[:, number]))
         if merged.shape != (piece.size,):
             msg = f"sync.merge returned shape {merged.shape} for {piece.size} values"
             raise ConfigError(msg, path="sync.merge")
@@ -219,6 +229,9 @@ def _check(
     blocks = spans_of(fragment).stops[-1]
     for contribution in contributions:
         check_planes(contribution.scheme, contribution.planes, None)
+        if len(contribution.reach) not in {0, len(fragment.slices)}:
+            msg = f"{len(contribution.reach)} parts of tokens for {len(fragment.slices)} slices"
+            raise ValueError(msg)
         if contribution.planes.codes.shape[0] != blocks:
             got = contribution.planes.codes.shape[0]
             msg = f"a contribution of {got} blocks to fragment {fragment.index} of {blocks}"
@@ -239,9 +252,10 @@ def _in_order(
     *,
     needed: bool,
 ) -> tuple[list[OuterGradient], NDArray[np.float64], NDArray[np.float64]]:
-    """Sort by content; returns contributions, weights (M,), norms (M, slices; ones if unused).
+    """Sort by content; returns contributions, shares and norms, both (M, slices).
 
-    Norms that a header lacks, or that cannot be, are computed from its planes.
+    Norms are ones if unused; those that a header lacks, or that cannot be, are computed from its
+    planes.
     """
 
     def norms(item: OuterGradient) -> tuple[float, ...]:
@@ -253,7 +267,7 @@ def _in_order(
         return slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
 
     keys = [
-        (weight, item.scheme, norms(item))
+        (weight, item.scheme, norms(item), item.reach)
         for weight, item in zip(weights, contributions, strict=True)
     ]
     tied = len(set(keys)) < len(keys)
@@ -262,7 +276,8 @@ def _in_order(
         key=lambda entry: entry[:2],
     )
     ordered = [item for _, _, item in ranked]
-    shares = np.array([key[0] for key, _, _ in ranked])
+    reach = [item.reach for item in ordered]
+    shares = by_slice([key[0] for key, _, _ in ranked], reach, len(fragment.slices))
     return ordered, shares, np.array([key[2] for key, _, _ in ranked])
 
 

@@ -26,11 +26,15 @@ _CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class OuterGradient:
-    """One outer gradient as it travelled; ``norms`` are L2 norms of the decoded slices, or ()."""
+    """One outer gradient as it travelled; ``norms`` are L2 norms of the decoded slices, or ().
+
+    ``reach`` is the part of its tokens that reached each slice, or () where all of them did.
+    """
 
     scheme: str
     planes: Planes
     norms: tuple[float, ...] = ()
+    reach: tuple[float, ...] = ()
 
 
 class Spans(NamedTuple):

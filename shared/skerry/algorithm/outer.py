@@ -28,8 +28,8 @@ import numpy as np
 
 from skerry import code
 from skerry.algorithm import backend
-from skerry.algorithm.fragments import padded
-from skerry.algorithm.merge import direction, merge
+from skerry.algorithm.fragments import BLOCK, padded
+from skerry.algorithm.merge import direction, scaled
 from skerry.algorithm.merge_numpy import whole
 from skerry.algorithm.presets import OUTERS, Sgd, resolved
 from skerry.errors import ConfigError, Diverged
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from optax import GradientTransformation
 
     from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.merge import Direction
     from skerry.algorithm.merge_numpy import OuterGradient
 
     F32s = NDArray[np.float32]
@@ -134,19 +135,31 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     not fit.
     """
     if outer.fused is None:
-        vector = merge(method, contributions, weights, fragment, averaged)
-        moved, fresh = outer.apply(master, vector, state)
+        found = direction(method, contributions, weights, fragment, averaged)
+        moved, fresh = outer.apply(master, scaled(found), state)
+        _leave(found, moved, master)
         if not np.isfinite(moved).all():
             msg = f"the outer step of {outer.name} is not finite"
             raise Diverged(msg)
         return moved, fresh
     fitting = [vector for vector in spare if vector.size == fragment.padded_size]
     out, into = (*fitting, None, None)[:2]
-    vector, gains, spans = direction(method, contributions, weights, fragment, averaged, out)
-    lr, decay = outer.fused
+    found = direction(method, contributions, weights, fragment, averaged, out)
+    vector, (lr, decay), moving = found.vector, outer.fused, ~found.idle
+    gains, spans = found.gains[moving], found.spans.only(moving)
     step = backend.merger().step
     fresh = step(vector, gains, spans, master, state, lr=lr, decay=decay, into=into)
+    _leave(found, vector, master)
+    if fresh is not None:
+        _leave(found, fresh, state)
     return vector, fresh
+
+
+def _leave(found: Direction, new: F32s, old: F32s) -> None:
+    """Write the old values where nobody trained: what has no gradient takes no step."""
+    for start, stop in zip(*found.spans.only(found.idle), strict=True):
+        span = slice(start * BLOCK, stop * BLOCK)
+        new[span] = old[span]
 
 
 def _sgd_outer(name: str, sgd: Sgd) -> Outer:

@@ -13,8 +13,12 @@ import math
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 
 class StalenessReason(StrEnum):
@@ -57,6 +61,27 @@ def normalised(weights: Sequence[float]) -> tuple[float, ...]:
     scaled = [w / largest for w in weights]
     total = math.fsum(scaled)
     return tuple(w / total for w in scaled)
+
+
+def by_slice(
+    weights: Sequence[float], reach: Sequence[Sequence[float]], slices: int
+) -> NDArray[np.float64]:
+    """Return each contribution's share of each slice, f64 (contributions, slices).
+
+    ``reach`` is for each contribution the part of its tokens that reached each slice, empty where
+    all did, so that a slice weighs ``slice_tokens * (tokens / steps)``: an expert that a learner
+    never used says nothing about that expert. The shares of a slice sum to one, or are all zero
+    where nobody trained it; where all tokens reached it they are ``weights``.
+    """
+    own = np.array(weights, np.float64)[:, None]
+    shares = np.repeat(own, slices, axis=1)
+    if not any(reach):
+        return shares
+    parts = np.array([part or (1.0,) * slices for part in reach])
+    weighted = own * parts
+    total = weighted.sum(axis=0)
+    scaled = np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
+    return np.where((parts == 1).all(axis=0), shares, scaled)
 
 
 def discounted(

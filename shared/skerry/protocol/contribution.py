@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.planes import allocate
 from skerry.errors import Corrupt, Implausible, WireError
 from skerry.protocol.chunks import Coverage, PlaneAssembler, unseal
@@ -107,6 +108,13 @@ class Contribution:
     @property
     def id(self) -> ContributionId:
         return id_of(self.header)
+
+    @property
+    def gradient(self) -> OuterGradient:
+        """What a merge takes of it."""
+        tokens = self.header.tokens
+        reach = tuple(part / tokens for part in self.header.slice_tokens) if tokens else ()
+        return OuterGradient(self.scheme, self.planes, self.header.norms, reach)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,12 @@ def check_contribution(header: ContributionHeader, slices: int) -> None:
     if not all(isfinite(norm) and norm >= 0 for norm in norms):
         msg = "A norm is negative or not finite."
         raise Corrupt(msg)
+    if len(header.slice_tokens) not in {0, slices}:
+        msg = f"{len(header.slice_tokens)} counts of tokens came for the {slices} slices."
+        raise Corrupt(msg)
+    if max(header.slice_tokens, default=0) > header.tokens:
+        msg = f"A slice had more tokens than the {header.tokens} of its contribution."
+        raise Implausible(msg)
     if header.cursor_to < header.cursor_from:
         msg = f"A contribution read from {header.cursor_from} back to {header.cursor_to}."
         raise Implausible(msg)

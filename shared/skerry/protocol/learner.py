@@ -24,9 +24,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from skerry.algorithm import schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.algorithm.fragments import Fragment, LeafSpec
     from skerry.protocol.messages import Commit, Round
 
 MOST_AHEAD = 64
@@ -41,6 +46,8 @@ class TrainingProgress:
 
     ``cursor`` counts the sequences its stream has given since the run began. Of the ``steps``, and
     of their ``tokens``, ``skipped`` steps changed nothing: their loss or gradient was not finite.
+    ``routed`` counts, by the name of a leaf of units, the tokens that reached each: int32 (units,)
+    of numpy, JAX or torch, which may run over and lie on a device until they are claimed.
     """
 
     step: int
@@ -48,6 +55,7 @@ class TrainingProgress:
     tokens: int
     cursor: int
     skipped: int = 0
+    routed: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,31 @@ def claimed(origin: TrainingProgress, now: TrainingProgress) -> tuple[int, int]:
         return 0, 0
     counted = max(0, steps - (now.skipped - origin.skipped))
     return counted, (now.tokens - origin.tokens) * counted // steps
+
+
+def claimed_by_slice(
+    leaves: Sequence[LeafSpec],
+    fragment: Fragment,
+    tokens: int,
+    origin: Mapping[str, Any],
+    now: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """Return how many of the claimed tokens reached each slice, from two moments' ``routed``.
+
+    Empty where all did. This is where the counts are copied from the device.
+    """
+    found: list[int] = []
+    counts: dict[int, Any] = {}
+    for piece in fragment.slices:
+        leaf = leaves[piece.leaf]
+        if leaf.name not in now or not leaf.unit:
+            found.append(tokens)
+            continue
+        if piece.leaf not in counts:
+            after, before = np.asarray(now[leaf.name], np.int32), origin.get(leaf.name, 0)
+            counts[piece.leaf] = after - np.asarray(before, np.int32)
+        found.append(min(tokens, max(0, int(counts[piece.leaf][piece.start // leaf.unit]))))
+    return () if all(count == tokens for count in found) else tuple(found)
 
 
 def supersedes(incarnation: int, newest: int) -> bool:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from skerry.algorithm.merge import largest, sound
-from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import adamw_of, make_outer, merge_and_apply
 from skerry.errors import ConfigError, Diverged
 from skerry.protocol.commit import Batch, weigh, without
@@ -87,17 +86,12 @@ class FragmentFold:
             self.outer,
             self.master,
             self.state,
-            [gradient(c) for c in contributions],
+            [c.gradient for c in contributions],
             shares,
             self.method,
             self.fragment,
             self.averaged,
         )
-
-
-def gradient(contribution: Contribution) -> OuterGradient:
-    """Return a contribution as a merge takes it."""
-    return OuterGradient(contribution.scheme, contribution.planes, contribution.header.norms)
 
 
 class Drift(NamedTuple):
@@ -161,7 +155,7 @@ class Branch:
         scale = None if fold.outer.bare_gradients else fold.master
 
         def counts(contribution: Contribution) -> bool:
-            return sound(gradient(contribution), fold.fragment, scale)
+            return sound(contribution.gradient, fold.fragment, scale)
 
         weighed = weigh(self.shard, state, Batch(tuple(taken), 0), counts)
         while weighed:
@@ -169,7 +163,7 @@ class Branch:
             try:
                 return fold.merge(merged, [w.weight for w in weighed])
             except Diverged:
-                worst = largest([gradient(c) for c in merged], fold.fragment)
+                worst = largest([c.gradient for c in merged], fold.fragment)
                 weighed = without(state, weighed, worst)
         return None
 

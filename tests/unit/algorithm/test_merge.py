@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -230,6 +232,61 @@ def median(values: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray
 
 def one_number(values: NDArray[np.float32], _weights: NDArray[np.float64]) -> NDArray[np.float32]:
     return values[:1, 0]
+
+
+@pytest.mark.parametrize("method", ["average", "rda"])
+@given(group=groups, idle=st.integers(0, 2))
+@settings(max_examples=30)
+def test_an_expert_that_a_learner_never_used_does_not_dilute_the_others(
+    method: str, group: list[tuple[int, str, int]], idle: int
+) -> None:
+    """A learner without tokens for a slice merges, there, as if it had not contributed."""
+    items = [contribution(vector(seed), scheme) for seed, scheme, _ in group]
+    raw = [float(share) for *_, share in group]
+    reach = tuple(float(s != idle) for s in range(3))
+    bystander = replace(contribution(vector(100)), reach=reach)
+    alone = merge.merge(method, items, shares_of(raw), FRAGMENT, NO_EMBEDDING)
+    beside = shares_of([*raw, 2.5])
+    both = merge.merge(method, [*items, bystander], beside, FRAGMENT, NO_EMBEDDING)
+    plain = [*items, replace(bystander, reach=())]
+    without = merge.merge(method, plain, beside, FRAGMENT, NO_EMBEDDING)
+    for s, (start, stop) in enumerate(pairwise(FRAGMENT.offsets)):
+        expected = alone if s == idle else without
+        assert both[start:stop] == pytest.approx(expected[start:stop], rel=1e-5, abs=1e-6)
+
+
+def shares_of(raw: list[float]) -> list[float]:
+    return [share / sum(raw) for share in raw]
+
+
+@given(group=groups, method=st.sampled_from(["average", "rda"]))
+@settings(max_examples=30)
+def test_tokens_that_reach_every_slice_change_no_bit(
+    group: list[tuple[int, str, int]], method: str
+) -> None:
+    items = [contribution(vector(seed), scheme) for seed, scheme, _ in group]
+    weights = shares_of([float(share) for *_, share in group])
+    everywhere = [replace(item, reach=(1.0, 1.0, 1.0)) for item in items]
+    found = merge.merge(method, everywhere, weights, FRAGMENT, NO_EMBEDDING)
+    assert np.array_equal(found, merge.merge(method, items, weights, FRAGMENT, NO_EMBEDDING))
+
+
+@pytest.mark.parametrize("method", ["average", "rda", f"{__name__}:median"])
+def test_a_slice_that_nobody_trained_is_zero_and_idle(
+    method: str, allow_code: Callable[..., None]
+) -> None:
+    allow_code(__name__)
+    items = [replace(contribution(vector(seed)), reach=(1.0, 0.0, 0.25)) for seed in range(3)]
+    found = merge.direction(method, items, [0.2, 0.3, 0.5], FRAGMENT, NO_EMBEDDING)
+    assert found.idle.tolist() == [False, True, False]
+    start, stop = FRAGMENT.offsets[1:3]
+    assert not found.vector[start:stop].any()
+    assert found.vector[:start].any()
+
+
+def test_reach_of_another_number_of_slices_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 slices"):
+        rda([replace(contribution(vector(0)), reach=(1.0,))], [1.0])
 
 
 MEDIAN = f"{__name__}:median"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from skerry.errors import ConfigError
 FRAGMENT = Fragment(0, (Slice(0, 0, 3 * BLOCK), Slice(1, 0, BLOCK)))
 AVERAGED = (False, True)
 WEIGHTS = [0.1, 0.2, 0.3, 0.4]
+RDA: tuple[str, Fragment, tuple[bool, ...]] = ("rda", FRAGMENT, AVERAGED)
 
 
 def vector(seed: int) -> NDArray[np.float32]:
@@ -97,6 +99,17 @@ def test_the_fused_path_equals_merge_then_apply(outer: Outer) -> None:
             outer, fused, state, items, WEIGHTS, "rda", FRAGMENT, AVERAGED
         )
         assert np.array_equal(fused, plain)
+
+
+@pytest.mark.parametrize("outer", OUTERS.values(), ids=OUTERS)
+def test_a_slice_that_nobody_trained_keeps_its_value(outer: Outer) -> None:
+    master, state = merge_and_apply(
+        outer, vector(0), outer.init(vector(0)), contributions(0), WEIGHTS, *RDA
+    )
+    idle = [replace(item, reach=(0.0, 0.5)) for item in contributions(1)]
+    after, _ = merge_and_apply(outer, master, state, idle, WEIGHTS, *RDA)
+    assert np.array_equal(after[: 3 * BLOCK], master[: 3 * BLOCK])
+    assert not np.array_equal(after[3 * BLOCK :], master[3 * BLOCK :])
 
 
 @pytest.mark.parametrize("name", ["nesterov", "direct"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.weighting import discounted, normalised, weight
+from skerry.algorithm.weighting import by_slice, discounted, normalised, weight
 from tests.support.strategies import weights, work
 
 quick = settings(max_examples=150)
@@ -98,3 +98,26 @@ def test_being_staler_never_counts_more(
     older, newer = sorted(min(base, version) for base in bases)
     low, high = (discounted(base, version, tolerance, factor)[0] or 0.0 for base in (older, newer))
     assert 0.0 <= low <= high <= 1.0
+
+
+@quick
+@given(raw=work(), data=st.data())
+def test_a_slice_weighs_its_own_tokens_times_the_tokens_of_a_step(
+    raw: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    parts = [data.draw(st.lists(st.integers(0, t), min_size=2, max_size=2)) for t, _ in raw]
+    whole = [weight(*item) for item in raw]
+    reach = [
+        tuple(part / tokens for part in own) if tokens else ()
+        for (tokens, _), own in zip(raw, parts, strict=True)
+    ]
+    shares = by_slice(normalised(whole), reach, 2)
+    for s in range(2):
+        own = [
+            part[s] * (tokens / steps) if steps else 0.0
+            for (tokens, steps), part in zip(raw, parts, strict=True)
+        ]
+        if sum(own):
+            assert shares[:, s] == pytest.approx([w / sum(own) for w in own], rel=1e-9, abs=1e-12)
+        elif sum(whole):
+            assert not shares[:, s].any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import Diverged
+from skerry.protocol import door
 from skerry_learner.sync import encode
 from skerry_learner.sync.mailbox import OutgoingContribution
 from tests.support.builders import header
@@ -37,3 +40,21 @@ def test_device_refuses_a_gradient_that_is_not_finite() -> None:
     bad = jnp.asarray(walk(FRAGMENT, "x")).at[3].set(jnp.nan)
     with pytest.raises(Diverged, match="fragment 0 is not finite"):
         encode._on_device(outgoing(bad, "int4"), FRAGMENT)
+
+
+def test_a_contribution_says_how_many_tokens_reached_each_expert() -> None:
+    """Counts are int32 that run over, and no slice had more tokens than are claimed."""
+    cut = plan([LeafSpec("experts", (3, 300), unit=300), LeafSpec("w", (7,))], 1)
+    before = {"experts": jnp.array([5, 2**31 - 2, 0], jnp.int32)}
+    after = {"experts": jnp.array([5, -(2**31) + 2, 99], jnp.int32)}
+    item = OutgoingContribution(
+        replace(HEADER, tokens=10),
+        jnp.asarray(walk(cut.fragments[0], "x")),
+        "int4",
+        (before, after),
+    )
+    header = encode.encode(item, cut).header
+    assert header.slice_tokens == (0, 4, 10, 10)
+    door.check_contribution(header, 4)
+    everything = replace(item, routed=({}, {"experts": jnp.array([10, 10, 10], jnp.int32)}))
+    assert encode.encode(everything, cut).header.slice_tokens == ()

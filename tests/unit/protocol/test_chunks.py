@@ -15,6 +15,7 @@ from skerry.algorithm.quantise_numpy import quantise
 from skerry.algorithm.schemes import raw_bytes
 from skerry.errors import (
     Corrupt,
+    Implausible,
     Oversized,
     UnknownScheme,
     WireError,
@@ -100,8 +101,14 @@ def test_any_header_values_are_accepted_or_a_wire_error(data: st.DataObject) -> 
         ({"scheme": "int3"}, UnknownScheme),
         *(
             ({"contribution": replace(CONTRIBUTION, **odd)}, Corrupt)
-            for odd in [{"fragment": 1}, {"norms": (1.0,)}, *({"norms": (1.0, bad)} for bad in BAD)]
+            for odd in [
+                {"fragment": 1},
+                {"norms": (1.0,)},
+                *({"norms": (1.0, bad)} for bad in BAD),
+                {"slice_tokens": (1,)},
+            ]
         ),
+        ({"contribution": replace(CONTRIBUTION, slice_tokens=(2**40, 0))}, Implausible),
         ({"blocks": 4, "raw_bytes": 4 * 130}, Oversized),
         ({"blocks": 2**50, "raw_bytes": 130 * 2**50}, Oversized),
         ({"blocks": 0, "raw_bytes": 0}, Corrupt),

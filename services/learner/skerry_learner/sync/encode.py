@@ -17,6 +17,7 @@ from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import scheme_of
 from skerry.errors import Diverged
 from skerry.protocol.codec import Chunk, pack
+from skerry.protocol.learner import claimed_by_slice
 from skerry.protocol.messages import ContributionHeader
 from skerry_learner.sync.mailbox import OutgoingContribution
 
@@ -82,7 +83,9 @@ def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = Non
     else:
         made = _on_device(outgoing, fragment)
     planes, norms, residual = made
-    return Encoded(replace(outgoing.header, norms=norms), outgoing.scheme, planes, residual)
+    tokens = claimed_by_slice(plan.leaves, fragment, outgoing.header.tokens, *outgoing.routed)
+    header = replace(outgoing.header, norms=norms, slice_tokens=tokens)
+    return Encoded(header, outgoing.scheme, planes, residual)
 
 
 def _on_host(

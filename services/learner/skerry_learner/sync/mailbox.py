@@ -8,9 +8,9 @@ few operations on dictionaries at most.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,15 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingContribution:
-    """A contribution on its way out: the header without norms, the gradient f32 [padded_size]."""
+    """A contribution on its way out: the header without norms, the gradient f32 [padded_size].
+
+    ``routed`` are the tokens that reached each unit, at its origin and at its capture.
+    """
 
     header: ContributionHeader
     gradient: Gradient
     scheme: str
+    routed: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,7 @@ class Session:
         )
         genesis = kind is ContributionKind.GENESIS
         scheme = "f32" if genesis else self._sync.contribution_scheme
+        routed = ({}, {}) if genesis else (state.origin.routed, now.routed)
         self._unsent.add(state.fragment)
-        self.mailbox.order(OutgoingContribution(header, gradient, scheme))
+        self.mailbox.order(OutgoingContribution(header, gradient, scheme, routed))
         return header

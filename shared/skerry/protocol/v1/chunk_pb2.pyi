@@ -63,6 +63,7 @@ class ContributionHeader(_message.Message):
     CAPTURED_NS_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     NORMS_FIELD_NUMBER: _builtins.int
+    SLICE_TOKENS_FIELD_NUMBER: _builtins.int
     kind: Global___ContributionKind.ValueType
     learner: _builtins.str
     incarnation: _builtins.int
@@ -92,6 +93,12 @@ class ContributionHeader(_message.Message):
     def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """L2 norms of the decoded outer gradient, one per slice of the fragment; none for genesis."""
 
+    @_builtins.property
+    def slice_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of `tokens`, those that reached each slice of the fragment, such as those routed to an expert; none
+        where all reached every slice.
+        """
+
     def __init__(
         self,
         *,
@@ -111,10 +118,11 @@ class ContributionHeader(_message.Message):
         captured_ns: _builtins.int = ...,
         trace_parent: _builtins.str | None = ...,
         norms: _abc.Iterable[_builtins.float] | None = ...,
+        slice_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent", "trace_parent", b"trace_parent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent", "base_version", b"base_version", "captured_ns", b"captured_ns", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "fragment", b"fragment", "identity", b"identity", "incarnation", b"incarnation", "kind", b"kind", "learner", b"learner", "loss", b"loss", "norms", b"norms", "round_version", b"round_version", "step", b"step", "steps", b"steps", "tokens", b"tokens", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent", "base_version", b"base_version", "captured_ns", b"captured_ns", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "fragment", b"fragment", "identity", b"identity", "incarnation", b"incarnation", "kind", b"kind", "learner", b"learner", "loss", b"loss", "norms", b"norms", "round_version", b"round_version", "slice_tokens", b"slice_tokens", "step", b"step", "steps", b"steps", "tokens", b"tokens", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trace_parent: _TypeAlias = _typing.Literal["trace_parent"]  # noqa: Y015
     _WhichOneofArgType__trace_parent: _TypeAlias = _typing.Literal["_trace_parent", b"_trace_parent"]  # noqa: Y015

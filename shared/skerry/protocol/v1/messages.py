@@ -181,6 +181,10 @@ class ContributionHeader:
     """W3C trace context of the span that sends it; empty where the trace is not sampled."""
     norms: tuple[float, ...] = ()
     """L2 norms of the decoded outer gradient, one per slice of the fragment; none for genesis."""
+    slice_tokens: tuple[int, ...] = ()
+    """Of ``tokens``, those that reached each slice of the fragment, such as those routed to an
+    expert; none where all reached every slice.
+    """
 
 
 @dataclass(frozen=True, slots=True)
