@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
 OWN = ("skerry.algorithm", "skerry.models")
 OPTAX = (
@@ -81,13 +82,19 @@ def build(
     setting: str,
     options: Mapping[str, object],
     failure: type[ConfigError] = ConfigError,
+    offered: Mapping[str, object] | None = None,
 ) -> Any:
     """Return what the function that a setting names returns for these options.
+
+    ``offered`` are more of them, for a function that names them among its parameters.
 
     Raises CodeRefused, and ``failure`` for whatever the import or the call raises.
     """
     try:
-        return load(reference, setting)(**options)
+        function = load(reference, setting)
+        named = _parameters(function)
+        more = {name: value for name, value in (offered or {}).items() if name in named}
+        return function(**{**more, **options})
     except CodeRefused:
         raise
     except Exception as error:
@@ -97,6 +104,14 @@ def build(
             f"{takes}."
         )
         raise failure(msg, path=setting) from error
+
+
+def _parameters(function: Callable[..., Any]) -> Container[str]:
+    """Return the names of a function's parameters; none where it does not say."""
+    try:
+        return signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
 
 
 def _is_allowed(module: str) -> bool:

@@ -105,7 +105,7 @@ def test_a_module_with_a_similar_name_is_not_allowed(reference: str) -> None:
     [
         ("optax:adamw", None),
         ("skerry.algorithm.outer:make_outer", None),
-        ("skerry.models.transformer:Transformer", None),
+        ("skerry.models.decoder:Decoder", None),
         ("optax:chain", code.CodeRefused),
         ("skerry.algorithm.outer:import_module", (code.CodeRefused, AttributeError)),
     ],

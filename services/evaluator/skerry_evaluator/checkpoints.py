@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from skerry.algorithm.fragments import trainable
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.errors import ModelError
-from skerry.models.base import Model, Params, build_model, layout_of, specs_of
+from skerry.models.base import Model, Params, build_model, layout_of, specs_of, token_loss
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
@@ -50,7 +50,7 @@ def evaluate(restored: Restored, corpus: Corpus, *, batches: int | None = None) 
     """Return a checkpoint's score on held-out text; ``batches`` None: as its run's evaluator."""
     wanted = restored.config.eval.batches if batches is None else batches
     held_out = HeldOutText.of(corpus, wanted, getattr(restored.model, "vocab", None))
-    loss = jax.jit(restored.model.loss)
+    loss = jax.jit(token_loss(restored.model))
     score = held_out.score([float(loss(restored.params, row)) for row in held_out.rows])
     return CheckpointScore(
         **asdict(score),

@@ -18,7 +18,7 @@ from skerry.algorithm.fragments import Plan, scatter
 from skerry.data.corpus import Batch, Corpus, load_corpus
 from skerry.data.stream import check_tokens
 from skerry.errors import ModelError
-from skerry.models.base import build_model, layout_of, specs_of
+from skerry.models.base import build_model, layout_of, specs_of, token_loss
 from skerry.settings.models import RunConfig
 from skerry_evaluator.sampling import SampleWriter
 
@@ -87,7 +87,7 @@ class GlobalModel:
         self.held_out = HeldOutText.of(load_corpus(config.data), config.eval.batches, vocab)
         # Ahead of time, so that no evaluation includes a compilation.
         row = self.held_out.rows[0]
-        tokens, loss = jax.ShapeDtypeStruct(row.shape, row.dtype), jax.jit(model.loss)
+        tokens, loss = jax.ShapeDtypeStruct(row.shape, row.dtype), jax.jit(token_loss(model))
         self._loss: Any = loss.lower(self._shapes(), tokens).compile()
 
     def set_fragment(self, fragment: int, vector: NDArray[np.float32]) -> None:

@@ -20,6 +20,7 @@ from skerry.log.base import Bus
 from skerry.log.recovery import find_run
 from skerry.log.streams import check_payload, specs
 from skerry.models.base import Model, build_model, specs_of
+from skerry.models.presets import written_out
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
 from skerry.protocol.subjects import Subjects
@@ -101,6 +102,7 @@ def _recorded(config: RunConfig, parameters: int) -> RunConfig:
 
     The contribution window has room for every learner's first offer, where none was chosen.
     """
+    config = config.model_copy(update={"model": written_out(config.model)})
     needed = _first_offers(config, parameters)
     if config.log.window_bytes == LogConfig().window_bytes and needed > config.log.window_bytes:
         log_config = config.log.model_copy(update={"window_bytes": 2 * needed})

@@ -1,1 +1,1 @@
-"""Models: the built-in transformer, and the protocol for bringing your own."""
+"""Models: the built-in decoder, and the protocol for bringing your own."""

@@ -137,6 +137,7 @@ FAMILIES: Mapping[str, str] = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
@@ -233,12 +234,22 @@ def parse(text: str) -> dict[str, Any]:
     return table
 
 
-def read_arch(text: str) -> Arch:
-    """Return the shape that a ``config.json`` describes; ModelError for what we do not compute."""
+def text_table(text: str) -> dict[str, Any]:
+    """Return the table of the text model that a ``config.json`` describes."""
     table = parse(text)
     if table.get("model_type") in MULTIMODAL:
         inner = Keys(table).part("text_config")
         table = {**inner, "model_type": MULTIMODAL[table["model_type"]]}
+    return table
+
+
+def read_arch(text: str) -> Arch:
+    """Return the shape that a ``config.json`` describes; ModelError for what we do not compute."""
+    return arch_from(text_table(text))
+
+
+def arch_from(table: Mapping[str, Any]) -> Arch:
+    """Return the shape that the table of a text model describes; ModelError as ``read_arch``."""
     keys = Keys(table)
     family = keys.choice("model_type", "", tuple(FAMILIES))
     if table.get("quantization_config"):
@@ -247,7 +258,7 @@ def read_arch(text: str) -> Arch:
         refuse("asks for bidirectional attention: this decoder is causal.")
     count = keys.whole("num_hidden_layers", most=MOST_LAYERS)
     heads = keys.whole("num_attention_heads", most=MOST_WIDTH)
-    act = "hidden_activation" if family.startswith("gemma") else "hidden_act"
+    act = "hidden_activation" if family in _GEMMAS else "hidden_act"
     usual = "gelu_pytorch_tanh" if family.startswith("gemma") else "silu"
     common: dict[str, Any] = {
         "family": family,
@@ -284,8 +295,8 @@ def _gemma(keys: Keys, family: str) -> dict[str, Any]:
     details: dict[str, Any] = {
         "qkv_bias": bias,
         "out_bias": bias,
-        "qk_norm": family != "gemma2",
-        "sandwich": True,
+        "qk_norm": family in {"gemma3_text", "gemma4_text"},
+        "sandwich": family != "gemma",
         "scaled_embedding": True,
         "logit_cap": keys.cap("final_logit_softcapping", 30.0 if family == "gemma2" else None),
     }
@@ -299,6 +310,8 @@ def _gemma(keys: Keys, family: str) -> dict[str, Any]:
             "per_layer": per_layer,
             "per_layer_vocab": vocab if per_layer else 0,
         }
+    if family == "gemma":
+        return details | {"gain_offset": 1.0}
     scale = keys.real("query_pre_attn_scalar", 256.0) ** -0.5
     capped = keys.cap("attn_logit_softcapping", 50.0 if family == "gemma2" else None)
     return details | {"gain_offset": 1.0, "score_scale": scale, "score_cap": capped}
@@ -328,9 +341,9 @@ def _experts(keys: Keys, family: str) -> Experts | None:
 
 def _layers(keys: Keys, family: str, width: int, heads: int, count: int) -> tuple[Layer, ...]:
     kinds = _kinds(keys, family, count)
-    usual_kv = 4 if family.startswith("gemma") else heads
+    usual_kv = 4 if family in _GEMMAS else heads
     kv_heads = keys.whole("num_key_value_heads", usual_kv, most=heads)
-    usual_dim = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gemma4_text": 256}
+    usual_dim = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "gemma4_text": 256}
     head_dim = keys.whole("head_dim", usual_dim.get(family, max(1, width // heads)), most=1 << 16)
     if family == "gemma4_text":
         return _gemma4_layers(keys, kinds, kv_heads, head_dim)
@@ -464,11 +477,10 @@ def _checked(arch: Arch) -> Arch:
     """Return an arch whose numbers fit each other."""
     for layer in arch.layers:
         if layer.head_dim % 2:
-            msg = f"splits its width into heads of {layer.head_dim}: heads must have even width."
-            refuse(msg)
+            refuse(f"has heads of {layer.head_dim} (head_dim): their width must be even.")
         if arch.heads % layer.kv_heads:
-            msg = f"has {layer.kv_heads} key heads, which do not divide its {arch.heads} heads."
-            refuse(msg)
+            keys = f"{layer.kv_heads} key heads (model.kv_heads)"
+            refuse(f"has {keys}, which do not divide its {arch.heads} heads (model.heads).")
     if not math.isfinite(arch.eps):
         refuse("has an rms_norm_eps that is not finite.")
     return arch

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from skerry import code
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
-from skerry.models.sizes import sizes_of
-from skerry.models.transformer import Transformer
+from skerry.models import names
+from skerry.models.presets import arch_of
 from skerry.settings.models import ModelConfig, TrainConfig
 
 Params: TypeAlias = Any
@@ -26,7 +26,6 @@ Batch: TypeAlias = Mapping[str, jax.Array]
 sequences packed in a row count from 1), ``positions`` i32 [batch, seq + 1], and ``weights`` f32
 [batch, seq], of the targets in the loss."""
 
-EMBEDDING_PARTS = ("embed",)
 AMPERE = 8.0
 """NVIDIA's first compute capability with matrix units for bfloat16."""
 
@@ -54,8 +53,8 @@ class Model(Protocol):
     - ``logits(params, tokens)``, int32 ``[batch, seq]`` -> f32 ``[batch, seq, vocab]``: for
       ``skerry sample``.
     - ``vocab``, an int: lets the data pipeline refuse tokens out of range.
-    - ``embeddings``, name parts that mark tensors which merges average, never merge by direction:
-      embeddings and routers; default ``("embed",)``.
+    - ``embeddings``, name parts that mark tensors which merges average, never merge by direction;
+      default: embeddings, output heads and routers by the names of ``skerry.models.names``.
     - ``trainable(name) -> bool``: a tensor that is not is no part of the run's fragments.
     - ``unit(name, shape) -> int``: elements of one tensor to a merge by direction, where a leaf
       stacks several (an expert each); 0: the whole leaf.
@@ -67,7 +66,7 @@ class Model(Protocol):
         """Return fresh float32 parameters; equal keys give equal parameters on every machine."""
         ...
 
-    def loss(self, params: Params, tokens: jax.Array) -> Any:
+    def loss(self, params: Params, tokens: Any, /) -> Any:
         """Return the mean loss in nats per token over int32 ``[batch, seq + 1]``, a scalar."""
         ...
 
@@ -118,10 +117,10 @@ def leaves_by_name(params: Params) -> list[Any]:
     return Layout.of(params).leaves(params)
 
 
-def leaf_specs(
-    params: Params, embeddings: tuple[str, ...] = EMBEDDING_PARTS
-) -> tuple[LeafSpec, ...]:
+def leaf_specs(params: Params, embeddings: tuple[str, ...] | None = None) -> tuple[LeafSpec, ...]:
     """Name every tensor of a tree (arrays or ``ShapeDtypeStruct``), sorted by name.
+
+    ``embeddings`` are name parts of tensors to be averaged; None: those of ``names.averaged``.
 
     Raises ModelError for an empty tree, a tensor that is not float32, or two with one name.
     """
@@ -131,7 +130,11 @@ def leaf_specs(
         if getattr(leaf, "dtype", None) != "float32":
             msg = f"Parameter {name} is not a float32 array: return float32 parameters from init."
             raise ModelError(msg, path="model.factory")
-        embedding = any(part in embeddings for part in name.split("."))
+        embedding = (
+            names.averaged(name)
+            if embeddings is None
+            else any(part in embeddings for part in name.split("."))
+        )
         specs.append(LeafSpec(name=name, shape=tuple(leaf.shape), embedding=embedding))
     if not specs or len({s.name for s in specs}) < len(specs):
         msg = "The model's parameters are empty or two of them share a name: give each its own."
@@ -151,7 +154,7 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
     except Exception as error:
         msg = f"The model's init failed ({error}): it must return a tree of arrays from one key."
         raise ModelError(msg, path="model.factory") from error
-    specs = leaf_specs(shapes, getattr(model, "embeddings", EMBEDDING_PARTS))
+    specs = leaf_specs(shapes, getattr(model, "embeddings", None))
     unit: Callable[[str, tuple[int, ...]], int] = getattr(model, "unit", lambda *_: 0)
     frozen: tuple[LeafSpec, ...] = getattr(model, "frozen", ())
     return (*(replace(spec, unit=unit(spec.name, spec.shape)) for spec in specs), *frozen)
@@ -167,6 +170,17 @@ def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
         return model.loss(params, tokens), Aux(jnp.float32(tokens[:, 1:].size))
 
     return loss
+
+
+def token_loss(model: Any) -> Callable[[Params, jax.Array], jax.Array]:
+    """Return the plain loss of text, ``(params, tokens) -> nats per token``, to judge a model."""
+    loss = batch_loss(model)
+
+    def plain(params: Params, tokens: jax.Array) -> jax.Array:
+        value, aux = loss(params, {"tokens": tokens})
+        return value - aux.balance
+
+    return plain
 
 
 class TrainedPart:
@@ -239,14 +253,18 @@ def has_bfloat16(device: Any) -> bool:
 def build_model(config: ModelConfig, train: TrainConfig) -> Model:
     """Return the model that a run trains: a preset with overrides, or ``module:function``'s.
 
-    With precision ``auto`` its arithmetic is bfloat16 where the hardware has it. Raises ModelError
-    if the settings make none.
+    With precision ``auto`` its arithmetic is bfloat16 where the hardware has it; a factory that
+    takes ``precision`` gets ``bfloat16`` or ``float32``. Raises ModelError if the settings make
+    no model.
     """
+    fast = train.precision == "auto" and has_bfloat16(jax.devices()[0])
+    precision = "bfloat16" if fast or train.precision == "bfloat16" else "float32"
     if not config.factory:
-        fast = train.precision == "auto" and has_bfloat16(jax.devices()[0])
-        narrow = fast or train.precision == "bfloat16"
-        return Transformer(sizes_of(config), jnp.bfloat16 if narrow else jnp.float32)
-    model: Any = code.build(config.factory, "model.factory", config.options, ModelError)
+        from skerry.models.decoder import Decoder  # it imports this module
+
+        return Decoder.of(arch_of(config), jnp.dtype(precision), train.remat)
+    offered = {"precision": precision}
+    model: Any = code.build(config.factory, "model.factory", config.options, ModelError, offered)
     if not isinstance(model, Model):
         msg = (
             f"model.factory {config.factory!r} returned a {type(model).__name__} without init and"

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from skerry.errors import ModelError
-from skerry.models.arch import MOST_BYTES, Arch, parse, read_arch
+from skerry.models.arch import Arch, parse, read_arch
+from skerry.models.folder import CONFIG, fault, read_text
 from skerry.models.names import EXPERTS
 from skerry.models.tensors import tensors_of
 
-CONFIG, SINGLE = "config.json", "model.safetensors"
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
 MOST_INDEX_BYTES = 256 << 20
@@ -81,24 +81,9 @@ class LazyTensor:
         return whole if dtype is None else whole.astype(dtype)
 
 
-def refuse(folder: Path, problem: str) -> ModelError:
-    return ModelError(f"{folder} {problem}", path="model.path")
-
-
-def read_text(folder: Path, name: str, most: int) -> str:
-    """Return a small text file of a folder; ModelError if there is none or it is too large."""
-    path = folder / name
-    try:
-        if path.stat().st_size > most:
-            raise refuse(folder, f"has a {name} of more than {most} bytes.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise refuse(folder, f"has no {name} that can be read: {error}.") from error
-
-
 def read_config(folder: str | Path) -> Arch:
     """Return the shape of the model in a folder; ModelError for one that we do not compute."""
-    return read_arch(read_text(Path(folder), CONFIG, MOST_BYTES))
+    return read_arch(read_text(Path(folder)))
 
 
 def read_tensors(folder: str | Path, arch: Arch) -> dict[str, LazyTensor]:
@@ -115,7 +100,7 @@ def read_tensors(folder: str | Path, arch: Arch) -> dict[str, LazyTensor]:
         parts = [[name]] if name in stored else disk_names(arch, name, tensor.shape[0])
         for disk in (disk for row in parts for disk in row):
             if disk not in stored:
-                raise refuse(where, f"lacks the tensor {disk}, which its config.json asks for.")
+                raise fault(where, f"lacks the tensor {disk}, which its config.json asks for.")
             used.add(disk)
         found[name] = _lazy(where, name, tensor.shape, [[stored[d] for d in row] for row in parts])
     _refuse_unknown(where, arch, stored.keys() - used)
@@ -156,7 +141,7 @@ def write(
     """
     target = Path(folder)
     if target.exists() and any(target.iterdir()):
-        raise refuse(target, "is not empty: name a new folder for the export.")
+        raise fault(target, "is not empty: name a new folder for the export.")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -212,20 +197,20 @@ def _files(folder: Path) -> dict[str, str]:
     """Return the file of each tensor by the tensor's name; ``*`` alone: all are in that file."""
     if not (folder / INDEX).exists():
         if not (folder / SINGLE).is_file():
-            raise refuse(folder, f"has neither {SINGLE} nor {INDEX}: is it a model's folder?")
+            raise fault(folder, f"has neither {SINGLE} nor {INDEX}: is it a model's folder?")
         return {"*": SINGLE}
     text = read_text(folder, INDEX, MOST_INDEX_BYTES)
     try:
         files = json.loads(text)["weight_map"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise refuse(folder, f"has an {INDEX} without a weight_map.") from error
+        raise fault(folder, f"has an {INDEX} without a weight_map.") from error
     if not isinstance(files, dict) or not files:
-        raise refuse(folder, f"has an {INDEX} whose weight_map is no table.")
+        raise fault(folder, f"has an {INDEX} whose weight_map is no table.")
     for name, file in files.items():
         plain = isinstance(file, str) and "/" not in file and file.endswith(".safetensors")
         if not plain:
             problem = f"has an {INDEX} that places {name[:80]} in {str(file)[:80]!r}"
-            raise refuse(folder, f"{problem}: only .safetensors files beside it are read.")
+            raise fault(folder, f"{problem}: only .safetensors files beside it are read.")
     return files
 
 
@@ -238,11 +223,11 @@ def _stored(folder: Path) -> dict[str, Any]:
             opened: Any = safe_open(folder / file, framework="numpy")
             held = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no dict
         except (OSError, SafetensorError) as error:
-            raise refuse(folder, f"has a {file} that cannot be read: {error}.") from error
+            raise fault(folder, f"has a {file} that cannot be read: {error}.") from error
         if "*" not in files:
             wrong = next((n for n, where in files.items() if where == file and n not in held), None)
             if wrong is not None:
-                raise refuse(folder, f"has no {wrong[:80]} in {file}, where {INDEX} places it.")
+                raise fault(folder, f"has no {wrong[:80]} in {file}, where {INDEX} places it.")
         found |= held
     if any("language_model." in name for name in found):
         found = {
@@ -267,10 +252,10 @@ def _lazy(
         for part in row:
             if tuple(part.get_shape()) != wanted:
                 problem = f"has {name} in the shape {tuple(part.get_shape())}"
-                raise refuse(folder, f"{problem}, but its config.json makes it {wanted}.")
+                raise fault(folder, f"{problem}, but its config.json makes it {wanted}.")
             if part.get_dtype() not in FLOATS:
                 problem = f"has {name} as {part.get_dtype()}"
-                raise refuse(folder, f"{problem}: float32, bfloat16 or float16 are needed.")
+                raise fault(folder, f"{problem}: float32, bfloat16 or float16 are needed.")
     if single or whole:
         return LazyTensor(shape, lambda at: _f32(parts[0][0][at]))
 
@@ -298,7 +283,7 @@ def _refuse_unknown(folder: Path, arch: Arch, names: set[str]) -> None:
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         problem = f"has the tensor {unknown[0][:80]}{more}, unknown to a {arch.family}"
-        raise refuse(folder, f"{problem}: is this its config.json?")
+        raise fault(folder, f"{problem}: is this its config.json?")
 
 
 def _pieces(arch: Arch) -> Iterator[tuple[str, str, int, tuple[slice, ...]]]:

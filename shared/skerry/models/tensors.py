@@ -11,9 +11,11 @@ from types import MappingProxyType
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
 from skerry.models.arch import MOST_PARAMETERS, Arch, Layer
-from skerry.models.names import averaged
+from skerry.models.names import averaged, unit_of
 
 TABLE_STD = 0.02
+HEAD_SCORE = 0.5
+"""Deviation of a fresh model's scores where the head is a matrix of its own."""
 OWN_SCORE = 5.12
 """Bound on a fresh model's score for the token that it has just read: the width times the standard
 deviation of a tied table. It is the value at a width of 256."""
@@ -50,7 +52,7 @@ def tensors_of(arch: Arch) -> Mapping[str, Tensor]:
 def leaf_specs_of(arch: Arch) -> tuple[LeafSpec, ...]:
     """Return the tensors of a decoder as ``models.base.specs_of`` names them."""
     return tuple(
-        LeafSpec(name, tensor.shape, embedding=averaged(name))
+        LeafSpec(name, tensor.shape, averaged(name), unit=unit_of(name, tensor.shape))
         for name, tensor in tensors_of(arch).items()
     )
 
@@ -62,7 +64,7 @@ def _tensors(arch: Arch) -> Iterator[tuple[str, Tensor]]:
     yield "model.embed_tokens.weight", table
     yield "model.norm.weight", _gain(arch, width)
     if not arch.tied:
-        yield "lm_head.weight", Tensor((arch.vocab, width), std)
+        yield "lm_head.weight", Tensor((arch.vocab, width), HEAD_SCORE * width**-0.5)
     if arch.per_layer:
         packed = len(arch.layers) * arch.per_layer
         yield "model.embed_tokens_per_layer.weight", Tensor((arch.per_layer_vocab, packed), std)

@@ -36,14 +36,20 @@ else:  # the table of schemes says which there are
 class ModelConfig(Table):
     """The model to train."""
 
-    preset: Literal["nano", "micro", "small", "base"] = "nano"
-    """Sizes of the built-in transformer; the fields below replace single sizes of it."""
+    preset: Literal[
+        "nano", "micro", "small", "base", "0.1b", "0.3b", "1b", "3b", "7b", "12b", "moe-0.3b"
+    ] = "nano"
+    """A built-in size; ``skerry plan`` prints its parameters."""
+    config: str = Field(default="", max_length=1 << 20)
+    """The text of a Hugging Face ``config.json``, in the place of a preset."""
+    path: str = ""
+    """A folder of Hugging Face weights that a new run begins with; read when it is created."""
     factory: str = ""
-    """``module:function`` that returns a model of your own; empty: the built-in transformer."""
+    """``module:function`` that returns a model of your own; empty: the built-in decoder."""
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Keyword arguments for ``factory``."""
     layers: int | None = Field(default=None, ge=1)
-    """Transformer blocks."""
+    """Transformer blocks; like the sizes below, in the place of the config's."""
     d_model: int | None = Field(default=None, ge=8)
     """Width of the residual stream."""
     heads: int | None = Field(default=None, ge=1)
@@ -106,6 +112,11 @@ class TrainConfig(Table):
     """AdamW's decoupled weight decay, on matrices only."""
     clip: float = Field(default=1.0, gt=0)
     """Gradients with a larger global norm are scaled down to it."""
+    remat: str = Field(
+        default="none", pattern=r"^(none|blocks|(attention|mlp)(,(attention|mlp))*)$"
+    )
+    """What a block's activations are for its gradient: all kept (``none``), all computed again
+    (``blocks``), or all but some (``attention``, ``mlp``, or both joined by a comma)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the arithmetic; ``auto``: bfloat16 where the hardware has it (NVIDIA: from Ampere
     on), else float32."""

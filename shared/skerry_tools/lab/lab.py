@@ -25,6 +25,7 @@ from skerry.errors import LabError, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
+from skerry.models.base import token_loss
 from skerry.settings.checks import check_run
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
@@ -255,7 +256,7 @@ def compiled(work: Work) -> tuple[Programs, Loss]:
         if len(_compiled) == MOST_COMPILED:
             del _compiled[next(iter(_compiled))]
         programs = Programs.of(work.model, config, work.plan)
-        _compiled[key] = programs, jax.jit(work.model.loss)
+        _compiled[key] = programs, jax.jit(token_loss(work.model))
     return _compiled[key]
 
 

@@ -14,7 +14,8 @@ from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from skerry.algorithm.presets import state_vectors
-from skerry.models.sizes import leaf_specs_of, sizes_of
+from skerry.models.presets import arch_of
+from skerry.models.tensors import leaf_specs_of
 from skerry_tools.plan.answer import shown
 from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
@@ -148,8 +149,8 @@ def sync_load(asked: Question) -> tuple[SyncLoad, int]:
         if asked.run.model.factory:
             text = "is missing: a plan does not build a model of your own; give --params 12e9."
             refuse("plan.parameters", text)
-        sizes = sizes_of(asked.run.model)
-        layers, leaves = sizes.layers, leaf_specs_of(sizes)
+        arch = arch_of(asked.run.model)
+        layers, leaves = len(arch.layers), leaf_specs_of(arch)
         parameters = sum(leaf.size for leaf in leaves)
     elif sync.fragments > parameters:
         text = f"is {sync.fragments} but the model has {parameters:.0f} parameters: lower it."

@@ -25,6 +25,7 @@ from skerry.errors import (
     first_cause,
 )
 from skerry.log import ledger, run_records, state
+from skerry.models.base import Aux
 from skerry.protocol.messages import Evaluation
 from skerry.service import shell
 from skerry.store.local import LocalStore
@@ -68,8 +69,10 @@ async def test_from_the_second_evaluation_on_it_says_what_the_model_writes(
 async def test_a_model_that_cannot_be_sampled_is_evaluated_all_the_same(
     run: CommittedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skerry.models.transformer.Transformer.logits", lambda *_: 1 / 0)
-    monkeypatch.setattr("skerry.models.transformer.Transformer.loss", lambda *_: jnp.float32(1.0))
+    monkeypatch.setattr("skerry.models.decoder.Decoder.logits", lambda *_: 1 / 0)
+    monkeypatch.setattr(
+        "skerry.models.decoder.Decoder.loss", lambda *_: (jnp.float32(1.0), Aux(jnp.float32(1.0)))
+    )
     judging = run.evaluator()
     for seed in range(2):
         await run.commit(seed)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, fragments
 from skerry.algorithm.fragments import Plan
-from skerry.models.base import build_model, leaves_by_name, specs_of
+from skerry.models.base import build_model, leaves_by_name, specs_of, token_loss
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.inner_state import shapes_of
 from skerry_learner.trainer.step import learning_rate
@@ -54,7 +54,7 @@ def noise(plan: Plan, fragment: int, seed: int) -> NDArray[np.float32]:
 def break_norm(trainer: Trainer) -> None:
     """Make a parameter infinite."""
     broken: Any = dict(trainer.state.params)
-    broken["norm"] = broken["norm"].at[0].set(jnp.inf)
+    broken["model.norm.weight"] = broken["model.norm.weight"].at[0].set(jnp.inf)
     trainer.state = trainer.state._replace(params=broken)
 
 
@@ -80,7 +80,7 @@ def test_bare_gradients_are_what_a_step_takes_away_unless_they_are_not_finite() 
     plan = fragments.plan(specs_of(model), 1)
     trainer = Trainer(model, config, plan)
     trainer.adopt(0, local(trainer, plan, 0))
-    loss, gradients = jax.jit(jax.value_and_grad(model.loss))(trainer.state.params, batch())
+    loss, gradients = jax.jit(jax.value_and_grad(token_loss(model)))(trainer.state.params, batch())
     result = trainer.step(batch(), 0.5, share=0.1)
     sent = np.array(trainer.capture(0))
     wanted = fragments.gather(plan.fragments[0], [np.array(g) for g in leaves_by_name(gradients)])

@@ -76,6 +76,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral": ("Mixtral", MOE | {"num_local_experts": 5, "rope_theta": 3e4}),
+    "gemma": ("Gemma", {"head_dim": 16, "rope_theta": 2e3}),
     "gemma2": (
         "Gemma2",
         {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 5, "rope_theta": 2e3},

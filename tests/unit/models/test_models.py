@@ -1,10 +1,12 @@
-"""The built-in transformer and the model protocol."""
+"""The built-in decoder and the model protocol."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
+from skerry.models.arch import arch_from
 from skerry.models.base import (
     Layout,
     batch_loss,
@@ -23,116 +26,147 @@ from skerry.models.base import (
     leaf_specs,
     leaves_by_name,
     specs_of,
+    token_loss,
 )
-from skerry.models.sizes import PRESETS, Sizes, leaf_specs_of, sizes_of
-from skerry.models.transformer import Transformer
+from skerry.models.decoder import Decoder
+from skerry.models.presets import PRESETS, arch_of, written_out
+from skerry.models.tensors import leaf_specs_of
 from skerry.settings.models import ModelConfig, TrainConfig
 
-TINY = Sizes(layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48)
+TINY = {**PRESETS["nano"], "head_dim": 8, "num_hidden_layers": 2, "intermediate_size": 48}
 
 
-def init(model: Transformer, seed: int = 0) -> Any:
-    """Compiled as a whole, like all here: step by step every operation is compiled alone."""
+def decoder(d_model: int = 32, **keys: Any) -> Decoder:
+    """Make a small decoder; ``keys`` replace those of its config."""
+    return Decoder(arch_from(TINY | {"hidden_size": d_model} | keys))
+
+
+def init(model: Decoder, seed: int = 0) -> Any:
     return jax.jit(model.init)(jax.random.key(seed))
 
 
-def loss(model: Transformer, params: Any, text: jax.Array) -> jax.Array:
-    return jax.jit(model.loss)(params, text)
+def loss(model: Decoder, params: Any, text: jax.Array) -> jax.Array:
+    return jax.jit(token_loss(model))(params, text)
 
 
-def logits(model: Transformer, params: Any, text: jax.Array) -> jax.Array:
+def logits(model: Decoder, params: Any, text: jax.Array) -> jax.Array:
     return jax.jit(model.logits)(params, text)
 
 
-def tokens(batch: int, seq: int, seed: int = 0) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (batch, seq), 0, TINY.vocab)
+def tokens(batch: int, seq: int, seed: int = 1) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), (batch, seq), 0, 256)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_tensors_named_without_jax_are_those_that_the_model_builds(preset: str) -> None:
-    sizes = sizes_of(ModelConfig.model_validate({"preset": preset, "vocab": 512}))
-    assert leaf_specs_of(sizes) == specs_of(Transformer(sizes))
+    arch = arch_of(ModelConfig.model_validate({"preset": preset, "vocab": 512}))
+    assert leaf_specs_of(arch) == specs_of(Decoder(arch))
 
 
-@pytest.mark.parametrize("width", [TINY.d_model, 256, 1024])
-def test_loss_of_fresh_parameters_is_that_of_a_uniform_guess(width: int) -> None:
-    model = Transformer(replace(TINY, d_model=width))
-    found = loss(model, init(model, 0), tokens(4, 33))
-    assert found.shape == ()
-    assert float(found) == pytest.approx(math.log(256), rel=0.05)
+SIZES = {
+    "nano": 0.77e6,
+    "micro": 4.5e6,
+    "small": 75.7e6,
+    "base": 271e6,
+    "0.1b": 98e6,
+    "0.3b": 303e6,
+    "1b": 984e6,
+    "3b": 3.02e9,
+    "7b": 7.25e9,
+    "12b": 11.7e9,
+    "moe-0.3b": 270e6,
+}
 
 
-def test_a_later_token_does_not_change_earlier_scores() -> None:
-    model = Transformer(TINY)
-    params = init(model, 0)
-    text = tokens(1, 16)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_have_the_size_that_they_are_named_for(preset: str) -> None:
+    specs = leaf_specs_of(arch_of(ModelConfig.model_validate({"preset": preset})))
+    assert sum(leaf.size for leaf in specs) == pytest.approx(SIZES[preset], rel=0.01)
+
+
+@pytest.mark.parametrize(("width", "tied"), [(32, True), (256, True), (1024, True), (256, False)])
+def test_a_fresh_model_predicts_about_uniformly(width: int, *, tied: bool) -> None:
+    model = decoder(d_model=width, tie_word_embeddings=tied)
+    params = init(model)
+    assert float(loss(model, params, tokens(4, 33))) == pytest.approx(math.log(256), abs=0.3)
+
+
+def test_equal_keys_give_equal_parameters_and_others_differ() -> None:
+    model = decoder()
+    one, two, other = init(model, 0), init(model, 0), init(model, 1)
+    name = "model.embed_tokens.weight"
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), one, two))
+    assert not np.array_equal(one[name], other[name])
+
+
+def test_no_position_sees_what_comes_after_it() -> None:
+    model = decoder()
+    params, text = init(model), tokens(1, 12)
     before = logits(model, params, text)
-    after = logits(model, params, text.at[0, 10].set((text[0, 10] + 1) % 256))
-    np.testing.assert_array_equal(before[:, :10], after[:, :10])
-    assert not np.array_equal(before[:, 10:], after[:, 10:])
+    after = logits(model, params, text.at[0, 8].set((text[0, 8] + 1) % 256))
+    np.testing.assert_array_equal(before[:, :8], after[:, :8])
+    assert not np.allclose(before[:, 8:], after[:, 8:], atol=1e-3)
 
 
-def test_an_earlier_token_changes_later_scores() -> None:
-    model = Transformer(TINY)
-    params = init(model, 0)
-    text = tokens(1, 16)
-    other = text.at[0, 2].set((text[0, 2] + 1) % 256)
-    assert not np.allclose(logits(model, params, text)[0, 9], logits(model, params, other)[0, 9])
-
-
-def test_texts_of_one_batch_do_not_see_each_other() -> None:
-    model, texts = Transformer(TINY), tokens(3, 9, seed=2)
-    params = init(model, 3)
+def test_rows_of_a_batch_do_not_see_each_other() -> None:
+    model, texts = decoder(), tokens(3, 9, seed=2)
+    params = init(model)
     alone = [logits(model, params, texts[row : row + 1])[0] for row in range(3)]
     together = logits(model, params, texts)
     np.testing.assert_allclose(together, np.stack(alone), rtol=1e-4, atol=1e-5)
     assert not np.allclose(together[0], together[1], atol=1e-3)
 
 
-def test_grouped_attention_equals_full_attention_with_its_keys_repeated() -> None:
-    grouped = Transformer(TINY)
-    full = Transformer(Sizes(layers=2, d_model=32, heads=4, kv_heads=4, d_ff=48))
-    params = init(grouped, 3)
-    repeated = jax.tree_util.tree_map_with_path(_repeat_heads, params)
-    text = tokens(2, 12)
-    np.testing.assert_allclose(
-        logits(full, repeated, text), logits(grouped, params, text), rtol=1e-4, atol=1e-5
-    )
-
-
-def _repeat_heads(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-    if path[-1].key not in {"key", "value"}:
-        return leaf
-    heads = leaf.reshape(leaf.shape[0], TINY.kv_heads, TINY.head_dim)
-    return jnp.repeat(heads, TINY.heads // TINY.kv_heads, axis=1).reshape(leaf.shape[0], -1)
-
-
 def test_bfloat16_arithmetic_stays_close_and_keeps_float32_loss() -> None:
-    params = init(Transformer(TINY), 0)
-    exact = loss(Transformer(TINY), params, tokens(2, 17))
-    rough = loss(Transformer(TINY, jnp.bfloat16), params, tokens(2, 17))
+    model = decoder()
+    params = init(model)
+    exact = loss(model, params, tokens(2, 17))
+    rough = loss(replace(model, compute=jnp.bfloat16), params, tokens(2, 17))
     assert rough.dtype == jnp.float32
     assert float(rough) == pytest.approx(float(exact), rel=0.02)
 
 
 def test_leaf_specs_name_every_tensor_and_mark_the_embedding() -> None:
-    model = Transformer(TINY)
+    model = decoder()
     specs = specs_of(model)
     leaves = leaves_by_name(init(model, 0))
     assert [s.shape for s in specs] == [leaf.shape for leaf in leaves]
-    assert [s for s in specs if s.embedding] == [LeafSpec("embed", (256, 32), embedding=True)]
-    assert specs[0].name == "blocks.000.gate"
+    table = LeafSpec("model.embed_tokens.weight", (256, 32), embedding=True)
+    assert [s for s in specs if s.embedding] == [table]
+    assert specs[1].name == "model.layers.0.input_layernorm.weight"
 
 
 def test_overrides_replace_their_part_of_the_preset() -> None:
-    sizes = sizes_of(ModelConfig(preset="nano", layers=2, d_ff=64))
-    assert (sizes.layers, sizes.d_ff, sizes.d_model) == (2, 64, 128)
+    arch = arch_of(ModelConfig(preset="nano", layers=2, d_ff=64))
+    assert (len(arch.layers), arch.layers[0].mlp, arch.width) == (2, 64, 128)
+    text = json.dumps(dict(PRESETS["moe-0.3b"]))
+    assert len(arch_of(ModelConfig(config=text, layers=3)).layers) == 3
+
+
+def test_a_run_records_the_text_of_a_folders_config_and_not_its_path(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(PRESETS["1b"])))
+    given = ModelConfig(path=str(tmp_path), vocab=64)
+    recorded = written_out(given)
+    assert not recorded.path
+    assert arch_of(recorded) == arch_of(given)
+    assert written_out(recorded) == recorded
+
+
+def test_a_factory_gets_the_precision_if_it_takes_one(allow_code: Callable[..., None]) -> None:
+    allow_code(__name__)
+    config = ModelConfig(factory=f"{__name__}:precise")
+    model: Any = build_model(config, TrainConfig(precision="bfloat16"))
+    assert model.start == "bfloat16"
+
+
+def precise(precision: Any) -> Any:
+    return Scalars(precision)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        ModelConfig(d_model=100, heads=3),
+        ModelConfig(d_model=100, heads=4, kv_heads=1),
         ModelConfig(heads=4, kv_heads=3),
         ModelConfig(factory="no_such_module:build"),
         ModelConfig(factory="json:no_such_function"),

@@ -12,7 +12,7 @@ import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 
 from skerry.algorithm.outer import optax_named
 from skerry.algorithm.presets import INNERS
-from skerry.models.base import Model, Params
+from skerry.models.base import Model, Params, batch_loss
 from skerry.settings.models import TrainConfig
 
 
@@ -78,13 +78,14 @@ def make_step(model: Model, config: TrainConfig) -> StepFunction:
     loop gives bare gradients neither matters: the step subtracts the mean gradient itself, so that
     anchor - local is that gradient, up to half a unit in the last place of the parameters.
     """
-    optimizer = make_optimizer(config)
+    optimizer, mean = make_optimizer(config), batch_loss(model)
     bare = config.inner == "gradient"
 
     def step(
         state: TrainState, tokens: jax.Array, done: jax.Array, share: jax.Array
     ) -> tuple[TrainState, StepResult]:
-        loss, gradients = jax.value_and_grad(model.loss)(state.params, tokens)
+        batch = {"tokens": tokens}
+        (loss, _), gradients = jax.value_and_grad(mean, has_aux=True)(state.params, batch)
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes in its int32 step count
