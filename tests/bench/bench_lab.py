@@ -20,9 +20,9 @@ from harness import Goal, parser, write
 from skerry.data.stream import Stream
 from skerry.service.reporting import configure
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.joining import prepare
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.work import prepare
 from skerry_tools.lab.lab import Lab
 from skerry_tools.lab.learner import feed
 from skerry_tools.lab.scenario import REFERENCE, Judging, LabScenario

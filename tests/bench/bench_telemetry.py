@@ -39,6 +39,7 @@ from bench_learner import (
 from harness import Goal, parser, write
 
 from skerry.algorithm.planes import Planes
+from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.contribution import Contribution
 from skerry.protocol.messages import (
@@ -50,7 +51,6 @@ from skerry.service.reporting import STOP_S
 from skerry.settings.models import TelemetrySettings
 from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry_syncer.telemetry import CommitTimes
 from skerry_syncer.telemetry import RoundTelemetry as SyncerTelemetry
 from tests.support.builders import commit, consumed, header, run_record

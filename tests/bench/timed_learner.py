@@ -17,6 +17,11 @@ from pathlib import Path
 
 import structlog
 
+from skerry.client.joining import LearnerPlace
+from skerry.client.mailbox import Mailbox
+from skerry.client.meter import Meter
+from skerry.client.session import Session
+from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry.data.stream import Prefetch, Stream
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.learner import LearnerPolicy, TrainingProgress
@@ -24,14 +29,10 @@ from skerry.service.entry import run_service
 from skerry.service.reporting import configure, telemetry
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
-from skerry_learner.joining import LearnerPlace, prepare
-from skerry_learner.meter import Meter
 from skerry_learner.service import learner
-from skerry_learner.sync.mailbox import Mailbox
-from skerry_learner.sync.session import Session
-from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.training import Pause, TrainingLoop
+from skerry_learner.work import prepare
 from tests.support.builders import member
 
 Times = list[tuple[float, float, float]]

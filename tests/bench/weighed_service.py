@@ -34,17 +34,18 @@ def weigh_learner(samples: Samples) -> None:
     """
     import jax
 
+    from skerry.client.jax_fragments import JaxFragments
     from skerry_learner.trainer.trainer import Trainer
     from skerry_learner.training import Pause, TrainingLoop
 
-    boundary, warm, adopt = TrainingLoop._boundary, Trainer.warm, Trainer.adopt
+    boundary, warm, adopt = TrainingLoop._boundary, Trainer.warm, JaxFragments.adopt
     shared: dict[int, int] = {}
     first: set[int] = set()
 
     def live() -> int:
         return sum(array.nbytes for array in jax.live_arrays())
 
-    def weighed_adopt(self: Trainer, fragment: int, vector: NDArray[np.float32]) -> None:
+    def weighed_adopt(self: JaxFragments, fragment: int, vector: NDArray[np.float32]) -> None:
         adopt(self, fragment, vector)
         if fragment not in first:
             first.add(fragment)
@@ -63,7 +64,7 @@ def weigh_learner(samples: Samples) -> None:
         warm(self, tick)
         tracemalloc.start()
 
-    Trainer.adopt = weighed_adopt  # type: ignore[method-assign]
+    JaxFragments.adopt = weighed_adopt  # type: ignore[method-assign]
     TrainingLoop._boundary = weighed_boundary  # type: ignore[method-assign]
     Trainer.warm = weighed_warm  # type: ignore[method-assign]
 

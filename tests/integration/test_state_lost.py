@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.client.network import open_sync
+from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import StateLost
 from skerry.log import ledger, recovery
 from skerry.log.nats.bus import NatsBus
@@ -19,8 +21,6 @@ from skerry.log.streams import specs
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_learner.sync.network import open_sync
-from skerry_learner.sync.telemetry import LearnerIdentity
 from tests.support.builders import checkpoint_record, run_record, until
 from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer

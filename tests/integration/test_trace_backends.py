@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from skerry.client import telemetry as learner_telemetry
+from skerry.client.telemetry import LearnerIdentity
 from skerry.protocol.contribution import id_of
 from skerry.protocol.messages import (
     Commit,
@@ -29,8 +31,6 @@ from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.export import Identity
 from skerry.telemetry.metrics import MetricKind, prometheus_name
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync import telemetry as learner_telemetry
-from skerry_learner.sync.telemetry import LearnerIdentity
 from skerry_syncer import telemetry as syncer_telemetry
 from tests.support.backends import binary, free_port, serving
 from tests.support.builders import commit, consumed, header, pulse, round_, run_record

@@ -52,6 +52,20 @@ def test_every_module_of_a_light_service_imports_where_jax_and_numba_are_missing
     import_all(package, *HEAVY)
 
 
+def test_the_client_library_needs_no_jax_but_where_it_is_named_after_it(root: Path) -> None:
+    there = [path.stem for path in (root / "shared/skerry/client").glob("*.py")]
+    modules = [
+        f"skerry.client.{name}" for name in there if not name.startswith(("jax_", "torch_", "_"))
+    ]
+    script = f"""
+import sys
+sys.modules["jax"] = None
+for module in {modules!r}: __import__(module)
+"""
+    done = call(sys.executable, "-W", "ignore", "-c", script)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_absence_of_a_module_is_noticed() -> None:
     """Guards the test above: the learner cannot do without JAX."""
     with pytest.raises(AssertionError, match="jax"):

@@ -23,6 +23,10 @@ import numpy as np
 from skerry.algorithm import adoption
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import slice_norms
+from skerry.client.inner import RestoredState
+from skerry.client.joining import settle, take_place
+from skerry.client.meter import Meter
+from skerry.client.network import Network, open_sync
 from skerry.log import contributions, ledger, run_records, state
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
@@ -37,10 +41,6 @@ from skerry.protocol.messages import (
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner_state import RestoredState
-from skerry_learner.joining import Work, settle, take_place
-from skerry_learner.meter import Meter
-from skerry_learner.sync.network import Network, open_sync
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.training import TrainingLoop
 from skerry_tools.lab.learner import drive
@@ -61,7 +61,6 @@ CHUNK_BYTES = 64 * 1024
 TOKENS = 100
 """Tokens in a step; a step takes one sequence from the data."""
 STEPS = 1_000_000
-NOTHING: Any = None
 ONE: Any = np.float32(1)
 TAKEN = StepResult(ONE, ONE, ONE)
 """The outcome of every step."""
@@ -201,9 +200,9 @@ class FakeLearner:
     async def train(self) -> None:
         """Take a place in the run and train for ever."""
         record = await ledger.read_run(self.bus, self.run)
-        work = Work(self._config(record), NOTHING, self.plan, NOTHING)
-        place = await take_place(self.bus, record, work, self.name, "test", self.wall_ns)
-        sync, incarnation = work.config.sync, place.learner.incarnation
+        config = self._config(record)
+        place = await take_place(self.bus, record, self.plan, self.name, "test", self.wall_ns)
+        sync, incarnation = config.sync, place.learner.incarnation
         parameters = RandomWalk(
             self.plan, (self.name, incarnation), sync.adoption, np.float32(sync.blend_alpha)
         )
@@ -213,7 +212,7 @@ class FakeLearner:
             self.bus,
             place.learner,
             self.plan,
-            work.config,
+            config,
             parameters,
             place.start,
             wake=news.set,
@@ -225,11 +224,11 @@ class FakeLearner:
         trainer: Any = parameters
         self.training = TrainingLoop(
             place,
-            work.config,
+            config,
             trainer,
             session,
             Meter(clock(), clock),
-            partial(feed, work.config.data.batch),
+            partial(feed, config.data.batch),
         )
         self.training.report()
         async with TaskGroup() as group:

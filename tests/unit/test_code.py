@@ -28,7 +28,7 @@ from skerry_checkpointer.restore import restore as restore_into
 from skerry_checkpointer.service import Checkpointer
 from skerry_evaluator.checkpoints import print_sample, print_scores
 from skerry_evaluator.service import Evaluator
-from skerry_learner.joining import find_or_create
+from skerry_learner.work import find_or_create
 from skerry_syncer.run import ServedRun
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay

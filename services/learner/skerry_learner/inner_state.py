@@ -1,4 +1,4 @@
-"""How the inner optimizer begins, and its state on disk: saved from time to time, read at a start.
+"""The inner optimizer's state on disk: saved from time to time, read at a start.
 
 The trainer copies the state on its device at a step boundary and goes on; a thread fetches, hashes
 and writes it. The copy costs the state's own size (8 bytes a parameter for AdamW) until it is
@@ -30,10 +30,11 @@ import structlog
 import xxhash
 from numpy.typing import NDArray
 
+from skerry.client.inner import RestoredState, aged, fresh
 from skerry.errors import CheckpointCorrupt, SkerryError
 from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress
-from skerry.protocol.messages import InnerState
+from skerry.protocol.messages import RunRecord
 from skerry.settings.models import LearnerSettings
 from skerry.store.base import fsync_folder
 
@@ -62,6 +63,12 @@ class Origin:
     learner: str
 
 
+def origin_of(record: RunRecord, name: str) -> Origin:
+    """Return whose inner state this learner may go on with."""
+    config = xxhash.xxh3_64_intdigest(record.config_json.encode())
+    return Origin(record.run, record.created_ns, record.plan_digest, config, name)
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """What a file says of itself: ``step`` on the global clock, ``steps`` of that incarnation."""
@@ -70,42 +77,6 @@ class Saved:
     incarnation: int
     step: int
     steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredState:
-    """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
-
-    NEW: the learner's own warm-up is all it needs. WARM: as it was ``age_steps`` ago. COLD: its
-    moments are gone, or begin in mid-schedule, as in a learner that joins later or in a restored
-    run; so the learning rate rises again.
-    """
-
-    inner: InnerState
-    reason: str
-    age_steps: int = 0
-    tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
-
-
-def fresh(incarnation: int, step: int, reason: str) -> RestoredState:
-    """Return how a learner without a saved state starts at ``step`` of the global clock."""
-    first = incarnation <= 1 and not step
-    return RestoredState(InnerState.NEW if first else InnerState.COLD, reason)
-
-
-def aged(
-    saved_step: int,
-    tensors: Mapping[str, NDArray[Any]],
-    *,
-    incarnation: int,
-    step: int,
-    most_steps: int,
-) -> RestoredState:
-    """Return how a learner with a state that was saved at ``saved_step`` starts at ``step``."""
-    age = max(0, step - saved_step)  # a learner may have been ahead of the newest commit
-    if age > most_steps:
-        return fresh(incarnation, step, f"it is {age} steps old, of {most_steps} allowed")
-    return RestoredState(InnerState.WARM, "saved", age, tensors)
 
 
 def shapes_of(moments: Any) -> Shapes:

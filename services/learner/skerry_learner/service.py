@@ -13,27 +13,22 @@ from contextvars import copy_context
 import jax
 import structlog
 
+from skerry.client.encode import load_kernels
+from skerry.client.inner import RestoredState, fresh
+from skerry.client.joining import LearnerPlace, settle, take_place
+from skerry.client.meter import Meter
+from skerry.client.network import open_sync
+from skerry.client.telemetry import observe
 from skerry.data.stream import Prefetch, Stream
 from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner_state import InnerStateSaver, RestoredState, fresh
-from skerry_learner.joining import (
-    LearnerPlace,
-    Work,
-    find_or_create,
-    origin_of,
-    settle,
-    take_place,
-)
-from skerry_learner.meter import Meter
-from skerry_learner.sync.encode import load_kernels
-from skerry_learner.sync.network import open_sync
-from skerry_learner.sync.telemetry import observe
+from skerry_learner.inner_state import InnerStateSaver, origin_of
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.training import TrainingLoop
+from skerry_learner.work import Work, find_or_create
 
 log = structlog.get_logger()
 
@@ -65,7 +60,7 @@ async def learner(
         if record.state is RunState.FINISHED:
             log.info("run_already_finished", run=run)
             return
-        place = await take_place(bus, record, work, name, socket.gethostname())
+        place = await take_place(bus, record, work.plan, name, socket.gethostname())
         blank = not place.missing  # everything comes from the log
         trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan, blank=blank)
         saver = None

@@ -15,15 +15,15 @@ from typing import Any, Protocol, TypeAlias
 
 import structlog
 
+from skerry.client.inner import RestoredState
+from skerry.client.joining import LearnerPlace
+from skerry.client.meter import Meter
+from skerry.client.session import Session
 from skerry.data.stream import Prefetched
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase
 from skerry.settings.models import RunConfig, TrainConfig
 from skerry.telemetry import instruments, metrics
-from skerry_learner.inner_state import RestoredState
-from skerry_learner.joining import LearnerPlace
-from skerry_learner.meter import Meter
-from skerry_learner.sync.session import Session
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
 

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from skerry.algorithm.goodput import goodput
+from skerry.client.joining import create
 from skerry.errors import LabError, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
@@ -29,8 +30,8 @@ from skerry.models.base import token_loss
 from skerry.settings.checks import check_run
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.joining import Work, create, prepare
 from skerry_learner.trainer.trainer import Programs
+from skerry_learner.work import Work, prepare
 from skerry_syncer.service import stand_by
 from skerry_tools.audit.whatif import WhatIfPolicy
 from skerry_tools.lab.learner import Ground, IslandLifecycle
@@ -158,7 +159,7 @@ class Lab:
         return PATIENCE * once_s * (1.0 + failures.down_s / failures.every_s)
 
     async def _main(self) -> LabResult:
-        record = await create(self.connect(), RUN, self.work, self.wall_ns())
+        record = await create(self.connect(), RUN, self.config, self.work.plan, self.wall_ns())
         evaluator = LabEvaluator(self.connect(), RUN, self.work, self.loss, self.scenario.judging)
         outer = WhatIfPolicy().make_outer(self.config, self.work.plan)
         rho = Rho(self.connect(), RUN, self.work.plan, outer)

@@ -19,18 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from skerry.algorithm.goodput import Share, allocated_s
+from skerry.client.inner import RestoredState, aged, fresh
+from skerry.client.joining import settle, take_place
+from skerry.client.meter import Meter
+from skerry.client.network import open_sync
 from skerry.data.stream import Prefetched, Stream, check_tokens
 from skerry.log.base import Bus
 from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.tasks import TaskGroup
-from skerry_learner.inner_state import RestoredState, aged, fresh
-from skerry_learner.joining import Work, settle, take_place
-from skerry_learner.meter import Meter
-from skerry_learner.sync.network import open_sync
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import Pause, TrainingLoop
+from skerry_learner.work import Work
 from skerry_tools.lab.progress import RunProgress
 from skerry_tools.lab.scenario import Failures, Island
 
@@ -131,7 +132,7 @@ async def live(
 ) -> None:
     """Be one incarnation on an island: join, train, and leave when the run is finished."""
     bus, work, config = ground.connect(), ground.work, ground.work.config
-    place = await take_place(bus, ground.record, work, island.name, "lab", ground.wall_ns)
+    place = await take_place(bus, ground.record, work.plan, island.name, "lab", ground.wall_ns)
     incarnation, now = place.learner.incarnation, place.start
     trainer, news = Trainer(work.model, config, work.plan, ground.programs), asyncio.Event()
     session, network = open_sync(

@@ -22,7 +22,7 @@ from skerry.log.base import Bus
 from skerry.models.base import Params, layout_of
 from skerry.protocol.messages import Commit, Manifest, RefusalCause
 from skerry.protocol.subjects import Subjects
-from skerry_learner.joining import Work
+from skerry_learner.work import Work
 from skerry_tools.lab.scenario import Judging
 
 Loss: TypeAlias = Callable[[Params, Batch], jax.Array]

@@ -18,7 +18,7 @@ from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
 from skerry_evaluator.service import Evaluator
-from skerry_learner.joining import Work, find_or_create
+from skerry_learner.work import Work, find_or_create
 from tests.support.builders import commit, progress
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
+from skerry.client.mailbox import Fresh, Gone, Mailbox, Order, OutgoingContribution
+from skerry.client.session import Session
+from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import Pulse, Round
 from skerry.settings.models import SyncConfig
-from skerry_learner.sync.mailbox import Fresh, Gone, Mailbox, Order, OutgoingContribution
-from skerry_learner.sync.session import Session
-from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 from tests.support.builders import manifest, round_
 
 ME = LearnerIdentity("run", "a", 7)

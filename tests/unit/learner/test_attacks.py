@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from skerry.client.connection import LearnerConnection
 from skerry.errors import Superseded
 from skerry.log import run_records
 from skerry.log.memory import MemoryBroker
@@ -20,7 +21,6 @@ from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import LearnerPhase, Round, Start
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry_learner.sync.connection import LearnerConnection
 from tests.support.builders import manifest, member, round_, until
 from tests.support.learners import FakeLearner
 from tests.support.scripted_run import ScriptedRun

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.client import encode
+from skerry.client.mailbox import OutgoingContribution
 from skerry.errors import Diverged
 from skerry.protocol import door
-from skerry_learner.sync import encode
-from skerry_learner.sync.mailbox import OutgoingContribution
 from tests.support.builders import header
 from tests.support.learners import walk
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import structlog
 
-from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.client import joining
+from skerry.client.inner import RestoredState
+from skerry.client.joining import check_window, take_place
 from skerry.errors import (
     BrokerUnavailable,
     BrokerUnfit,
@@ -27,14 +30,8 @@ from skerry.protocol.messages import InnerState
 from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
 from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
-from skerry_learner import joining
-from skerry_learner.inner_state import RestoredState
-from skerry_learner.joining import (
-    check_window,
-    find_or_create,
-    prepare,
-    take_place,
-)
+from skerry_learner import work as works
+from skerry_learner.work import find_or_create, prepare
 from tests.support.builders import pulse
 from tests.support.scripted_run import ScriptedRun
 
@@ -76,15 +73,38 @@ async def test_another_plan_digest_is_a_mismatch(bus: MemoryBus, config: RunConf
     wrong = replace(record, run="other", plan_digest=record.plan_digest ^ 1)
     await bus.declare(specs("other"))
     await ledger.create_run(bus, wrong)
-    with pytest.raises(RunMismatch, match="another model"):
+    with pytest.raises(RunMismatch, match="another fragment plan"):
         await find_or_create(bus, "other", config)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "about"),
+    [
+        ({"a": (4,), "b": (2, 3)}, r"b is \[2, 2\] in the run and \[2, 3\] here"),
+        ({"a": (4,)}, r"b is \[2, 2\] in the run and missing here"),
+        ({"a": (4,), "b": (2, 2), "c": (1,)}, r"c is missing in the run and \[1\] here"),
+    ],
+)
+async def test_the_first_tensor_that_differs_is_named(
+    bus: MemoryBus, leaves: dict[str, tuple[int, ...]], about: str
+) -> None:
+    @dataclass(frozen=True)
+    class Cut:
+        plan: Plan
+
+    def cut(shapes: dict[str, tuple[int, ...]]) -> Cut:
+        return Cut(plan([LeafSpec(name, shape) for name, shape in shapes.items()], 1))
+
+    await joining.find_or_create(bus, "run", RunConfig(), lambda _: cut({"a": (4,), "b": (2, 2)}))
+    with pytest.raises(RunMismatch, match=about):
+        await joining.find_or_create(bus, "run", RunConfig(), lambda _: cut(leaves))
 
 
 async def test_each_name_has_its_own_shard_and_each_start_its_own_incarnation(
     bus: MemoryBus, config: RunConfig
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
-    places = [await take_place(bus, record, work, name, "host") for name in ("a", "b", "a")]
+    places = [await take_place(bus, record, work.plan, name, "host") for name in ("a", "b", "a")]
     assert [p.member.shard for p in places] == [0, 1, 0]
     assert [p.learner.incarnation for p in places] == [1, 1, 2]
     assert places[0].missing == (0, 1)
@@ -94,10 +114,10 @@ async def test_how_far_an_earlier_incarnation_had_read_is_known_from_its_last_pu
     bus: MemoryBus, config: RunConfig
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
-    first = await take_place(bus, record, work, "a", "host")
+    first = await take_place(bus, record, work.plan, "a", "host")
     said = pulse(step=6, tokens=96, cursor=48)
     await run_records.publish(bus, said)
-    second = await take_place(bus, record, work, "a", "host")
+    second = await take_place(bus, record, work.plan, "a", "host")
     assert (first.seen, second.seen, second.start.cursor) == (0, 48, 0)
 
 
@@ -105,7 +125,7 @@ async def test_settling_in_waits_for_a_broker_that_is_away(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
-    place = await take_place(bus, record, work, "a", "host")
+    place = await take_place(bus, record, work.plan, "a", "host")
     failures = [BrokerUnavailable("away"), StorageFull("full")]
     settle_in = places.settle_in
 
@@ -134,7 +154,7 @@ async def test_a_window_nobody_chose_grows_until_it_holds_the_first_offers(
 ) -> None:
     large = plan([LeafSpec("w", (8192, 8192))], 1)
     prepared = replace(prepare(config), config=config, plan=large)
-    monkeypatch.setattr(joining, "prepare", lambda given: replace(prepared, config=given))
+    monkeypatch.setattr(works, "prepare", lambda given: replace(prepared, config=given))
     unset = config.model_copy(update={"log": LogConfig()})
     with structlog.testing.capture_logs() as told:
         record, work = await find_or_create(bus, "run", unset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from skerry_learner.sync.mailbox import Mailbox
+from skerry.client.mailbox import Mailbox
 from tests.support.builders import round_
 
 NEVER_S = 600.0

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from skerry.algorithm.goodput import Cause, split
+from skerry.client.meter import Meter
+from skerry.client.telemetry import LearnerIdentity
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, Pulse
 from skerry.status.view import spent_in
-from skerry_learner.meter import Meter
-from skerry_learner.sync.telemetry import LearnerIdentity
 
 
 @dataclass

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.client.sending import is_lost
 from skerry.log import contributions
 from skerry.log.memory import MemoryBroker, MemoryBus, MemoryStream
 from skerry.log.streams import specs
@@ -15,7 +16,6 @@ from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionHeader
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry_learner.sync.sending import is_lost
 from tests.support.builders import header, manifest
 from tests.support.learners import encode_vector, walk
 

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import slice_norms
+from skerry.client import connection, sending
+from skerry.client.mailbox import Event, Gone, OutgoingContribution
+from skerry.client.network import Network, open_sync
+from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import (
     BrokerUnavailable,
     ModelError,
@@ -37,10 +41,6 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
-from skerry_learner.sync import connection, sending
-from skerry_learner.sync.mailbox import Event, Gone, OutgoingContribution
-from skerry_learner.sync.network import Network, open_sync
-from skerry_learner.sync.telemetry import LearnerIdentity
 from tests.support.builders import commit, header, manifest, pulse, until
 from tests.support.scripted_run import ScriptedRun
 

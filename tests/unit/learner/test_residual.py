@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
+from skerry.client.encode import Encoded, Residuals, encode
+from skerry.client.mailbox import OutgoingContribution
 from skerry.errors import Diverged
-from skerry_learner.sync.encode import Encoded, Residuals, encode
-from skerry_learner.sync.mailbox import OutgoingContribution
 from tests.support.builders import header
 
 F32 = NDArray[np.float32]

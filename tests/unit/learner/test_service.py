@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from skerry.client.joining import take_place
+from skerry.client.sending import ContributionSender
 from skerry.errors import StateLost, first_cause
 from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
@@ -20,15 +22,10 @@ from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord, Run
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner_state import read_file, shapes_of
-from skerry_learner.joining import (
-    find_or_create,
-    origin_of,
-    take_place,
-)
+from skerry_learner.inner_state import origin_of, read_file, shapes_of
 from skerry_learner.service import NICENESS, learner, step_back
-from skerry_learner.sync.sending import ContributionSender
 from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.work import find_or_create
 from skerry_syncer.service import stand_by
 from tests.support.builders import pulse
 
@@ -186,7 +183,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
         pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
         record, work = await find_or_create(watching, "run", endless)
         settled = (await ledger.members(watching, "run"))["a"]
-        place = await take_place(watching, record, work, "a", "host")
+        place = await take_place(watching, record, work.plan, "a", "host")
         conducting.cancel()
         await asyncio.gather(conducting, return_exceptions=True)
     assert pulse.phase is LearnerPhase.STOPPED

@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, fragments
+from skerry.client.mailbox import Gone, OutgoingContribution
 from skerry.models.base import build_model, leaves_by_name, specs_of
 from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import ContributionKind
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.sync.mailbox import Gone, OutgoingContribution
 from skerry_learner.trainer.trainer import Trainer
 from tests.support.builders import pulse
 from tests.unit.learner.played import PlayedLog
@@ -53,7 +53,7 @@ class Scene:
         return fragments.gather(self.plan.fragments[fragment], leaves)
 
     def anchor(self, fragment: int) -> NDArray[np.float32]:
-        return np.array(self.trainer._anchors[fragment])
+        return np.array(self.trainer.fragments._anchors[fragment])
 
     def publish(self, fragment: int, version: int) -> None:
         self.log.publish(fragment, version, self.vector(fragment, version), step=100)

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.protocol.messages import (
-    Pulse,
-)
-from skerry.telemetry import metrics, tracing
-from skerry.telemetry.spans import MESSAGING_MESSAGE_ID, Interval
-from skerry_learner.sync.encode import Stopwatch
-from skerry_learner.sync.telemetry import (
+from skerry.client.encode import Stopwatch
+from skerry.client.telemetry import (
     MOST_FAILURES,
     LearnerIdentity,
     LearnerTelemetry,
     observe,
 )
+from skerry.protocol.messages import (
+    Pulse,
+)
+from skerry.telemetry import metrics, tracing
+from skerry.telemetry.spans import MESSAGING_MESSAGE_ID, Interval
 from tests.support.builders import commit, header, pulse
 from tests.support.telemetry import Collected
 

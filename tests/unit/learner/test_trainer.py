@@ -117,7 +117,7 @@ def test_the_first_adoption_takes_the_global_value_bit_by_bit(
     vector = noise(plan, last, 1)
     trainer.adopt(last, vector.copy())
     np.testing.assert_array_equal(local(trainer, plan, last), vector)
-    np.testing.assert_array_equal(np.array(trainer._anchors[last]), vector)
+    np.testing.assert_array_equal(np.array(trainer.fragments._anchors[last]), vector)
 
 
 def test_a_blank_trainer_that_has_adopted_everything_trains_like_any_other() -> None:
@@ -144,7 +144,7 @@ def after_a_round(method: str, *, captured: bool) -> tuple[NDArray[np.float32], 
     trainer.step(batch(1), 0.2)
     before = local(trainer, plan, 1)
     trainer.adopt(1, new.copy())
-    np.testing.assert_array_equal(np.array(trainer._anchors[1]), new)
+    np.testing.assert_array_equal(np.array(trainer.fragments._anchors[1]), new)
     return anchor, at_capture, before, new, local(trainer, plan, 1)
 
 

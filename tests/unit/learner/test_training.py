@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from skerry.algorithm import fragments, weighting
+from skerry.client.inner import RestoredState
+from skerry.client.joining import LearnerPlace
+from skerry.client.mailbox import OutgoingContribution
+from skerry.client.meter import Meter
 from skerry.data.stream import Prefetched
 from skerry.models.base import leaves_by_name, specs_of
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.telemetry import metrics
-from skerry_learner.inner_state import RestoredState
-from skerry_learner.joining import LearnerPlace
-from skerry_learner.meter import Meter
-from skerry_learner.sync.mailbox import OutgoingContribution
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.training import DIVERGED_IN_A_ROW, TrainingLoop, progress
@@ -204,7 +204,9 @@ def test_parameters_that_went_wrong_are_given_up_for_the_global_state() -> None:
     assert (told.header.steps, told.header.tokens) == (left, left * STEP_TOKENS)
     assert told.header.cursor_from == (healthy + DIVERGED_IN_A_ROW) * BATCH
     assert np.all(np.isfinite(scene.local))
-    np.testing.assert_array_equal(told.gradient, np.array(scene.trainer._anchors[0]) - scene.local)
+    np.testing.assert_array_equal(
+        told.gradient, np.array(scene.trainer.fragments._anchors[0]) - scene.local
+    )
     assert math.isfinite(scene.losses[-1])
 
 

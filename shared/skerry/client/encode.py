@@ -15,11 +15,11 @@ from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import scheme_of
+from skerry.client.mailbox import OutgoingContribution
 from skerry.errors import Diverged
 from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.learner import claimed_by_slice
 from skerry.protocol.messages import ContributionHeader
-from skerry_learner.sync.mailbox import OutgoingContribution
 
 Vector = NDArray[np.float32]
 Quantised = tuple[Planes, tuple[float, ...], Vector | None]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import structlog
 
 from skerry.algorithm.fragments import Plan
+from skerry.client.encode import Residuals
+from skerry.client.mailbox import Mailbox
+from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry.log.base import Bus
 from skerry.protocol.learner import DoorReason, LearnerDoor
 from skerry.settings.models import RunConfig
-from skerry_learner.sync.encode import Residuals
-from skerry_learner.sync.mailbox import Mailbox
-from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 
 log = structlog.get_logger()
 

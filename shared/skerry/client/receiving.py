@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from skerry.client import connection
+from skerry.client.connection import LearnerConnection
+from skerry.client.mailbox import Fresh
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
 from skerry.log import recovery, run_records, state
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
 from skerry.tasks import TaskGroup
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync import connection
-from skerry_learner.sync.connection import LearnerConnection
-from skerry_learner.sync.mailbox import Fresh
 
 log = structlog.get_logger()
 

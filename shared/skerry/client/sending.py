@@ -10,6 +10,10 @@ import asyncio
 import structlog
 
 from skerry.algorithm.fragments import Plan
+from skerry.client import connection
+from skerry.client.connection import LearnerConnection
+from skerry.client.encode import Stopwatch, encode
+from skerry.client.mailbox import Gone, OutgoingContribution
 from skerry.errors import BrokerUnavailable, Diverged, ModelError, StorageFull, WireError
 from skerry.log import contributions, state
 from skerry.log.base import Bus, Record
@@ -21,10 +25,6 @@ from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup, in_thread
 from skerry.telemetry import instruments, metrics, tracing
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync import connection
-from skerry_learner.sync.connection import LearnerConnection
-from skerry_learner.sync.encode import Stopwatch, encode
-from skerry_learner.sync.mailbox import Gone, OutgoingContribution
 
 log = structlog.get_logger()
 

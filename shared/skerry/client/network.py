@@ -11,6 +11,12 @@ from dataclasses import asdict, replace
 import structlog
 
 from skerry.algorithm.fragments import Plan
+from skerry.client.connection import LearnerConnection
+from skerry.client.mailbox import Mailbox
+from skerry.client.receiving import FragmentReceiver
+from skerry.client.sending import ContributionSender
+from skerry.client.session import Fragments, Session
+from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_cause
 from skerry.log import ledger, run_records
 from skerry.log.base import Bus
@@ -19,12 +25,6 @@ from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.sync.connection import LearnerConnection
-from skerry_learner.sync.mailbox import Mailbox
-from skerry_learner.sync.receiving import FragmentReceiver
-from skerry_learner.sync.sending import ContributionSender
-from skerry_learner.sync.session import Fragments, Session
-from skerry_learner.sync.telemetry import LearnerIdentity, LearnerTelemetry
 
 log = structlog.get_logger()
 

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from typing import Protocol, TypeVar
 
 import structlog
-import xxhash
 
-from skerry.algorithm.fragments import Plan, plan, trainable
-from skerry.data.corpus import Corpus, load_corpus
+from skerry.algorithm.fragments import LeafSpec, Plan, trainable
+from skerry.client.inner import RestoredState
+from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import ConfigError, RunMismatch
 from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus
 from skerry.log.recovery import find_run
 from skerry.log.streams import check_payload, specs
-from skerry.models.base import Model, build_model, specs_of
 from skerry.models.presets import written_out
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
@@ -27,20 +27,18 @@ from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
 from skerry.settings.models import LogConfig, RunConfig
-from skerry_learner.inner_state import Origin, RestoredState
-from skerry_learner.sync.telemetry import LearnerIdentity
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a config stands for on this machine."""
+class Prepared(Protocol):
+    """What a config stands for on this machine: at least a plan."""
 
-    config: RunConfig
-    model: Model
-    plan: Plan
-    corpus: Corpus
+    @property
+    def plan(self) -> Plan: ...
+
+
+W = TypeVar("W", bound=Prepared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +56,21 @@ class LearnerPlace:
     seen: int = 0
 
 
-def prepare(config: RunConfig) -> Work:
-    """Build the model, the plan and the corpus; the first thing that is wrong raises its error."""
-    model = build_model(config.model, config.train)
-    cut = plan(specs_of(model), config.sync.fragments)
-    return Work(config, model, cut, load_corpus(config.data))
+async def find_or_create(
+    bus: Bus, run: str, given: RunConfig, prepare: Callable[[RunConfig], W]
+) -> tuple[RunRecord, RunConfig, W]:
+    """Return the run's record, its config and what ``prepare`` makes of that.
 
-
-async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work]:
-    """Return the run's record and its work; create the run from ``given`` where there is none.
-
-    The config in the ledger counts; RunMismatch if this release cuts its model differently,
-    StateLost if the run's record is gone while the log still holds state of it.
+    The run is created from ``given`` where there is none, else the config in the ledger counts.
+    RunMismatch if this learner's tensors are cut differently, StateLost if the run's record is gone
+    while the log still holds state of it.
     """
     record, work = await find_run(bus, run), None
     if record is None:
         check_payload(bus, given.sync.chunk_bytes)
         work = await asyncio.to_thread(prepare, given)
         created_ns = time.time_ns()
-        record = await create(bus, run, work, created_ns)
+        record = await create(bus, run, given, work.plan, created_ns)
         if record.created_ns == created_ns:
             log.info("run_created", run=run, parameters=work.plan.parameters)
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
@@ -89,12 +83,35 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
         work = await asyncio.to_thread(prepare, config)
         await bus.declare(specs(run, **config.log.model_dump()))
     if work.plan.digest != record.plan_digest:
-        msg = (
-            f"Run {record.run!r} was created by skerry {record.skerry_version} with another model"
-            " or fragment plan than this learner has: use the same release and the same model code."
-        )
-        raise RunMismatch(msg)
-    return record, replace(work, config=config)
+        raise _mismatch(record, work.plan.specs)
+    return record, config, work
+
+
+def _mismatch(record: RunRecord, ours: tuple[LeafSpec, ...]) -> RunMismatch:
+    """Name the first tensor in which a run and this learner differ."""
+    theirs, mine = ({leaf.name: leaf for leaf in leaves} for leaves in (record.leaves, ours))
+    for name in sorted({*theirs, *mine}):
+        if theirs.get(name) != mine.get(name):
+            about = f"{_told(theirs.get(name))} in the run and {_told(mine.get(name))} here"
+            msg = (
+                f"Run {record.run!r} has another model than this learner: {name} is {about}. Use"
+                " the model that the run was created with, or another run id."
+            )
+            return RunMismatch(msg)
+    msg = (
+        f"Run {record.run!r} was created by skerry {record.skerry_version} with another fragment"
+        " plan than this learner has: use the same release and the same model code."
+    )
+    return RunMismatch(msg)
+
+
+def _told(leaf: LeafSpec | None) -> str:
+    """Say what a tensor is to a plan."""
+    if leaf is None:
+        return "missing"
+    more = ("embedding" if leaf.embedding else "", "" if leaf.trainable else "frozen")
+    unit = f"in units of {leaf.unit}" if leaf.unit else ""
+    return ", ".join(part for part in (str(list(leaf.shape)), *more, unit) if part)
 
 
 def _recorded(config: RunConfig, parameters: int) -> RunConfig:
@@ -110,18 +127,18 @@ def _recorded(config: RunConfig, parameters: int) -> RunConfig:
     return loading.decided(config)
 
 
-async def create(bus: Bus, run: str, work: Work, created_ns: int) -> RunRecord:
+async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: int) -> RunRecord:
     """Declare a run's streams and create its record; returns another's that was there first."""
-    config = _recorded(work.config, work.plan.parameters)
-    check_window(work.plan, config)
+    config = _recorded(given, cut.parameters)
+    check_window(cut, config)
     for difference in await bus.declare(specs(run, **config.log.model_dump())):
         log.info("stream_mended", difference=difference)
     wanted = RunRecord(
         run=run,
         config_json=loading.to_json(config),
-        leaves=work.plan.specs,
-        fragments=work.config.sync.fragments,
-        plan_digest=work.plan.digest,
+        leaves=cut.specs,
+        fragments=given.sync.fragments,
+        plan_digest=cut.digest,
         created_ns=created_ns,
         skerry_version=version("skerry"),
         state=RunState.OPEN,
@@ -152,7 +169,7 @@ def check_window(cut: Plan, config: RunConfig) -> None:
 async def take_place(
     bus: Bus,
     record: RunRecord,
-    work: Work,
+    cut: Plan,
     name: str,
     host: str,
     wall_ns: Callable[[], int] = time.time_ns,
@@ -160,8 +177,8 @@ async def take_place(
     """Join the run, and read from the log how far it and this learner's stream are."""
     run = record.run
     last = await run_records.newest(bus, run, Pulse, Subjects(run).pulse(name))
-    member = await place.take_place(bus, run, work.plan, name, host=host, now_ns=wall_ns())
-    manifests = await state.read_manifests(bus, run, work.plan)
+    member = await place.take_place(bus, run, cut, name, host=host, now_ns=wall_ns())
+    manifests = await state.read_manifests(bus, run, cut)
     log.info(
         "joined",
         run=run,
@@ -174,7 +191,7 @@ async def take_place(
         learner=LearnerIdentity(run, name, member.incarnation, record.created_ns),
         member=member,
         start=TrainingProgress(step=member.step, steps=0, tokens=0, cursor=member.cursor),
-        missing=tuple(f.index for f in work.plan.fragments if f.index not in manifests),
+        missing=tuple(f.index for f in cut.fragments if f.index not in manifests),
         seen=last.cursor if last is not None else 0,
     )
 
@@ -194,9 +211,3 @@ async def settle(bus: Bus, member: MemberRecord, restored: RestoredState) -> Non
         step=settled.step,
         cursor=settled.cursor,
     )
-
-
-def origin_of(record: RunRecord, name: str) -> Origin:
-    """Return whose inner state this learner may go on with."""
-    config = xxhash.xxh3_64_intdigest(record.config_json.encode())
-    return Origin(record.run, record.created_ns, record.plan_digest, config, name)

@@ -12,6 +12,8 @@ import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
+from skerry.client.mailbox import Fresh, Gradient, Mailbox, OutgoingContribution
+from skerry.client.telemetry import LearnerTelemetry
 from skerry.protocol.learner import (
     AdoptReason,
     AnswerReason,
@@ -25,8 +27,6 @@ from skerry.protocol.messages import ContributionHeader, ContributionKind, Pulse
 from skerry.settings.models import SyncConfig
 from skerry.telemetry import tracing
 from skerry.telemetry.spans import Interval
-from skerry_learner.sync.mailbox import Fresh, Gradient, Mailbox, OutgoingContribution
-from skerry_learner.sync.telemetry import LearnerTelemetry
 
 log = structlog.get_logger()
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from skerry.client.telemetry import LearnerIdentity
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, Pulse
-from skerry_learner.sync.telemetry import LearnerIdentity
 
 STEP_TIME_SHARE = 0.1
 
