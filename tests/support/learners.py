@@ -157,9 +157,9 @@ class RandomWalk:
         """Compile nothing."""
         tick()
 
-    def step(self, tokens: object, done: float, share: float) -> StepResult:
+    def step(self, batch: object, done: float, share: float) -> StepResult:
         """Take one training step, which the next capture makes up for."""
-        del tokens, done, share
+        del batch, done, share
         return TAKEN
 
 

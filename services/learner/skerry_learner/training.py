@@ -164,7 +164,7 @@ class TrainingLoop:
         replayed = self.now.cursor < self.place.seen
         tokens, cursor = next(batches)
         share = rewarm_share(self.config.train, self.now.steps) if self._rewarms else 1.0
-        after = self.trainer.step(tokens, self._progress(), share)
+        after = self.trainer.step({"tokens": tokens}, self._progress(), share)
         if before is not None:
             self._read(before)
         yield None

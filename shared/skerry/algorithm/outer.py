@@ -32,6 +32,7 @@ from skerry.algorithm.fragments import BLOCK, padded
 from skerry.algorithm.merge import direction, scaled
 from skerry.algorithm.merge_numpy import whole
 from skerry.algorithm.presets import OUTERS, Sgd, resolved
+from skerry.algorithm.rates import learning_rate
 from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def adamw_of(training: Any, plan: Plan) -> Outer | None:
             return master.copy(), state
         count, clip = state.steps + 1, np.float32(min(1.0, training.clip / norm))
         unbias = np.float32(1 - training.b1**count), np.float32(1 - training.b2**count)
-        rate = np.float32(learning_rate(training, state.steps / training.steps))
+        rate = np.float32(learning_rate(training, min(1.0, state.steps / training.steps)))
         out, first, second = np.empty_like(master), np.empty_like(master), np.empty_like(master)
         chunks = [slice(at, min(at + CHUNK, master.size)) for at in range(0, master.size, CHUNK)]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -245,16 +246,6 @@ def adamw_of(training: Any, plan: Plan) -> Outer | None:
         return Moments(np.zeros_like(master), np.zeros_like(master), 0)
 
     return Outer("adamw", init, apply, leaves, restore, bare_gradients=True)
-
-
-def learning_rate(training: Any, done: float) -> float:
-    """Return the learner's rate at ``done`` in [0, 1]: linear warm-up, then a cosine."""
-    done = min(1.0, done)
-    if done < training.warmup:
-        return float(training.lr * max(done / training.warmup, 0.01))
-    falling = (done - training.warmup) / (1.0 - training.warmup)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * falling))
-    return float(training.lr * (training.lr_final + (1.0 - training.lr_final) * cosine))
 
 
 def from_optax(name: str, transformation: GradientTransformation) -> Outer:

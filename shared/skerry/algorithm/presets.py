@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-INNERS = ("adamw", "gradient")
+INNERS = ("adamw", "muon", "gradient")
 """Values of ``train.inner``: what a learner's step does."""
 MERGES = ("average", "rda")
 """Values of ``sync.merge``: how outer gradients become one (``skerry.algorithm.merge``)."""

@@ -165,7 +165,7 @@ class Keys:
         """Return an integer in [least, most]; ``default`` None: the key is needed."""
         value = self._given(name, default)
         if type(value) is not int or not least <= value <= most:
-            refuse(f"has {self._show(name, value)}: it must be a whole number, {least} to {most}.")
+            refuse(f"has {self._show(name)}: it must be a whole number, {least} to {most}.")
         return value
 
     def real(
@@ -174,7 +174,7 @@ class Keys:
         """Return a finite number in (least, most]."""
         value = self._given(name, default)
         if type(value) not in {int, float} or not least < value <= most:
-            refuse(f"has {self._show(name, value)}: it must be a number over {least:g}.")
+            refuse(f"has {self._show(name)}: it must be a number over {least:g}.")
         return float(value)
 
     def cap(self, name: str, default: float | None = None) -> float | None:
@@ -185,28 +185,28 @@ class Keys:
     def flag(self, name: str, *, default: bool) -> bool:
         value = self._given(name, default)
         if type(value) is not bool:
-            refuse(f"has {self._show(name, value)}: it must be true or false.")
+            refuse(f"has {self._show(name)}: it must be true or false.")
         return value
 
-    def choice(self, name: str, default: str | None, among: Sequence[str]) -> str:
+    def choice(self, name: str, default: str, among: Sequence[str]) -> str:
         """Return one of some words."""
         value = self._given(name, default)
         if value not in among:
-            refuse(f"has {self._show(name, value)}: this decoder knows {', '.join(among)}.")
+            refuse(f"has {self._show(name)}: this decoder knows {', '.join(among)}.")
         return str(value)
 
     def part(self, name: str) -> Mapping[str, Any]:
         """Return a table in the table; empty where the key is absent."""
         value = self._given(name, {})
         if not isinstance(value, dict):
-            refuse(f"has {self._show(name, value)}: it must be a table.")
+            refuse(f"has {self._show(name)}: it must be a table.")
         return value
 
     def listed(self, name: str, length: int) -> list[Any] | None:
         """Return a list of that length, or None where the key is absent."""
         value = self.table.get(name)
         if value is not None and (not isinstance(value, list) or len(value) != length):
-            refuse(f"has {self._show(name, value)}: it must list one entry for each of {length}.")
+            refuse(f"has {self._show(name)}: it must list one entry for each of {length}.")
         return value
 
     def _given(self, name: str, default: Any) -> Any:
@@ -217,8 +217,8 @@ class Keys:
             refuse(f"lacks {self._where}{name}.")
         return value
 
-    def _show(self, name: str, value: Any) -> str:
-        return f"{self._where}{name} = {str(value)[:60]!r}"
+    def _show(self, name: str) -> str:
+        return f"{self._where}{name} = {str(self.table.get(name))[:60]!r}"
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -237,10 +237,10 @@ def parse(text: str) -> dict[str, Any]:
 def text_table(text: str) -> dict[str, Any]:
     """Return the table of the text model that a ``config.json`` describes."""
     table = parse(text)
-    text_model = MULTIMODAL.get(str(table.get("model_type")))
-    if text_model is None:
-        return table
-    return {**Keys(table).part("text_config"), "model_type": text_model}
+    if table.get("model_type") in MULTIMODAL:
+        inner = Keys(table).part("text_config")
+        table = {**inner, "model_type": MULTIMODAL[table["model_type"]]}
+    return table
 
 
 def read_arch(text: str) -> Arch:
@@ -251,7 +251,7 @@ def read_arch(text: str) -> Arch:
 def arch_from(table: Mapping[str, Any]) -> Arch:
     """Return the shape that the table of a text model describes; ModelError as ``read_arch``."""
     keys = Keys(table)
-    family = keys.choice("model_type", None, tuple(FAMILIES))
+    family = keys.choice("model_type", "", tuple(FAMILIES))
     if table.get("quantization_config"):
         refuse("names a quantisation: weights in float32, bfloat16 or float16 are needed.")
     if table.get("use_bidirectional_attention"):
@@ -370,7 +370,7 @@ def _kinds(keys: Keys, family: str, count: int) -> list[Kind]:
     """Return how each layer attends: to all that came before, or within the window only."""
     given = keys.listed("layer_types", count)
     if given is not None and family in {"qwen2", "qwen3", *_GEMMAS}:
-        if any(kind not in (FULL, SLIDING) for kind in given):
+        if any(kind not in {FULL, SLIDING} for kind in given):
             refuse("has layer_types other than full_attention and sliding_attention.")
         slides = [kind == SLIDING for kind in given]
     elif family in _GEMMAS:

@@ -138,7 +138,7 @@ def _of_sync(run: RunConfig) -> Iterator[str]:
 
 
 def _of_tables(run: RunConfig) -> Iterator[str]:
-    model, data, outer = run.model, run.data, run.outer
+    model, data, train, outer = run.model, run.data, run.train, run.outer
     heads, width, kv_heads = model.heads, model.d_model, model.kv_heads
     if heads is not None and width is not None and width % heads:
         yield f"model.heads is {heads} but model.d_model is {width}: heads must divide d_model."
@@ -156,12 +156,22 @@ def _of_tables(run: RunConfig) -> Iterator[str]:
             'data.paths is set but data.source is "stdlib", which reads no paths: set data.source '
             'to "text" or "tokens".'
         )
+    if data.batch % train.accumulate:
+        yield (
+            f"train.accumulate is {train.accumulate} but data.batch is {data.batch}: a step takes "
+            "its batch in equal parts; choose a divisor."
+        )
+    if train.schedule == "warmup-stable-decay" and train.warmup + train.decay > 1:
+        yield (
+            f"train.decay is {train.decay} but train.warmup is {train.warmup}: together they are "
+            f"more than the run; set train.decay to at most {1 - train.warmup:g}."
+        )
     if outer.preset == "direct" and outer.momentum:
         yield (
             f'outer.momentum is {outer.momentum} but outer.preset is "direct", which has none: '
             'remove it or set outer.preset to "nesterov".'
         )
-    if outer.preset == "adamw" and run.train.inner != "gradient":
+    if outer.preset == "adamw" and train.inner != "gradient":
         yield (
             f'outer.preset is "adamw" but mode is "{run.mode}", whose learners run AdamW '
             "themselves: set mode=data-parallel, or another outer.preset."

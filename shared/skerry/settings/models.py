@@ -91,8 +91,9 @@ class TrainConfig(Table):
     """The steps of a learner."""
 
     inner: str = "adamw"
-    """``adamw``, ``gradient`` (a step subtracts the bare gradient, for mode data-parallel), or
-    ``module:function`` that takes ``learning_rate`` and returns an optax optimizer."""
+    """``adamw``, ``muon`` (matrices by Muon, the rest by AdamW, at one learning rate), ``gradient``
+    (a step subtracts the bare gradient, for mode data-parallel), or ``module:function`` that takes
+    ``learning_rate`` and returns an optax optimizer."""
     steps: int = Field(default=1000, ge=1)
     """Steps on the global clock after which the run ends."""
     duration_s: float | None = Field(default=None, gt=0)
@@ -100,10 +101,19 @@ class TrainConfig(Table):
     lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of the inner optimizer (experiment ``learning-rate`` of
     docs/quality.md)."""
+    schedule: Literal["warmup-cosine", "warmup-stable-decay", "constant"] = "warmup-cosine"
+    """How the learning rate goes on after its warm-up: it falls along a cosine, it stays and falls
+    at the end, or it stays."""
     lr_final: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate at the end of the cosine, as a share of the peak."""
+    """Learning rate at the end of the run, as a share of the peak; unless it is constant."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
     """Share of the run during which the learning rate rises."""
+    decay: float = Field(default=0.2, gt=0, le=1)
+    """Share of the run, at its end, during which ``warmup-stable-decay`` lowers the learning rate;
+    not measured."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts that a step takes its batch in, one after the other; the result is the same, and memory
+    for activations that of one part. It must divide data.batch."""
     b1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of AdamW's first moment."""
     b2: float = Field(default=0.95, ge=0, lt=1)

@@ -9,17 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.algorithm import fragments
 from skerry.algorithm.fragments import LeafSpec, Plan
-from skerry.algorithm.outer import Outer, adamw_of, learning_rate, make_outer
+from skerry.algorithm.outer import Outer, adamw_of, make_outer
+from skerry.algorithm.rates import learning_rate
 from skerry.errors import ConfigError
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.step import learning_rate as learners_rate
-from skerry_learner.trainer.step import make_optimizer
+from skerry_learner.trainer.optimizers import make_optimizer
 
 F32s = NDArray[np.float32]
 SHAPES = {"embed": (300, 40), "scale": (40,), "up": (40, 50)}
@@ -54,21 +52,9 @@ def test_steps_are_those_of_the_learner(size: float) -> None:
         gradients = tree(step + 1, size)
         master, state = outer.apply(master, padded(gradients), state)
         updates, reference = update(jax.tree.map(jnp.array, gradients), reference, params)
-        rate = learners_rate(ADAM, jnp.float32(step / ADAM.steps))
+        rate = learning_rate(ADAM, jnp.float32(step / ADAM.steps), jnp)
         params = optax.apply_updates(params, jax.tree.map(lambda u, r=rate: -r * u, updates))
     np.testing.assert_allclose(master, padded(params), rtol=0, atol=2e-7)
-
-
-@settings(max_examples=40)
-@given(
-    done=st.floats(0, 1, width=32, allow_subnormal=False),
-    warmup=st.floats(0, 0.875, width=32, allow_subnormal=False),
-    final=st.floats(0, 1, width=32, allow_subnormal=False),
-)
-def test_the_rate_is_that_of_the_learner(done: float, warmup: float, final: float) -> None:
-    given_ = TrainConfig(warmup=warmup, lr_final=final)
-    there = float(learners_rate(given_, jnp.float32(done)))
-    assert learning_rate(given_, done) == pytest.approx(there, rel=2e-5, abs=1e-9)
 
 
 def test_weight_decay_falls_on_matrices_only() -> None:

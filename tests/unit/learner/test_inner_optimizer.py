@@ -10,10 +10,13 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
+from skerry.algorithm.fragments import LeafSpec
+from skerry.algorithm.rates import learning_rate
 from skerry.code import CodeRefused
 from skerry.errors import ConfigError
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.step import TrainState, learning_rate, make_optimizer, make_step
+from skerry_learner.trainer.optimizers import make_optimizer
+from skerry_learner.trainer.step import TrainState, make_step
 
 TARGET = jnp.array([3.0, -4.0])
 
@@ -43,14 +46,15 @@ def stepped(inner: str, steps: int) -> list[float]:
     step, params = make_step(Quadratic(), config), jnp.zeros(2)
     state = TrainState(params, make_optimizer(config).init(params))
     for _ in range(steps):
-        state, result = step(state, jnp.zeros((1, 2), jnp.int32), np.float32(0), np.float32(1))
+        batch = {"tokens": jnp.zeros((1, 2), jnp.int32)}
+        state, result = step(state, batch, np.float32(0), np.float32(1))
         assert bool(result.finite)
     return [float(value) for value in state.params]
 
 
 def test_an_optimizer_of_optax_steps_by_the_clipped_gradient_times_the_runs_rate() -> None:
     config = TrainConfig(warmup=0.0)
-    rate = float(learning_rate(config, jnp.float32(0)))
+    rate = float(learning_rate(config, 0.0))
     assert rate == pytest.approx(config.lr)
     assert stepped("optax:sgd", 1) == pytest.approx([rate * 0.6, -rate * 0.8])
 
@@ -71,3 +75,65 @@ def test_what_is_no_optimizer_is_a_config_error(allow_code: Callable[..., None])
 def test_an_optimizer_that_is_not_allowed_is_refused() -> None:
     with pytest.raises(CodeRefused, match="--set allow_code=tests"):
         make_optimizer(TrainConfig(inner=f"{__name__}:heavy_ball"))
+
+
+LEAVES = (
+    LeafSpec("embed", (40, 24), embedding=True),
+    LeafSpec("experts", (3, 24, 16), unit=24 * 16),
+    LeafSpec("gain", (24,)),
+    LeafSpec("up", (24, 16)),
+)
+MUON = TrainConfig(inner="muon", weight_decay=0.0, clip=1e9)
+
+
+def gradients(seed: int = 0) -> dict[str, jax.Array]:
+    keys = jax.random.split(jax.random.key(seed), len(LEAVES))
+    return {
+        leaf.name: jax.random.normal(key, leaf.shape)
+        for key, leaf in zip(keys, LEAVES, strict=True)
+    }
+
+
+def first_updates(config: TrainConfig, given: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    optimizer, params = make_optimizer(config, LEAVES), gradients(1)
+
+    def update(given: dict[str, jax.Array]) -> optax.Updates:
+        return optimizer.update(given, optimizer.init(params), params)[0]
+
+    with jax.numpy_dtype_promotion("standard"):
+        return dict(jax.jit(update)(given))
+
+
+def test_muon_makes_the_singular_values_of_every_matrix_and_every_expert_alike() -> None:
+    found = first_updates(MUON, gradients())
+    for matrix in (found["up"], *found["experts"]):
+        values = np.linalg.svd(np.array(matrix), compute_uv=False)
+        assert values.min() / values.max() > 0.6
+        assert np.sqrt(np.mean(np.square(matrix))) == pytest.approx(0.2, rel=0.2)
+
+
+def test_muon_leaves_embeddings_and_gains_to_adamw() -> None:
+    muon, adam = (
+        first_updates(MUON.model_copy(update={"inner": inner}), gradients())
+        for inner in ("muon", "adamw")
+    )
+    for name in ("embed", "gain"):
+        np.testing.assert_array_equal(muon[name], adam[name])
+    assert np.abs(np.array(muon["up"] - adam["up"])).max() > 0.1
+
+
+def test_one_expert_does_not_turn_the_update_of_another() -> None:
+    given = gradients()
+    other = {**given, "experts": given["experts"].at[2].multiply(7.0)}
+    before, after = (first_updates(MUON, g)["experts"] for g in (given, other))
+    np.testing.assert_allclose(before[:2], after[:2], rtol=0, atol=1e-6)
+
+
+def test_muon_keeps_one_moment_of_a_matrix() -> None:
+    def size(inner: str) -> int:
+        config = MUON.model_copy(update={"inner": inner})
+        kept = jax.eval_shape(make_optimizer(config, LEAVES).init, gradients())
+        return sum(leaf.size for leaf in jax.tree.leaves(kept))
+
+    matrices = sum(leaf.size for leaf in LEAVES if leaf.name in {"up", "experts"})
+    assert size("adamw") - size("muon") == pytest.approx(matrices, abs=8)

@@ -64,7 +64,7 @@ class Scene:
     def boundary(self, *, steps: int = 0, idle: bool = False) -> OutgoingContribution | None:
         """Step, come to a boundary, and return what was contributed there."""
         for _ in range(steps):
-            self.trainer.step(jnp.ones((2, 9), jnp.int32), 0.1)
+            self.trainer.step({"tokens": jnp.ones((2, 9), jnp.int32)}, 0.1)
             self.step += 1
         self.session.boundary(self.now, 1.5, idle=idle)
         return self.log.offered()

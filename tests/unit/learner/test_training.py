@@ -23,7 +23,7 @@ from skerry.client.joining import LearnerPlace
 from skerry.client.mailbox import OutgoingContribution
 from skerry.client.meter import Meter
 from skerry.data.stream import Prefetched
-from skerry.models.base import leaves_by_name, specs_of
+from skerry.models.base import Batch, leaves_by_name, specs_of
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, Pulse
 from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfig
@@ -237,9 +237,9 @@ def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
     seen: list[str] = []
     take, read = Trainer.step, TrainingLoop._read
 
-    def step(trainer: Trainer, tokens: jax.Array, done: float, share: float = 1.0) -> StepResult:
+    def step(trainer: Trainer, batch: Batch, done: float, share: float = 1.0) -> StepResult:
         seen.append("step")
-        return take(trainer, tokens, done, share)
+        return take(trainer, batch, done, share)
 
     def reading(loop: TrainingLoop, result: StepResult) -> None:
         seen.append("read")
@@ -278,9 +278,9 @@ def test_cold_start_raises_the_rate_again_and_no_other_does(
     scene, restored, shares = Scene([], 4), Future[RestoredState](), list[float]()
     take = Trainer.step
 
-    def step(trainer: Trainer, tokens: jax.Array, done: float, share: float = 1.0) -> StepResult:
+    def step(trainer: Trainer, batch: Batch, done: float, share: float = 1.0) -> StepResult:
         shares.append(share)
-        return take(trainer, tokens, done, share)
+        return take(trainer, batch, done, share)
 
     restored.set_result(RestoredState(inner, ""))
     scene.loop.config = CONFIG.model_copy(

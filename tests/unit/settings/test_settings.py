@@ -156,6 +156,11 @@ def test_wrong_value_names_path_value_and_bound(assignment: str, sentence: str) 
         (["outer.preset=direct", "outer.momentum=0.9"], "outer.momentum is 0.9 but "),
         (["liveness.gone_phi=2"], "liveness.gone_phi is 2.0 but liveness.suspect_phi is 3.0"),
         (["log.window_bytes=1048576", "sync.learners=9"], "log.window_bytes is 1048576 but 9"),
+        (["train.accumulate=3"], "train.accumulate is 3 but data.batch is 8: "),
+        (
+            ["train.schedule=warmup-stable-decay", "train.warmup=0.5", "train.decay=0.6"],
+            "train.decay is 0.6 but train.warmup is 0.5: ",
+        ),
         (["nats.url=localhost"], 'nats.url is "localhost", but it must look like '),
         (["nats.url="], "nats.url is empty: "),
         (["telemetry.endpoint=collector:4318"], 'telemetry.endpoint is "collector:4318", but it'),

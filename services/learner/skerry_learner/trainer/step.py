@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -10,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 
-from skerry.algorithm.outer import optax_named
-from skerry.algorithm.presets import INNERS
-from skerry.models.base import Model, Params, batch_loss
+from skerry.algorithm.rates import learning_rate
+from skerry.models.base import Batch, Model, Params, batch_loss, specs_of
 from skerry.settings.models import TrainConfig
+from skerry_learner.trainer.optimizers import make_optimizer
 
 
 class TrainState(NamedTuple):
@@ -24,76 +25,124 @@ class TrainState(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """f32 scalars of one step; ``finite`` is false when the update was skipped."""
+    """f32 scalars of one step; ``finite`` is false when the update was skipped.
+
+    ``busiest`` is the largest share of a layer's tokens that went to one expert, 0 without experts.
+    ``expert_tokens`` are those that taught each unit, int32 (units,), by the name of its leaf.
+    """
 
     loss: jax.Array
     grad_norm: jax.Array
     finite: jax.Array
+    busiest: jax.Array | float = 0.0
+    expert_tokens: Mapping[str, jax.Array] = MappingProxyType({})
 
 
 StepFunction: TypeAlias = Callable[
-    [TrainState, jax.Array, np.float32, np.float32], tuple[TrainState, StepResult]
+    [TrainState, Batch, np.float32, np.float32], tuple[TrainState, StepResult]
 ]
 
 
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Return the inner optimizer without its learning rate.
+class Gradients(NamedTuple):
+    """Loss in nats per token without what balances experts, its tokens, and its gradients."""
 
-    AdamW (arXiv 1711.05101), with decay on matrices only; ``gradient`` passes gradients through.
-    Any other is made with a learning rate of 1, so that the run's schedule scales its updates.
+    loss: jax.Array
+    tokens: jax.Array
+    expert_tokens: dict[str, jax.Array]
+    of_params: Params = None
+
+
+def gradients_of(model: Model) -> Callable[[Params, Batch], Gradients]:
+    """Return the function ``(params, batch) -> Gradients``: means over the targets of a batch."""
+    loss = batch_loss(model)
+
+    def counted(params: Params, batch: Batch) -> tuple[jax.Array, Gradients]:
+        mean, aux = loss(params, batch)
+        return mean, Gradients(mean - aux.balance, aux.tokens, dict(aux.expert_tokens))
+
+    differentiate = jax.value_and_grad(counted, has_aux=True)
+
+    def gradients(params: Params, batch: Batch) -> Gradients:
+        found: Gradients
+        (_, found), of_params = differentiate(params, batch)
+        return found._replace(of_params=of_params)
+
+    return gradients
+
+
+def accumulated(
+    gradients: Callable[[Params, Batch], Gradients], parts: int
+) -> Callable[[Params, Batch], Gradients]:
+    """Return ``gradients`` for a batch that is taken in parts, one after the other.
+
+    The result is that of the whole batch, whose targets all weigh the same, whichever part they are
+    in. Each part has rows from all over the batch, as a mesh that divides rows needs it.
     """
-    if config.inner == "gradient":
-        return optax.identity()
-    if config.inner not in INNERS:
-        named = optax_named(config.inner, "train.inner", {"learning_rate": 1.0})
-        return optax.chain(optax.clip_by_global_norm(config.clip), named, optax.scale(-1.0))
+    if parts == 1:
+        return gradients
 
-    def matrices(params: Params) -> Any:
-        return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+    def weighted(found: Gradients) -> Gradients:
+        loss, of_params = jax.tree.map(lambda x: found.tokens * x, (found.loss, found.of_params))
+        return Gradients(loss, found.tokens, found.expert_tokens, of_params)
 
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip),
-        optax.scale_by_adam(b1=config.b1, b2=config.b2),
-        optax.add_decayed_weights(config.weight_decay, mask=matrices),
-    )
+    def whole(params: Params, batch: Batch) -> Gradients:
+        rows = jax.tree.map(
+            lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), dict(batch)
+        )
+
+        def add(total: Gradients, part: Batch) -> tuple[Gradients, None]:
+            return jax.tree.map(jnp.add, total, weighted(gradients(params, part))), None
+
+        shapes = jax.eval_shape(gradients, params, jax.tree.map(lambda x: x[0], rows))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        total, _ = jax.lax.scan(add, zeros, rows)
+        share = 1.0 / jnp.maximum(total.tokens, 1.0)
+        loss, of_params = jax.tree.map(lambda x: share * x, (total.loss, total.of_params))
+        return Gradients(loss, total.tokens, total.expert_tokens, of_params)
+
+    return whole
 
 
-def learning_rate(config: TrainConfig, done: jax.Array) -> jax.Array:
-    """Return the rate at ``done`` in [0, 1] (traced f32 scalar): linear warm-up, then a cosine.
-
-    The rate is never zero at the first step: warm-up starts at one hundredth of the peak.
-    """
-    rising = jnp.maximum(done / config.warmup, 0.01) if config.warmup else jnp.ones_like(done)
-    falling = (done - config.warmup) / (1.0 - config.warmup)
-    cosine = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.clip(falling, 0.0, 1.0)))
-    share = config.lr_final + (1.0 - config.lr_final) * cosine
-    return config.lr * jnp.where(done < config.warmup, rising, share)
+def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformation:
+    """Return the inner optimizer of a model's leaves."""
+    return make_optimizer(config, specs_of(model))
 
 
 def make_step(model: Model, config: TrainConfig) -> StepFunction:
-    """Return the jitted ``(state, tokens i32 [batch, seq + 1], done, share) -> (state, result)``.
+    """Return the jitted ``(state, batch, done, share) -> (state, result)``.
 
     ``done`` (f32) is the progress of the run, ``share`` (f32) a factor on the learning rate. A step
     whose loss or gradient is not finite leaves the state as it was and says so. Where the inner
     loop gives bare gradients neither matters: the step subtracts the mean gradient itself, so that
     anchor - local is that gradient, up to half a unit in the last place of the parameters.
     """
-    optimizer, mean = make_optimizer(config), batch_loss(model)
+    optimizer = optimizer_of(model, config)
+    gradients = accumulated(gradients_of(model), config.accumulate)
     bare = config.inner == "gradient"
 
     def step(
-        state: TrainState, tokens: jax.Array, done: jax.Array, share: jax.Array
+        state: TrainState, batch: Batch, done: jax.Array, share: jax.Array
     ) -> tuple[TrainState, StepResult]:
-        batch = {"tokens": tokens}
-        (loss, _), gradients = jax.value_and_grad(mean, has_aux=True)(state.params, batch)
-        norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        found = gradients(state.params, batch)
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(found.of_params)))
+        finite = jnp.isfinite(found.loss) & jnp.isfinite(norm)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes in its int32 step count
-            updates, moments = optimizer.update(gradients, state.optimizer, state.params)
-        rate = jnp.ones_like(share) if bare else share * learning_rate(config, done)
+            updates, moments = optimizer.update(found.of_params, state.optimizer, state.params)
+        rate = jnp.ones_like(share) if bare else share * learning_rate(config, done, jnp)
         params = jax.tree.map(lambda leaf, update: leaf - rate * update, state.params, updates)
         new = TrainState(params, moments)
         kept = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
-        return kept, StepResult(loss, norm, finite)
+        routed = {
+            name: jnp.where(finite, jnp.rint(count).astype(jnp.int32), 0)
+            for name, count in found.expert_tokens.items()
+        }
+        share_of_one = busiest(found.expert_tokens)
+        return kept, StepResult(found.loss, norm, finite, share_of_one, {} if bare else routed)
 
     return jax.jit(step, donate_argnums=0)
+
+
+def busiest(expert_tokens: Mapping[str, jax.Array]) -> jax.Array:
+    """Return the largest share of a layer's tokens that went to one expert; 0 without experts."""
+    shares = [jnp.max(count) / jnp.maximum(jnp.sum(count), 1.0) for count in expert_tokens.values()]
+    return jnp.max(jnp.stack(shares)) if shares else jnp.float32(0)

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
 from skerry.client.jax_fragments import FragmentPrograms, JaxFragments
-from skerry.models.base import Model, Params, path_name
+from skerry.models.base import Batch, Model, Params, path_name
 from skerry.settings.models import RunConfig
 from skerry_learner.trainer.step import (
     StepFunction,
     StepResult,
     TrainState,
-    make_optimizer,
     make_step,
+    optimizer_of,
 )
 
 
@@ -41,7 +41,7 @@ class Programs:
     def of(cls, model: Model, config: RunConfig, plan: Plan) -> Programs:
         return cls(
             init=jax.jit(model.init),
-            init_moments=jax.jit(make_optimizer(config.train).init),
+            init_moments=jax.jit(optimizer_of(model, config.train).init),
             step=make_step(model, config.train),
             fragments=FragmentPrograms.of(plan, config.sync),
         )
@@ -93,18 +93,18 @@ class Trainer:
         data = self._config.data
         self.fragments.warm(tick)
         blank = jnp.zeros((data.batch, data.seq_len + 1), jnp.int32)
-        jax.block_until_ready(self.step(blank, 0.0))
+        jax.block_until_ready(self.step({"tokens": blank}, 0.0))
         self.fragments.params = self._init(jax.random.key(self._config.train.seed))
         self.moments = self._init_moments(self.fragments.params)
         tick()
 
-    def step(self, tokens: jax.Array, done: float, share: float = 1.0) -> StepResult:
-        """Dispatch one step on int32 [batch, seq + 1] at progress ``done`` in [0, 1].
+    def step(self, batch: Batch, done: float, share: float = 1.0) -> StepResult:
+        """Dispatch one step on a batch at progress ``done`` in [0, 1].
 
         ``share`` in (0, 1] is a factor on the learning rate.
         """
         factors = np.float32(done), np.float32(share)
-        self.state, result = self._step(self.state, tokens, *factors)
+        self.state, result = self._step(self.state, batch, *factors)
         return result
 
     def moments_like(self) -> Any:

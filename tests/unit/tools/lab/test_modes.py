@@ -18,7 +18,8 @@ from skerry.log import state
 from skerry.models.base import leaves_by_name
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.settings.modes import Mode
-from skerry_learner.trainer.step import TrainState, make_optimizer, make_step
+from skerry_learner.trainer.optimizers import make_optimizer
+from skerry_learner.trainer.step import TrainState, make_step
 from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.scenario import Failures, Judging, LabScenario, LinkSettings
 
@@ -71,7 +72,8 @@ def by_one_process(lab: Lab, streams: tuple[int, ...]) -> F32s:
     for number in range(train.steps):
         rows = [Stream(work.corpus, shard).read(number * batch, batch) for shard in streams]
         done = np.float32(number / train.steps)
-        own, _ = step(own, jnp.asarray(np.concatenate(rows)), done, np.float32(1.0))
+        joined = {"tokens": jnp.asarray(np.concatenate(rows))}
+        own, _ = step(own, joined, done, np.float32(1.0))
     leaves = [np.array(leaf) for leaf in leaves_by_name(own.params)]
     return fragments.gather(work.plan.fragments[0], leaves)
 
