@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -114,8 +115,35 @@ def verify(
         )
 
 
+@app.command()
+def export(
+    checkpoint: Where,
+    out: Annotated[Path, typer.Option(help="New folder for the model.", metavar="FOLDER")],
+    to: Annotated[Literal["hf"], typer.Option(help="Form: Hugging Face's.", metavar="FORM")] = "hf",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Copy tokenizer files from this folder.", metavar="FOLDER"),
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Type of the weights; default: the model's own.", metavar="TYPE"),
+    ] = None,
+    config: Config = None,
+    set_: Sets = None,
+) -> None:
+    """Write a checkpoint's model as a folder that transformers loads."""
+    from skerry.service.entry import exit_on_error
+
+    with exit_on_error():
+        from skerry.models.export import FORMS
+
+        access = settings_from(None, config, set_).local.store
+        where = FORMS[to](checkpoint, out, access, source=tokenizer, dtype=dtype)
+        print(f"Wrote {where}: AutoModelForCausalLM.from_pretrained({str(where)!r}) loads it.")
+
+
 def main() -> None:
-    answer(app, "checkpointer", also=("checkpoints",))
+    answer(app, "checkpointer", also=("checkpoints", "export"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,16 +64,34 @@ def evaluate(
         int | None,
         typer.Option(help="Most held-out batches; default: the run's.", min=1, metavar="N"),
     ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Judge on this text; default: the run's.", metavar="PATH"),
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Have lm-evaluation-harness run these.", metavar="A,B")
+    ] = "",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the tasks' tokenizer.", metavar="FOLDER")
+    ] = None,
     set_: Sets = None,
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per checkpoint.")] = False,
 ) -> None:
     """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
     from skerry.service.entry import exit_on_error
-    from skerry_evaluator.checkpoints import print_scores
 
     with exit_on_error():
-        print_scores(checkpoints, batches=batches, as_json=json, sets=set_ or [])
+        if tasks:
+            from skerry_evaluator.harness import judge
+
+            access = settings_from(None, None, set_).local.store
+            for checkpoint in checkpoints:
+                judge(checkpoint, tasks, tokenizer, access)
+            return
+        from skerry_evaluator.checkpoints import print_scores
+
+        print_scores(checkpoints, batches=batches, text=text or (), as_json=json, sets=set_ or [])
 
 
 @app.command()
@@ -86,6 +105,9 @@ def sample(
         float, typer.Option(help="0: always the likeliest.", min=0, metavar="T")
     ] = 0.7,
     seed: Annotated[int, typer.Option(help="Equal seeds write equal text.", metavar="N")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with tokenizer.json.", metavar="FOLDER")
+    ] = None,
     set_: Sets = None,
 ) -> None:
     """Continue a prompt with a checkpoint's model."""
@@ -93,7 +115,7 @@ def sample(
     from skerry_evaluator.checkpoints import print_sample
 
     with exit_on_error():
-        print_sample(checkpoint, prompt, tokens, temperature, seed, set_ or [])
+        print_sample(checkpoint, prompt, tokens, temperature, seed, tokenizer, set_ or [])
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
 from skerry.store.finding import is_url, locate
 from skerry_evaluator.global_model import HeldOutText, Score
-from skerry_evaluator.sampling import Sampler, to_text, to_tokens
+from skerry_evaluator.sampling import Sampler, to_text, to_tokens, tokenizer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,21 @@ def print_scores(
     *,
     batches: int | None,
     as_json: bool,
+    text: Sequence[Path] = (),
     sets: Sequence[str] = (),
 ) -> None:
     """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
 
-    In JSON infinity and NaN are null.
+    ``text`` are files and folders to judge on instead of a run's own. In JSON infinity and NaN are
+    null.
     """
     corpora: dict[str, Corpus] = {}
     for path in paths:
         restored = restore(path, sets)
         data = restored.config.data
+        if text:
+            paths = tuple(str(path) for path in text)
+            data = data.model_copy(update={"source": "text", "paths": paths})
         key = data.model_dump_json()
         if key not in corpora:
             corpora[key] = load_corpus(data)
@@ -122,12 +127,19 @@ def print_sample(
     count: int,
     temperature: float,
     seed: int,
+    tokenizer: Path | None = None,
     sets: Sequence[str] = (),
 ) -> None:
-    """Print a prompt and its continuation."""
+    """Print a prompt and its continuation, as text by the ``tokenizer`` of a folder if given."""
     restored = restore(path, sets)
     data = restored.config.data
     sampler = Sampler(restored.model, data.seq_len, temperature)
+    if tokenizer is not None:
+        words = tokenizer_of(tokenizer, getattr(restored.model, "vocab", None))
+        start = words.encode(prompt).ids or [0]
+        tokens = list(sampler.tokens(restored.params, start, count, seed))
+        print(words.decode([*start, *tokens]))
+        return
     tokens = list(sampler.tokens(restored.params, to_tokens(data, prompt), count, seed))
     space = " " if data.source == "tokens" else ""  # between numbers
     print(f"{prompt}{space}{to_text(data, tokens)}")

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
+from skerry.service.entry import (
+    AllowCode,
+    Config,
+    FromHf,
+    Nats,
+    Run,
+    Sets,
+    answer,
+    application,
+    assignments,
+    settings_from,
+)
 
 STARTED_S = time.monotonic()
 
@@ -23,6 +34,8 @@ def run(
     ] = None,
     config: Config = None,
     set_: Sets = None,
+    from_hf: FromHf = None,
+    allow_code: AllowCode = None,
 ) -> None:
     """Train one island: creates the run where there is none, else takes the run's config."""
     import socket
@@ -35,7 +48,9 @@ def run(
     with exit_on_error():
         checked_token(run, "run")
         checked_token(learner_name, "learner")
-        given = settings_from(nats, config, set_, service="learner")
+        given = settings_from(
+            nats, config, assignments(set_, allow_code, from_hf), service="learner"
+        )
         bus = bus_from(given.local.nats, learner_name, on_event=broker_event)
     from skerry_learner.service import learner, step_back
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 
 import jax
 import structlog
@@ -19,6 +20,7 @@ from skerry.client.joining import LearnerPlace, settle, take_place
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
 from skerry.client.telemetry import observe
+from skerry.client.weights import FolderWeights
 from skerry.data.stream import Prefetch, Stream
 from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, RunState
@@ -61,14 +63,33 @@ async def learner(
             log.info("run_already_finished", run=run)
             return
         place = await take_place(bus, record, work.plan, name, socket.gethostname())
-        blank = not place.missing  # everything comes from the log
-        trainer = await asyncio.to_thread(Trainer, work.model, work.config, work.plan, blank=blank)
+        place, weights = await _begin(place, work, given.model.path)
+        blank = weights is not None or not place.missing  # everything comes from the log
+        trainer = await asyncio.to_thread(
+            Trainer, work.model, work.config, work.plan, blank=blank, weights=weights
+        )
         saver = None
         if local is not None and local.save_every_s:
             origin, moments = origin_of(record, name), trainer.moments_like()
             saver = InnerStateSaver(local, origin, place.learner.incarnation, moments)
         meter = Meter(started_s)
         await _Service(bus, work, place, trainer, meter, saver, settled).run(shutdown_s)
+
+
+async def _begin(
+    place: LearnerPlace, work: Work, folder: str
+) -> tuple[LearnerPlace, FolderWeights | None]:
+    """Return the place, and what it offers the log as initial parameters instead of fresh ones.
+
+    A run that begins with weights gets them from learners that have the folder; others wait.
+    """
+    if not (place.missing and work.config.model.weights):
+        return place, None
+    if not folder:
+        log.info("waits_for_weights", digest=work.config.model.weights)
+        return replace(place, missing=()), None
+    weights = await asyncio.to_thread(FolderWeights.of, folder, work.config.model, work.plan)
+    return place, weights
 
 
 class _Service:

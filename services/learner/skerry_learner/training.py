@@ -174,6 +174,7 @@ class TrainingLoop:
             steps=self.now.steps + 1,
             tokens=self.now.tokens + data.batch * data.seq_len,
             cursor=cursor,
+            routed=self.trainer.routed,
         )
         known = self.diverged > 0 or self.session.must_wait(self.now)
         if known:

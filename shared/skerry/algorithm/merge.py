@@ -60,8 +60,8 @@ contents only, and weights f64 (contributions,) that sum to one, and returns the
 class Direction(NamedTuple):
     """A merge before its last multiplication: merged slice s is ``gains[s] * vector`` over span s.
 
-    ``vector`` is f32 (padded_size,), ``gains`` f32 (slices,). Nobody trained what is ``idle``, bool
-    (slices,): it is zero there, and no step is to be taken.
+    ``vector`` is f32 (padded_size,), ``gains`` f32 (slices,). No contribution trained a slice that
+    is ``idle``, bool (slices,): the vector is zero there, and no step is to be taken.
     """
 
     vector: NDArray[np.float32]

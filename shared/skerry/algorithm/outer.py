@@ -157,7 +157,7 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
 
 
 def _leave(found: Direction, new: F32s, old: F32s) -> None:
-    """Write the old values where nobody trained: what has no gradient takes no step."""
+    """Write the old values where no contribution trained: what has no gradient takes no step."""
     for start, stop in zip(*found.spans.only(found.idle), strict=True):
         span = slice(start * BLOCK, stop * BLOCK)
         new[span] = old[span]

@@ -71,7 +71,7 @@ def by_slice(
     ``reach`` is for each contribution the part of its tokens that reached each slice, empty where
     all did, so that a slice weighs ``slice_tokens * (tokens / steps)``: an expert that a learner
     never used says nothing about that expert. The shares of a slice sum to one, or are all zero
-    where nobody trained it; where all tokens reached it they are ``weights``.
+    where no contribution did; where all tokens reached it they are ``weights``.
     """
     own = np.array(weights, np.float64)[:, None]
     shares = np.repeat(own, slices, axis=1)

@@ -24,7 +24,14 @@ from skerry.cli.programs import (
     require,
 )
 from skerry.service import entry
-from skerry.service.entry import Sets, application, exit_on_error
+from skerry.service.entry import (
+    AllowCode,
+    FromHf,
+    Sets,
+    application,
+    assignments,
+    exit_on_error,
+)
 
 HELP = frozenset({"-h", "--help"})
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR")
@@ -96,6 +103,8 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
         bool, typer.Option("--evaluator/--no-evaluator", help="Follow its held-out loss.")
     ] = True,
     nats: Nats = None,
+    from_hf: FromHf = None,
+    allow_code: AllowCode = None,
 ) -> None:
     """Run a whole cluster on this machine to its end."""
     from skerry.cli.cluster.cluster import Team
@@ -104,7 +113,7 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
     with exit_on_error():
         run_up(
             config=config,
-            sets=set_ or [],
+            sets=assignments(set_, allow_code, from_hf),
             run=run,
             checkpoint=from_,
             fresh=fresh,

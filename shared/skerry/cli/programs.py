@@ -41,10 +41,11 @@ PROGRAMS: Mapping[str, Program] = {
     ),
     "checkpointer": Program(
         "skerry_checkpointer",
-        ("safetensors",),
+        ("safetensors", "ml_dtypes"),
         {
             "checkpointer": "Run a checkpointer.",
             "checkpoints": "List, verify or restore checkpoints.",
+            "export": "Write a checkpoint as a folder that transformers loads.",
         },
     ),
     "evaluator": Program(

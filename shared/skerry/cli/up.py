@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.protocol.messages import RunRecord
-    from skerry.settings.models import HealthSettings
+    from skerry.settings.models import HealthSettings, ModelConfig
     from skerry.status.sources import RunMessage
 
 EXTENDING = ("train.steps", "train.duration_s")
@@ -67,6 +67,7 @@ def run_up(
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
     counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
+    check_folder(wanted.run.model)
     folder = RunFolder(run)
     with folder.held(), Screen(began_s=time.time()) as on:
         if fresh:
@@ -94,6 +95,15 @@ def run_up(
         finally:
             if incomplete:
                 folder.clear()  # half a restored log is of no use
+
+
+def check_folder(model: ModelConfig) -> None:
+    """Raise ModelError for a folder of weights that cannot be used, before anything starts."""
+    if model.path:
+        from skerry.models import hf
+        from skerry.models.presets import arch_of
+
+        hf.read_tensors(model.path, arch_of(model))
 
 
 async def restore(cluster: Cluster, checkpoint: str, extends: Sequence[str] = ()) -> str:

@@ -15,6 +15,7 @@ import structlog
 from skerry.algorithm.fragments import LeafSpec, Plan, trainable
 from skerry.client.inner import RestoredState
 from skerry.client.telemetry import LearnerIdentity
+from skerry.client.weights import digest_of
 from skerry.errors import ConfigError, RunMismatch
 from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus
@@ -74,7 +75,8 @@ async def find_or_create(
         if record.created_ns == created_ns:
             log.info("run_created", run=run, parameters=work.plan.parameters)
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
-    wanted = _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)))
+    weights = config.model.weights if given.model.path else given.model.weights
+    wanted = _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)), weights)
     different = loading.differences(wanted, config)
     if different and given != RunConfig():
         log.warning("config_from_ledger", ignored=list(different))
@@ -114,12 +116,13 @@ def _told(leaf: LeafSpec | None) -> str:
     return ", ".join(part for part in (str(list(leaf.shape)), *more, unit) if part)
 
 
-def _recorded(config: RunConfig, parameters: int) -> RunConfig:
+def _recorded(config: RunConfig, parameters: int, weights: str) -> RunConfig:
     """Return the config as a run's record holds it: nothing is left open.
 
     The contribution window has room for every learner's first offer, where none was chosen.
     """
-    config = config.model_copy(update={"model": written_out(config.model)})
+    model = written_out(config.model).model_copy(update={"weights": weights})
+    config = config.model_copy(update={"model": model})
     needed = _first_offers(config, parameters)
     if config.log.window_bytes == LogConfig().window_bytes and needed > config.log.window_bytes:
         log_config = config.log.model_copy(update={"window_bytes": 2 * needed})
@@ -129,7 +132,9 @@ def _recorded(config: RunConfig, parameters: int) -> RunConfig:
 
 async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: int) -> RunRecord:
     """Declare a run's streams and create its record; returns another's that was there first."""
-    config = _recorded(given, cut.parameters)
+    folder = given.model.path
+    weights = await asyncio.to_thread(digest_of, folder) if folder else ""
+    config = _recorded(given, cut.parameters, weights)
     check_window(cut, config)
     for difference in await bus.declare(specs(run, **config.log.model_dump())):
         log.info("stream_mended", difference=difference)

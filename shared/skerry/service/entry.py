@@ -6,6 +6,7 @@ it is half as long as with boxes, and takes half the time without rich.
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -28,6 +29,24 @@ Config = Annotated[Path | None, typer.Option("--config", help="TOML file.", meta
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting.", metavar="A.B=C")
 ]
+
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option("--allow-code", help="Let the run's config name code in it.", metavar="MODULE"),
+]
+FromHf = Annotated[
+    Path | None,
+    typer.Option("--from-hf", help="Begin with this folder's weights.", metavar="FOLDER"),
+]
+
+
+def assignments(
+    sets: Sequence[str] | None, allow_code: Sequence[str] | None, from_hf: Path | None
+) -> list[str]:
+    """Return the settings that options stand for, after those that were given as settings."""
+    allowed = [f"allow_code={json.dumps(','.join(allow_code))}"] if allow_code else []
+    folder = [] if from_hf is None else [f"model.path={json.dumps(str(from_hf.absolute()))}"]
+    return [*(sets or []), *allowed, *folder]
 
 
 def application(*, bare_shows_help: bool = False) -> typer.Typer:

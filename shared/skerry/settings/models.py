@@ -44,6 +44,8 @@ class ModelConfig(Table):
     """The text of a Hugging Face ``config.json``, in the place of a preset."""
     path: str = ""
     """A folder of Hugging Face weights that a new run begins with; read when it is created."""
+    weights: str = Field(default="", max_length=64)
+    """Digest of the weights that the run began with; set when it is created."""
     factory: str = ""
     """``module:function`` that returns a model of your own; empty: the built-in decoder."""
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from skerry.models.base import build_model, leaves_by_name, specs_of, token_loss
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.inner_state import shapes_of
 from skerry_learner.trainer.trainer import Trainer
+from tests.support.hf_folder import MOE
 
 MODEL = ModelConfig(layers=1, d_model=32, heads=2, kv_heads=1, d_ff=40, vocab=256)
 
@@ -61,6 +63,33 @@ def test_steps_lower_the_loss_on_one_batch() -> None:
     trainer, _ = trainer_of()
     losses = [float(trainer.step(batch(), step / 30).loss) for step in range(15)]
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_mixture_counts_the_tokens_that_taught_each_expert() -> None:
+    config = RunConfig(
+        model=ModelConfig(config=json.dumps(MOE)),
+        data=DataConfig(batch=2, seq_len=16),
+        train=TrainConfig(steps=30, lr=1e-2, warmup=0.0),
+    )
+    model = build_model(config.model, config.train)
+    cut = fragments.plan(specs_of(model), 3)
+    trainer = Trainer(model, config, cut)
+    trainer.warm(lambda: None)
+    assert trainer.routed == {}
+    trainer.step(batch(), 0.1)
+    first = dict(trainer.routed)
+    trainer.step(batch(1), 0.1)
+    units = {leaf.name for leaf in cut.leaves if leaf.unit}
+    assert units == trainer.routed.keys()
+    chosen = 2 * 16 * MOE["num_experts_per_tok"]
+    assert all(int(first[name].sum()) == chosen for name in units)
+    assert all(int(trainer.routed[name].sum()) == 2 * chosen for name in units)
+    before = trainer.routed
+    trainer.state = trainer.state._replace(
+        params={name: leaf * jnp.nan for name, leaf in trainer.state.params.items()}
+    )
+    trainer.step(batch(), 0.1)
+    assert all(np.array_equal(trainer.routed[name], before[name]) for name in units)
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_says_so() -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
 from skerry.client.jax_fragments import FragmentPrograms, JaxFragments
+from skerry.client.weights import FolderWeights
 from skerry.models.base import Batch, Model, Params, path_name
 from skerry.settings.models import RunConfig
 from skerry_learner.trainer.step import (
@@ -50,7 +51,8 @@ class Programs:
 class Trainer:
     """One model being trained: ``fragments`` holds its parameters, ``moments`` are the optimizer's.
 
-    To a session it is those fragments, with fresh moments after a reset.
+    To a session it is those fragments, with fresh moments after a reset. ``routed`` adds up the
+    tokens that taught each unit, as ``TrainingProgress`` has them.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class Trainer:
         programs: Programs | None = None,
         *,
         blank: bool = False,
+        weights: FolderWeights | None = None,
     ) -> None:
         """``programs``: those of another trainer of the same model, config and plan.
 
         A ``blank`` one begins with zeros, for parameters that are all adopted before a step.
+        ``weights`` are offered as initial parameters instead of its own.
         """
         self._config = config
         programs = programs or Programs.of(model, config, plan)
@@ -74,7 +78,8 @@ class Trainer:
         params = self._init(jax.random.key(config.train.seed))
         self.fragments = JaxFragments(plan, config.sync, params, programs.fragments)
         self.moments = self._init_moments(params)
-        self.genesis = self.fragments.genesis
+        self.routed: Mapping[str, jax.Array] = {}
+        self.genesis = (weights or self.fragments).genesis
         self.capture = self.fragments.capture
         self.release = self.fragments.release
         self.adopt = self.fragments.adopt
@@ -95,7 +100,7 @@ class Trainer:
         blank = jnp.zeros((data.batch, data.seq_len + 1), jnp.int32)
         jax.block_until_ready(self.step({"tokens": blank}, 0.0))
         self.fragments.params = self._init(jax.random.key(self._config.train.seed))
-        self.moments = self._init_moments(self.fragments.params)
+        self.moments, self.routed = self._init_moments(self.fragments.params), {}
         tick()
 
     def step(self, batch: Batch, done: float, share: float = 1.0) -> StepResult:
@@ -105,6 +110,8 @@ class Trainer:
         """
         factors = np.float32(done), np.float32(share)
         self.state, result = self._step(self.state, batch, *factors)
+        if result.expert_tokens:
+            self.routed = _added(self.routed or _zeros_of(result), result.expert_tokens)
         return result
 
     def moments_like(self) -> Any:
@@ -124,6 +131,17 @@ class Trainer:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""
         self.fragments.reset()
         self.moments = self._init_moments(self.fragments.params)
+
+
+@jax.jit
+def _added(
+    before: Mapping[str, jax.Array], more: Mapping[str, jax.Array]
+) -> Mapping[str, jax.Array]:
+    return {name: before[name] + count for name, count in more.items()}
+
+
+def _zeros_of(result: StepResult) -> Mapping[str, jax.Array]:
+    return {name: jnp.zeros_like(count) for name, count in result.expert_tokens.items()}
 
 
 def _blank(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:

@@ -1,0 +1,69 @@
+"""A checkpoint as a folder that transformers, vLLM and llama.cpp's converter load; without JAX."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skerry.errors import ModelError
+from skerry.models import hf
+from skerry.models.arch import parse
+from skerry.models.presets import arch_of
+from skerry.models.tensors import tensors_of
+from skerry.settings.loading import run_config_from_json
+from skerry.store import checkpoint
+from skerry.store.finding import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skerry.models.arch import Arch
+    from skerry.settings.models import StoreSettings
+
+DEFAULT_DTYPE = "float32"
+
+
+def export_hf(
+    where: str,
+    out: str | Path,
+    access: StoreSettings,
+    *,
+    source: str | Path | None = None,
+    dtype: str | None = None,
+) -> Path:
+    """Write a checkpoint's parameters as Hugging Face weights, and return the folder.
+
+    ``source`` is a folder whose tokenizer and generation settings are copied beside them;
+    ``dtype`` None: that of the model's config.json, float32 where it names none.
+
+    Raises StoreError for a checkpoint that cannot be read, ModelError for a model that is none of
+    Hugging Face's, and for a folder that holds anything.
+    """
+    target = Path(out)
+    if source is not None and not Path(source).is_dir():
+        msg = f"{source} is no folder: name the one that has tokenizer.json."
+        raise ModelError(msg, path="tokenizer")
+    saved, tensors = checkpoint.params(*locate(where, access))
+    config = run_config_from_json(json.dumps(saved.config))
+    if config.model.factory:
+        msg = f"{where} has a model of your own, for which Hugging Face has no config.json."
+        raise ModelError(msg, path="model.factory")
+    arch = arch_of(config.model)
+    wanted = {name: tensor.shape for name, tensor in tensors_of(arch).items()}
+    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+        msg = f"{where} holds other tensors than its config.json makes: use the release it is of."
+        raise ModelError(msg, path="model.config")
+    hf.write(target, arch, tensors, source, dtype=dtype or _dtype_of(arch))
+    return target
+
+
+def _dtype_of(arch: Arch) -> str:
+    """Return the type that a config.json stores its weights in."""
+    table: Mapping[str, object] = parse(arch.config)
+    found = table.get("dtype", table.get("torch_dtype"))
+    return found if isinstance(found, str) and found in hf.DTYPES else DEFAULT_DTYPE
+
+
+FORMS = {"hf": export_hf}
+"""What writes a checkpoint in each form."""

@@ -1,0 +1,78 @@
+"""``skerry export``: a checkpoint as a folder of Hugging Face weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skerry.algorithm.fragments import LeafSpec
+from skerry.errors import ModelError
+from skerry.log.memory import MemoryBroker
+from skerry.models import hf
+from skerry.models.arch import read_arch
+from skerry.models.export import export_hf
+from skerry.models.tensors import tensors_of
+from skerry.settings.models import RunConfig, StoreSettings
+from skerry.store import checkpoint
+from skerry.store.local import LocalStore
+from tests.support.checkpoints import QUICK, save
+from tests.support.hf_folder import MOE
+from tests.support.scripted_run import ScriptedRun
+
+ARCH = read_arch(json.dumps(MOE | {"dtype": "bfloat16"}))
+LEAVES = tuple(LeafSpec(name, t.shape) for name, t in sorted(tensors_of(ARCH).items()))
+
+
+async def checkpoint_of(store: LocalStore, model: dict[str, str]) -> str:
+    """Write a checkpoint of a scripted run with the parameters of ARCH, and return its folder."""
+    config = RunConfig.model_validate({**QUICK, "model": model})
+    bus = MemoryBroker().connect()
+    scripted = await ScriptedRun.begin(bus, config=config, leaves=LEAVES)
+    await scripted.commit_all(step=7, tokens=70)
+    return str(store.root / await save(scripted, store))
+
+
+async def test_an_export_holds_the_checkpoints_values_and_the_sources_tokenizer(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    where = await checkpoint_of(store, {"config": ARCH.config})
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "tokenizer.json").write_text("{}")
+    out = export_hf(where, tmp_path / "out", StoreSettings(), source=source, dtype="float32")
+    _, saved = checkpoint.params(store, Path(where).name)
+    found = hf.read_tensors(out, hf.read_config(out))
+    assert found.keys() == saved.keys()
+    assert all(np.array_equal(np.asarray(found[name]), saved[name]) for name in saved)
+    assert (out / "tokenizer.json").read_text() == "{}"
+
+
+async def test_an_export_has_the_type_that_the_models_config_names(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    where = await checkpoint_of(store, {"config": ARCH.config})
+    out = export_hf(where, tmp_path / "out", StoreSettings())
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [({"factory": "mine:model"}, "a model of your own"), ({"preset": "nano"}, "other tensors")],
+)
+async def test_what_cannot_be_exported_is_one_sentence(
+    store: LocalStore, tmp_path: Path, model: dict[str, str], said: str
+) -> None:
+    where = await checkpoint_of(store, model)
+    with pytest.raises(ModelError, match=said):
+        export_hf(where, tmp_path / "out", StoreSettings())
+    assert not (tmp_path / "out").exists()
+
+
+async def test_a_tokenizer_that_is_no_folder_is_refused_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        export_hf("none", tmp_path / "out", StoreSettings(), source=tmp_path / "nowhere")
