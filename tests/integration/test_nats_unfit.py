@@ -16,7 +16,7 @@ import pytest
 from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
-from skerry.log.streams import ENVELOPE_BYTES, check_payload
+from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES, check_payload
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from tests.support.log import specs
@@ -78,6 +78,9 @@ async def test_a_small_max_payload_is_refused_with_the_line_to_set(tmp_path: Pat
     with serving(tmp_path, settings="max_payload: 65536") as server:
         async with NatsBus(server.url) as bus:
             check_payload(bus, 65_536 - ENVELOPE_BYTES)
+            check_payload(bus, 65_536 - 1000 * SLICE_BYTES, slices=1000)
+            with pytest.raises(BrokerUnfit, match="a chunk needs 65554"):
+                check_payload(bus, 65_536 - 1000 * SLICE_BYTES, slices=1001)
             with pytest.raises(BrokerUnfit, match=r"`max_payload: 65537`.*sync\.chunk_bytes"):
                 check_payload(bus, 65_537 - ENVELOPE_BYTES)
             # Not the message's size, but one that takes every message.

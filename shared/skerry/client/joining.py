@@ -136,6 +136,7 @@ async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: in
     weights = await asyncio.to_thread(digest_of, folder) if folder else ""
     config = _recorded(given, cut.parameters, weights)
     check_window(cut, config)
+    check_payload(bus, config.sync.chunk_bytes, max(len(f.slices) for f in cut.fragments))
     for difference in await bus.declare(specs(run, **config.log.model_dump())):
         log.info("stream_mended", difference=difference)
     wanted = RunRecord(

@@ -11,6 +11,8 @@ from skerry.protocol.subjects import PREFIX, StreamKind, Subjects
 STREAM_PREFIX = f"{PREFIX.upper()}_"
 ENVELOPE_BYTES = 8192
 """Room for the header of a chunk; norms of a contribution are most of it."""
+SLICE_BYTES = 18
+"""What a contribution says of each slice: a norm of 8 bytes, and a count of tokens of up to 10."""
 FIXED = ("retention", "storage")
 """Settings that cannot be changed in place: the broker refuses, or messages would be lost."""
 KEPT: tuple[tuple[StreamKind, Retention, Storage], ...] = (
@@ -49,9 +51,12 @@ def specs(
     )
 
 
-def check_payload(bus: Bus, chunk_bytes: int) -> None:
-    """Raise BrokerUnfit if the broker's messages cannot hold a chunk, before anything compiles."""
-    needed = chunk_bytes + ENVELOPE_BYTES
+def check_payload(bus: Bus, chunk_bytes: int, slices: int = 0) -> None:
+    """Raise BrokerUnfit if the broker's messages cannot hold a chunk, before anything compiles.
+
+    ``slices`` are the most that a fragment has, once that is known.
+    """
+    needed = chunk_bytes + max(ENVELOPE_BYTES, SLICE_BYTES * slices)
     if needed > bus.max_payload_bytes:
         msg = (
             f"The broker takes messages of {bus.max_payload_bytes} bytes, a chunk needs {needed}:"
