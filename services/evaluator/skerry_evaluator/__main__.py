@@ -109,12 +109,22 @@ def sample(
         Path | None, typer.Option(help="Folder with tokenizer.json.", metavar="FOLDER")
     ] = None,
     set_: Sets = None,
+    *,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer lines from stdin.")] = False,
 ) -> None:
-    """Continue a prompt with a checkpoint's model."""
+    """Continue a prompt with a checkpoint's model, or talk with it."""
+    import sys
+
     from skerry.service.entry import exit_on_error
-    from skerry_evaluator.checkpoints import print_sample
 
     with exit_on_error():
+        if chat:
+            from skerry_evaluator.chat import print_chat
+
+            print_chat(checkpoint, sys.stdin, tokens, temperature, seed, tokenizer, set_ or [])
+            return
+        from skerry_evaluator.checkpoints import print_sample
+
         print_sample(checkpoint, prompt, tokens, temperature, seed, tokenizer, set_ or [])
 
 

@@ -53,7 +53,7 @@ PROGRAMS: Mapping[str, Program] = {
         TRAINING,
         {
             "evaluator": "Run an evaluator, which measures held-out loss during a run.",
-            "sample": "Generate text from a checkpoint.",
+            "sample": "Generate text from a checkpoint, or talk with it.",
             "eval": "Measure a checkpoint on held-out text.",
         },
         compiles=True,
