@@ -174,6 +174,12 @@ class RunMismatch(BusError):
     exit_code = 2
 
 
+class RunFinished(BusError):
+    """The run takes no more learners: it is finished."""
+
+    exit_code = 2
+
+
 class Diverged(SkerryError, ArithmeticError):
     """A non-finite loss or outer gradient."""
 

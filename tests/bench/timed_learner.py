@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from skerry.client.island import Island
 from skerry.client.joining import LearnerPlace
 from skerry.client.mailbox import Mailbox
 from skerry.client.meter import Meter
@@ -31,7 +32,7 @@ from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry_learner.service import learner
 from skerry_learner.trainer.trainer import Trainer
-from skerry_learner.training import Pause, TrainingLoop
+from skerry_learner.training import TrainingLoop
 from skerry_learner.work import prepare
 from tests.support.builders import member
 
@@ -44,20 +45,20 @@ def record() -> tuple[Times, Times]:
     """Have every step and every boundary of this process noted."""
     steps: Times = []
     boundaries: Times = []
-    stepped, boundary = Meter.stepped, TrainingLoop._boundary
+    stepped, boundary = Meter.stepped, Island.boundary
 
     def noting_stepped(self: Meter, whole_s: float) -> None:
         steps.append((time.monotonic(), whole_s, time.process_time()))
         stepped(self, whole_s)
 
-    def noting_boundary(self: TrainingLoop) -> Iterator[Pause]:
+    def noting_boundary(self: Island) -> Iterator[float]:
         began = time.monotonic()
         yield from boundary(self)
         now = time.monotonic()
         boundaries.append((now, now - began, time.process_time()))
 
     Meter.stepped = noting_stepped  # type: ignore[method-assign]
-    TrainingLoop._boundary = noting_boundary  # type: ignore[method-assign]
+    Island.boundary = noting_boundary  # type: ignore[method-assign]
     return steps, boundaries
 
 
@@ -73,7 +74,7 @@ def alone(config: RunConfig) -> None:
     vocab, batch = getattr(work.model, "vocab", None), config.data.batch
     feed = partial(Prefetch, Stream(work.corpus, 0), batch=batch, vocab=vocab)
     place = LearnerPlace(me, member("alone"), start, ())
-    loop = TrainingLoop(place, config, trainer, session, Meter(time.monotonic()), feed)
+    loop = TrainingLoop(place, config, session, Meter(time.monotonic()), trainer=trainer, feed=feed)
     trainer.warm(lambda: None)
     structlog.get_logger().info("phase", phase="training")
     for _ in loop._train():

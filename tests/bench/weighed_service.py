@@ -34,11 +34,11 @@ def weigh_learner(samples: Samples) -> None:
     """
     import jax
 
+    from skerry.client.island import Island
     from skerry.client.jax_fragments import JaxFragments
     from skerry_learner.trainer.trainer import Trainer
-    from skerry_learner.training import Pause, TrainingLoop
 
-    boundary, warm, adopt = TrainingLoop._boundary, Trainer.warm, JaxFragments.adopt
+    boundary, warm, adopt = Island.boundary, Trainer.warm, JaxFragments.adopt
     shared: dict[int, int] = {}
     first: set[int] = set()
 
@@ -53,7 +53,7 @@ def weigh_learner(samples: Samples) -> None:
         same = np.may_share_memory(np.asarray(self._anchors[fragment]), vector)
         shared[fragment] = vector.nbytes if same else 0
 
-    def weighed_boundary(self: TrainingLoop) -> Iterator[Pause]:
+    def weighed_boundary(self: Island) -> Iterator[float]:
         yield from boundary(self)
         host, peak = (size - sum(shared.values()) for size in tracemalloc.get_traced_memory())
         tracemalloc.reset_peak()
@@ -65,7 +65,7 @@ def weigh_learner(samples: Samples) -> None:
         tracemalloc.start()
 
     JaxFragments.adopt = weighed_adopt  # type: ignore[method-assign]
-    TrainingLoop._boundary = weighed_boundary  # type: ignore[method-assign]
+    Island.boundary = weighed_boundary  # type: ignore[method-assign]
     Trainer.warm = weighed_warm  # type: ignore[method-assign]
 
 

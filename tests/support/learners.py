@@ -225,10 +225,10 @@ class FakeLearner:
         self.training = TrainingLoop(
             place,
             config,
-            trainer,
             session,
             Meter(clock(), clock),
-            partial(feed, config.data.batch),
+            trainer=trainer,
+            feed=partial(feed, config.data.batch),
         )
         self.training.report()
         async with TaskGroup() as group:

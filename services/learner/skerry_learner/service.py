@@ -14,19 +14,18 @@ from dataclasses import replace
 import jax
 import structlog
 
-from skerry.client.encode import load_kernels
 from skerry.client.inner import RestoredState, fresh
-from skerry.client.joining import LearnerPlace, settle, take_place
+from skerry.client.joining import LearnerPlace, take_place
+from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
 from skerry.client.telemetry import observe
 from skerry.client.weights import FolderWeights
 from skerry.data.stream import Prefetch, Stream
 from skerry.log.base import Bus
-from skerry.protocol.messages import LearnerPhase, RunState
+from skerry.protocol.messages import RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig
-from skerry.tasks import TaskGroup
 from skerry_learner.inner_state import InnerStateSaver, origin_of
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.training import TrainingLoop
@@ -108,24 +107,24 @@ class _Service:
         self._work = work
         self._saver = saver
         self._settled = settled
-        self._over = False
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._saved = asyncio.Event()
         self._restored = Future[RestoredState]()
-        session, self._network = open_sync(
+        session, network = open_sync(
             bus, place.learner, work.plan, work.config, trainer, place.start, call=self._call
         )
         self._training = TrainingLoop(
             place,
             work.config,
-            trainer,
             session,
             meter,
-            self._feed,
+            trainer=trainer,
+            feed=self._feed,
             restored=self._restored,
             saver=saver,
         )
+        self._membership = Membership(network, self._training)
 
     async def run(self, shutdown_s: float) -> None:
         """Serve until the run is over; the trainer thread never outlives this call for long."""
@@ -133,7 +132,8 @@ class _Service:
         if self._saver is not None:
             most = self._work.config.train.inner_max_age_steps
             self._saver.start(start.step, most, lambda: self._call(self._saved.set))
-        observe(self._network.link.identity, lambda: self._network.last_pulse)
+        network = self._membership.network
+        observe(network.link.identity, lambda: network.last_pulse)
         self._training.report()
         context = copy_context()  # so that the thread's log lines say whose they are
         thread = threading.Thread(
@@ -142,14 +142,14 @@ class _Service:
         thread.start()
         loops = {
             "train": lambda: asyncio.shield(self._ended),
-            "finished": self._finished,
-            "network": self._network.run,
-            "prepare": self._prepare,
+            "finished": self._membership.finished,
+            "network": network.run,
+            "prepare": lambda: self._membership.settle(self._restore()),
         }
         try:
             await serve(loops, drain=self._drain, shutdown_s=shutdown_s)
         finally:
-            self._network.link.mailbox.stop()
+            network.link.mailbox.stop()
             await asyncio.to_thread(thread.join, shutdown_s)
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
@@ -162,7 +162,7 @@ class _Service:
         try:
             for pause in self._training.life():
                 if pause is not None:
-                    self._network.link.mailbox.wait(pause)
+                    self._membership.network.link.mailbox.wait(pause)
         except Exception as error:  # noqa: BLE001  handed over, and raised there
             self._call(self._ended.set_exception, error)
         else:
@@ -174,32 +174,19 @@ class _Service:
         vocab = getattr(self._work.model, "vocab", None)
         return Prefetch(stream, cursor, batch=self._work.config.data.batch, vocab=vocab)
 
-    async def _prepare(self) -> None:
-        """Do what goes on while the trainer compiles, then be idle for ever.
-
-        Load what the first contribution needs, and put on record how this incarnation goes on: with
-        the inner state that was saved, unless the disk hangs.
-        """
-        place = self._training.place
-        start = place.learner.incarnation, place.start.step
-        async with TaskGroup() as group:
-            group.create_task(asyncio.to_thread(load_kernels))
-            if self._saver is None:
-                restored = fresh(*start, "nothing is kept on this machine")
-            else:
-                try:
-                    async with asyncio.timeout(RESTORE_S):
-                        restored = await asyncio.wrap_future(self._saver.restored)
-                except TimeoutError:
-                    restored = fresh(*start, f"the disk gave nothing for {RESTORE_S:g} s")
-            self._restored.set_result(restored)
-            await settle(self._network.link.bus, place.member, restored)
-        await asyncio.Event().wait()
-
-    async def _finished(self) -> None:
-        await self._network.finished()
-        self._over = True
-        await self._network.sender.answered()
+    async def _restore(self) -> RestoredState:
+        """Return the inner state that was saved, unless the disk hangs."""
+        start = self._training.place.learner.incarnation, self._training.place.start.step
+        if self._saver is None:
+            restored = fresh(*start, "nothing is kept on this machine")
+        else:
+            try:
+                async with asyncio.timeout(RESTORE_S):
+                    restored = await asyncio.wrap_future(self._saver.restored)
+            except TimeoutError:
+                restored = fresh(*start, f"the disk gave nothing for {RESTORE_S:g} s")
+        self._restored.set_result(restored)
+        return restored
 
     async def _drain(self) -> None:
         """Stop at the next step boundary, send what was captured, say goodbye.
@@ -207,20 +194,16 @@ class _Service:
         The inner state is saved as it is now, unless it is no better than what is saved.
         """
         training = self._training
-        self._network.link.mailbox.stop()
+        self._membership.network.link.mailbox.stop()
         # Not the thread's join: in a pool thread it would outlive the deadline and delay the exit.
         await asyncio.wait({self._ended})
         if self._saver is not None:
-            worthless = self._over or not training.now.steps
-            moments = None if worthless else training.trainer.state.optimizer
+            worthless = self._membership.over or not training.now.steps
+            moments = None if worthless else training.trainer.moments
             self._saver.close(moments, None if worthless else training.now)
-        if not self._over:
-            await self._network.flush()
-        training.enter(LearnerPhase.FINISHED if self._over else LearnerPhase.STOPPED)
-        await self._network.pulse()
+        await self._membership.leave()
         if self._saver is not None:
             await self._saved.wait()
-        log.info("stopped", phase=training.meter.phase.value, step=training.now.step)
 
 
 def step_back() -> None:

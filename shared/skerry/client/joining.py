@@ -94,7 +94,9 @@ def _mismatch(record: RunRecord, ours: tuple[LeafSpec, ...]) -> RunMismatch:
     theirs, mine = ({leaf.name: leaf for leaf in leaves} for leaves in (record.leaves, ours))
     for name in sorted({*theirs, *mine}):
         if theirs.get(name) != mine.get(name):
-            about = f"{_told(theirs.get(name))} in the run and {_told(mine.get(name))} here"
+            about = (
+                f"{_described(theirs.get(name))} in the run and {_described(mine.get(name))} here"
+            )
             msg = (
                 f"Run {record.run!r} has another model than this learner: {name} is {about}. Use"
                 " the model that the run was created with, or another run id."
@@ -107,7 +109,7 @@ def _mismatch(record: RunRecord, ours: tuple[LeafSpec, ...]) -> RunMismatch:
     return RunMismatch(msg)
 
 
-def _told(leaf: LeafSpec | None) -> str:
+def _described(leaf: LeafSpec | None) -> str:
     """Say what a tensor is to a plan."""
     if leaf is None:
         return "missing"

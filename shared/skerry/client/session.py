@@ -66,6 +66,7 @@ class Session:
         self._states = {f.index: LearnerFragment(f.index, start) for f in plan.fragments}
         self._unsent: set[int] = set()
         self._skipped = 0
+        self.resets = 0
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -132,6 +133,7 @@ class Session:
 
     def reset(self, now: TrainingProgress) -> None:
         """Fall back to the global state; what was learnt since is gone and not contributed."""
+        self.resets += 1
         self._fragments.reset()
         for index, state in self._states.items():
             self._states[index] = state.after_reset(now)

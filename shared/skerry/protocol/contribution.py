@@ -57,8 +57,8 @@ class ContributionRules:
     """What a contribution may claim, by the settings of its run; None: anything.
 
     ``sequence_tokens`` are the tokens of one sequence of data, the unit of cursors. ``step_tokens``
-    are those of one step: learners claim whole steps, fewer than their data was enough for where
-    some were skipped because the loss was not finite. ``scheme`` is that of outer gradients.
+    are the most of one step: learners claim fewer steps than their data was enough for where some
+    were skipped because the loss was not finite. ``scheme`` is that of outer gradients.
     """
 
     sequence_tokens: int | None = None
@@ -73,7 +73,7 @@ class ContributionRules:
         sequences, each = item.cursor_to - item.cursor_from, self.sequence_tokens
         if each is not None and item.tokens > sequences * each:
             return f"{item.tokens} tokens of {sequences} sequences of {each}"
-        if self.step_tokens is not None and item.tokens != item.steps * self.step_tokens:
+        if self.step_tokens is not None and item.tokens > item.steps * self.step_tokens:
             return f"{item.tokens} tokens of {item.steps} steps of {self.step_tokens}"
         return ""
 

@@ -65,7 +65,7 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
     for number in signals:
         running.add_signal_handler(number, on_signal)
     try:
-        await _run(loops, stop)
+        await run_loops(loops, stop)
         if drain is not None:
             await _bounded(drain, hurry, shutdown_s)
     finally:
@@ -96,7 +96,11 @@ async def outlast(
         await asyncio.sleep(RETRY_S)
 
 
-async def _run(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
+async def run_loops(loops: Mapping[str, Loop], stop: asyncio.Event) -> None:
+    """Run every loop until ``stop`` is set or one of them returns, then cancel the rest.
+
+    Raises the error of a loop that fails, in an exception group.
+    """
     ending = asyncio.Event()
 
     async def guarded(name: str, loop: Loop) -> None:

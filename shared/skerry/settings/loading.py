@@ -53,6 +53,7 @@ def load(
     path: Path | None = None,
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    tables: Mapping[str, object] | None = None,
 ) -> Settings:
     """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
 
@@ -63,6 +64,7 @@ def load(
         path: A TOML file of flat tables, or None for no file.
         sets: Assignments ``table.key=value``.
         environ: The environment to read; None reads this process's.
+        tables: What a file would hold, for a program that has none.
 
     Raises:
         ConfigError: The file cannot be read, a key is unknown, a value has the wrong type or is out
@@ -75,6 +77,7 @@ def load(
                 tree.put(("telemetry", key), text, name)
     if path is not None:
         tree.merge(read_toml(path), str(path))
+    tree.merge(tables or {}, "config")
     overlay(tree, leaves(RunConfig, LocalSettings), sets, environ)
     run, local = validated(RunConfig, tree), validated(LocalSettings, tree)
     check_run(run)

@@ -33,7 +33,7 @@ from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import Pause, TrainingLoop
 from skerry_learner.work import Work
 from skerry_tools.lab.progress import RunProgress
-from skerry_tools.lab.scenario import Failures, Island
+from skerry_tools.lab.scenario import Failures, IslandSettings
 
 AHEAD = 16
 """Batches read from the corpus in one go."""
@@ -128,7 +128,7 @@ def feed(
 
 
 async def live(
-    ground: Ground, island: Island, shelf: SavedOptimizer | None, tally: TrainedTime
+    ground: Ground, island: IslandSettings, shelf: SavedOptimizer | None, tally: TrainedTime
 ) -> None:
     """Be one incarnation on an island: join, train, and leave when the run is finished."""
     bus, work, config = ground.connect(), ground.work, ground.work.config
@@ -156,10 +156,10 @@ async def live(
     training = TrainingLoop(
         place,
         config,
-        trainer,
         session,
         Meter(ground.clock(), ground.clock),
-        partial(feed, stream, config.data.batch, vocab),
+        trainer=trainer,
+        feed=partial(feed, stream, config.data.batch, vocab),
         restored=known,
         saver=shelf,
     )
@@ -193,7 +193,7 @@ class IslandLifecycle:
     """
 
     ground: Ground
-    island: Island
+    island: IslandSettings
     failures: Failures
     progress: RunProgress
     tally: TrainedTime = field(default_factory=TrainedTime)

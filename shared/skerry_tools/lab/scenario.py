@@ -28,7 +28,7 @@ DEFAULTS: dict[str, object] = {"data": {"seq_len": 64, "batch": 4}, "train": {"s
 """Defaults of a lab run, beside the small reference model."""
 
 
-class Island(Table):
+class IslandSettings(Table):
     """One learner's hardware."""
 
     name: str = Field(min_length=1)  # in the run
@@ -71,18 +71,18 @@ class LabScenario(Table):
     name: str = "lab"
     seed: int = 0  # of the initial parameters, of step times and of failures
     run: RunConfig = RunConfig()
-    islands: tuple[Island, ...] = ()  # empty: sync.learners equal ones
+    islands: tuple[IslandSettings, ...] = ()  # empty: sync.learners equal ones
     link: LinkSettings = LinkSettings()
     failures: Failures = Failures()
     judging: Judging = Judging()
     rho: bool = False  # measure the autocorrelation of merged outer gradients, which costs time
 
     @property
-    def fleet(self) -> tuple[Island, ...]:
+    def fleet(self) -> tuple[IslandSettings, ...]:
         """The islands, named and in order."""
         if self.islands:
             return self.islands
-        return tuple(Island(name=f"learner-{n}") for n in range(self.run.sync.learners))
+        return tuple(IslandSettings(name=f"learner-{n}") for n in range(self.run.sync.learners))
 
     @property
     def digest(self) -> str:

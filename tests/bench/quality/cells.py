@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from skerry.settings.loading import load
-from skerry_tools.lab.scenario import Failures, Island, Judging, LabScenario, LinkSettings
+from skerry_tools.lab.scenario import Failures, IslandSettings, Judging, LabScenario, LinkSettings
 
 CODE = 2
 """Raised by hand when the code of training, merging or judging changes what a run comes to."""
@@ -81,7 +81,7 @@ class Cell:
     size: Size = SMALL
     batch: int = BATCH
     share: float = 1.0
-    islands: tuple[Island, ...] = ()
+    islands: tuple[IslandSettings, ...] = ()
     failures: Failures = NO_FAILURES
     link: LinkSettings = NEAR
     points: int = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from skerry_tools.lab.scenario import Failures, Island
+from skerry_tools.lab.scenario import Failures, IslandSettings
 
 from .cells import M_TOKENS, Cell, Experiment
 
@@ -25,15 +25,15 @@ EQUAL_STEPS = (
 )
 
 
-def fleet(step_s: float, spread: float = 1.0, jitter: float = 0.0) -> tuple[Island, ...]:
+def fleet(step_s: float, spread: float = 1.0, jitter: float = 0.0) -> tuple[IslandSettings, ...]:
     """Return M learners, the slowest of which takes ``spread`` times as long as the fastest."""
     return tuple(
-        Island(name=f"learner-{n}", step_s=step_s * spread ** (n / (M - 1)), jitter=jitter)
+        IslandSettings(name=f"learner-{n}", step_s=step_s * spread ** (n / (M - 1)), jitter=jitter)
         for n in range(M)
     )
 
 
-def pace(islands: tuple[Island, ...]) -> float:
+def pace(islands: tuple[IslandSettings, ...]) -> float:
     """Return the steps of the mean learner while the fastest, whose clock it is, makes one."""
     fastest = min(island.step_s for island in islands)
     return sum(fastest / island.step_s for island in islands) / len(islands)
@@ -182,7 +182,7 @@ def scavenging() -> Experiment:
             against="plus0" if more else "",
             islands=(
                 *fleet(STEP_S),
-                *(Island(name=f"helper-{n}", joins=0.25, leaves=0.75) for n in range(more)),
+                *(IslandSettings(name=f"helper-{n}", joins=0.25, leaves=0.75) for n in range(more)),
             ),
             points=32,
             extra=0.5 * more / M,

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from skerry.algorithm import fragments, weighting
 from skerry.client.inner import RestoredState
+from skerry.client.island import DIVERGED_IN_A_ROW, progress
 from skerry.client.joining import LearnerPlace
 from skerry.client.mailbox import OutgoingContribution
 from skerry.client.meter import Meter
@@ -30,7 +31,7 @@ from skerry.settings.models import DataConfig, RunConfig, SyncConfig, TrainConfi
 from skerry.telemetry import metrics
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
-from skerry_learner.training import DIVERGED_IN_A_ROW, TrainingLoop, progress
+from skerry_learner.training import TrainingLoop
 from tests.support.builders import member
 from tests.support.telemetry import Collected
 from tests.unit.learner.played import ME, PlayedLog
@@ -77,7 +78,9 @@ class Scene:
         self.log = PlayedLog(self.plan, CONFIG.sync, self.trainer, start)
         meter = Meter(0.0, lambda: float(next(clock)))  # a pulse at every boundary
         place = LearnerPlace(ME, member(), start, ())
-        self.loop = TrainingLoop(place, CONFIG, self.trainer, self.log.session, meter, self.feed)
+        self.loop = TrainingLoop(
+            place, CONFIG, self.log.session, meter, trainer=self.trainer, feed=self.feed
+        )
         self.adopt(1)
 
     def adopt(self, version: int) -> None:
@@ -235,7 +238,7 @@ def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str] = []
-    take, read = Trainer.step, TrainingLoop._read
+    take, read = Trainer.step, TrainingLoop._note
 
     def step(trainer: Trainer, batch: Batch, done: float, share: float = 1.0) -> StepResult:
         seen.append("step")
@@ -246,7 +249,7 @@ def test_a_step_is_handed_to_the_device_before_the_outcome_of_the_last_is_read(
         read(loop, result)
 
     monkeypatch.setattr(Trainer, "step", step)
-    monkeypatch.setattr(TrainingLoop, "_read", reading)
+    monkeypatch.setattr(TrainingLoop, "_note", reading)
     Scene([], 4).train()
     assert seen == ["step", *["step", "read"] * 3, "read"]
 
@@ -256,10 +259,10 @@ def test_how_far_the_run_is_depends_on_steps_and_on_the_monotonic_clock() -> Non
     scene.loop.config = CONFIG.model_copy(update={"train": TrainConfig(duration_s=60.0)})
     scene.loop.meter.clock = lambda: now_s[0]
     scene.log.mailbox.post_genesis(20.0)
-    assert scene.loop._progress() == 0.5
-    assert not scene.loop._done()
+    assert scene.loop.progress() == 0.5
+    assert not scene.loop.done()
     now_s[0] = 80.0
-    assert scene.loop._done()
+    assert scene.loop.done()
 
 
 @pytest.mark.parametrize(

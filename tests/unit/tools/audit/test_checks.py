@@ -215,8 +215,8 @@ def test_contributions_refused_while_a_commit_merged_are_below_the_floor_of_the_
 @pytest.mark.parametrize(
     ("steps", "sequences", "lies"),
     [
-        *((24, 24, False), (20, 20, False), (0, 0, False)),
-        *((25, 25, True), (24, 20, True), (20, 24, True)),
+        *((24, 24, False), (20, 20, False), (24, 20, False), (0, 0, False)),
+        *((25, 25, True), (20, 24, True)),
     ],
 )
 def test_steps_that_were_skipped_are_not_claimed_though_their_data_is_used(

@@ -19,7 +19,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.progress import LabEvaluator
-from skerry_tools.lab.scenario import Failures, Island, Judging, LabScenario, LinkSettings
+from skerry_tools.lab.scenario import Failures, IslandSettings, Judging, LabScenario, LinkSettings
 
 T = TypeVar("T")
 
@@ -59,10 +59,10 @@ def eventful(config: RunConfig, judging: Judging) -> LabScenario:
         run=config,
         judging=judging,
         islands=(
-            Island(name="steady", jitter=0.1),
-            Island(name="shaky", step_s=0.15, jitter=0.1),
-            Island(name="late", step_s=0.05, jitter=0.2, joins=0.4),
-            Island(name="leaver", leaves=0.6),
+            IslandSettings(name="steady", jitter=0.1),
+            IslandSettings(name="shaky", step_s=0.15, jitter=0.1),
+            IslandSettings(name="late", step_s=0.05, jitter=0.2, joins=0.4),
+            IslandSettings(name="leaver", leaves=0.6),
         ),
         link=LinkSettings(latency_s=0.02, up_bytes_s=50_000, down_bytes_s=200_000),
         failures=Failures(islands=("shaky",), every_s=2.0, down_s=0.3, save_every_s=0.2),
@@ -163,7 +163,7 @@ def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
             LabScenario(
                 run=config.model_copy(update={"sync": graced, "train": train}),
                 judging=judging,
-                islands=tuple(Island(name=name, step_s=0.1, jitter=0.1) for name in "abc"),
+                islands=tuple(IslandSettings(name=name, step_s=0.1, jitter=0.1) for name in "abc"),
                 link=LinkSettings(latency_s=0.2),
             )
         )
@@ -202,7 +202,7 @@ def test_the_global_model_is_evaluated_under_every_adoption(
 
 
 def test_a_run_that_all_leave_ends_with_a_sentence(config: RunConfig, judging: Judging) -> None:
-    gone = tuple(Island(name=name, leaves=0.3) for name in ("a", "b"))
+    gone = tuple(IslandSettings(name=name, leaves=0.3) for name in ("a", "b"))
     with pytest.raises(LabError, match="Every island has left at step"):
         run(LabScenario(run=config, judging=judging, islands=gone))
 

@@ -1,0 +1,105 @@
+"""A JAX training loop of one's own as a learner: ``skerry.join``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from skerry.algorithm.fragments import LeafSpec, Plan
+from skerry.client.jax_fragments import JaxFragments
+from skerry.client.joined import Config, JoinedIsland, settings_of
+from skerry.models.base import Params, leaf_specs
+from skerry.settings.models import RunConfig, Settings
+
+
+class JaxIsland(JoinedIsland):
+    """One learner of a run, whose parameters are a tree of JAX arrays."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: str,
+        name: str | None,
+        params: Params,
+        leaves: tuple[LeafSpec, ...],
+    ) -> None:
+        self._given: Params = params
+        self._taken = False
+        super().__init__(settings, run, name, leaves, self._hold)
+
+    @property
+    def params(self) -> Params:
+        """The parameters as they are now: the log's, when the block begins."""
+        self._taken = True
+        return self._held.params
+
+    def step(
+        self,
+        params: Params,
+        *,
+        tokens: int,
+        loss: Any,
+        cursor: int | None = None,
+        routed: Mapping[str, Any] | None = None,
+    ) -> Params:
+        """Take the parameters that a step has made, and return those to go on with.
+
+        It answers and adopts; it never waits, but in a blocking mode. The arrays passed in are
+        given up. The first step of a loop that has not asked for ``params`` was taken from its own
+        initial ones: it counts for nothing, and the log's are returned. ``boundary`` says the rest.
+        """
+        if self._taken:
+            self._held.params = params
+            self.boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed)
+        return self.params
+
+    def _hold(self, plan: Plan, config: RunConfig) -> JaxFragments:
+        """Hold a copy: adopting writes into it, and the caller's arrays are the caller's."""
+        held: Params = jax.tree.map(jnp.copy, self._given)
+        self._held = JaxFragments(plan, config.sync, held)
+        self._given = None
+        return self._held
+
+
+def join(
+    url: str | None = None,
+    *,
+    params: Params,
+    run: str = "main",
+    name: str | None = None,
+    config: Config = None,
+    embeddings: tuple[str, ...] | None = None,
+    units: Mapping[str, int] | None = None,
+) -> JaxIsland:
+    """Return one learner of a run, for a ``with`` block around a training loop of your own.
+
+    The run is created where there is none: with these parameters as its first global state. Else
+    they only say what the tensors are, and the log's values come in their place.
+
+    Args:
+        url: The broker; by default that of the settings (``SKERRY_NATS__URL``).
+        params: A tree of float32 arrays, of any structure. Names are its paths, joined by ``.``.
+        run: The run's id.
+        name: The learner's own, which no other learner of the run has; by default the host's.
+        config: Settings by table, such as ``{"train": {"steps": 5000}}``, or a TOML file of them;
+            those of the run count if it is created here. Credentials are in table ``nats``.
+        embeddings: Name parts that mark embeddings, which are averaged and not merged by direction;
+            by default those with ``embed`` in a part.
+        units: By the name of a stack of tensors, how many elements one of them has.
+
+    Raises:
+        ConfigError: a setting that is none, or does not fit.
+        ModelError: parameters that are not float32, or have no names of their own.
+
+    Entering the block raises BrokerUnavailable where no broker answers, RunMismatch where the run
+    has other tensors, RunFinished where it is over; a step raises Superseded once another learner
+    has taken this one's name.
+
+    """
+    settings, sizes = settings_of(url, config), dict(units or {})
+    specs = (replace(s, unit=sizes.get(s.name, 0)) for s in leaf_specs(params, embeddings))
+    return JaxIsland(settings, run, name, params, tuple(specs))
