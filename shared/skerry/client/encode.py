@@ -15,7 +15,7 @@ from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import scheme_of
-from skerry.client.mailbox import OutgoingContribution
+from skerry.client.mailbox import DeviceGradient, Gradient, OutgoingContribution
 from skerry.errors import Diverged
 from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.learner import claimed_by_slice
@@ -74,18 +74,23 @@ def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = Non
     anything is not finite.
     """
     fragment, gradient = plan.fragments[outgoing.header.fragment], outgoing.gradient
-    on_host = isinstance(gradient, np.ndarray) or all(
-        device.platform == "cpu" for device in gradient.devices()
-    )
     feedback = scheme_of(outgoing.scheme).feedback
-    if on_host or feedback:
+    if feedback or _is_on_host(gradient):
         made = _on_host(outgoing, fragment, owed, feedback=feedback)
+    elif isinstance(gradient, DeviceGradient):
+        made = (*gradient.quantise(outgoing.scheme, fragment), None)
     else:
         made = _on_device(outgoing, fragment)
     planes, norms, residual = made
     tokens = claimed_by_slice(plan.leaves, fragment, outgoing.header.tokens, *outgoing.routed)
     header = replace(outgoing.header, norms=norms, slice_tokens=tokens)
     return Encoded(header, outgoing.scheme, planes, residual)
+
+
+def _is_on_host(gradient: Gradient) -> bool:
+    if isinstance(gradient, (np.ndarray, DeviceGradient)):
+        return isinstance(gradient, np.ndarray)
+    return all(device.platform == "cpu" for device in gradient.devices())
 
 
 def _on_host(

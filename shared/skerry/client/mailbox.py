@@ -10,18 +10,35 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.algorithm.fragments import Fragment
+from skerry.algorithm.planes import Planes
 from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionHeader, Manifest, Pulse, Round
 
 if TYPE_CHECKING:
     import jax
 
-Gradient: TypeAlias = "jax.Array | NDArray[np.float32]"
+
+@runtime_checkable
+class DeviceGradient(Protocol):
+    """An outer gradient f32 [padded_size] on a device, which quantises it itself."""
+
+    def __array__(self) -> NDArray[np.float32]: ...
+
+    def quantise(self, scheme: str, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
+        """Return its planes and the norms of what they decode to, by slice.
+
+        Raises Diverged if it is not finite.
+        """
+        ...
+
+
+Gradient: TypeAlias = "jax.Array | NDArray[np.float32] | DeviceGradient"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,330 @@
+"""The parameters of a torch module as fragments, with an anchor and perhaps a capture of each.
+
+Used by one thread. What is read and written are flat views of the parameters' own memory: plain
+tensors as they are, DTensors by the rows that lie here. Anchors have the bits of the run's global
+scheme, so those of a run in bf16 take two bytes a parameter.
+
+A parameter of 16 bits cannot hold every adopted value. What it leaves over is kept in f32 beside it
+and counted whenever the parameter is read, so that a contribution is made of f32 values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skerry.algorithm import adoption
+from skerry.algorithm.fragments import Fragment, LeafSpec, Plan
+from skerry.algorithm.planes import Planes, diverged
+from skerry.algorithm.quantise_torch import dequantise, quantise, slice_norms
+from skerry.errors import ModelError
+from skerry.models import names
+from skerry.settings.models import SyncConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def leaves_of(
+    model: torch.nn.Module, embeddings: tuple[str, ...] | None = None
+) -> tuple[LeafSpec, ...]:
+    """Name a module's parameters, sorted by name, those that are frozen last.
+
+    Tied parameters count once, by their first name. ``embeddings`` are name parts of tensors to be
+    averaged; None: those of ``names.averaged``. Raises ModelError for a module without parameters
+    to train, or a parameter that is no float or is sharded along anything but its rows.
+    """
+    specs: list[LeafSpec] = []
+    for name, tensor in sorted(model.named_parameters()):
+        if tensor.dtype not in FLOATS or not _by_rows(tensor):
+            msg = (
+                f"Parameter {name} is {str(tensor.dtype).removeprefix('torch.')},"
+                f" {getattr(tensor, 'placements', 'in one piece')}: a learner takes float32,"
+                " bfloat16 or float16, sharded by rows (fully_shard) or not at all."
+            )
+            raise ModelError(msg, path="model")
+        shape = tuple(tensor.shape)
+        embedding = (
+            names.averaged(name)
+            if embeddings is None
+            else any(part in embeddings for part in name.split("."))
+        )
+        unit = names.unit_of(name, shape)
+        specs.append(LeafSpec(name, shape, embedding, tensor.requires_grad, unit))
+    if not any(spec.trainable for spec in specs):
+        msg = "The model has no parameter that requires a gradient: there is nothing to train."
+        raise ModelError(msg, path="model")
+    return tuple(sorted(specs, key=lambda spec: not spec.trainable))
+
+
+def _by_rows(tensor: Tensor) -> bool:
+    """Return True for a tensor that lies here as it is, or as a range of its rows."""
+    placements = getattr(tensor, "placements", ())
+    sharded = [placement for placement in placements if not placement.is_replicate()]
+    return not sharded or (len(sharded) == 1 and sharded[0].is_shard(0))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRange:
+    """Elements of a parameter that lie here, flat ``[start, stop)``, and where in the fragment.
+
+    ``owned`` where this process speaks for them: a copy elsewhere does not count twice.
+    """
+
+    leaf: int
+    start: int
+    stop: int
+    offset: int
+    owned: bool = True
+
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + self.stop - self.start)
+
+
+class Parameter:
+    """A parameter as the flat memory of it that lies here; ``first`` is its first element's place.
+
+    The tensor is asked for its memory each time: FSDP may have put another in its place.
+    """
+
+    def __init__(self, tensor: Tensor, rank: int) -> None:
+        self._tensor: Any = tensor
+        self.first, self.size, self.owned = 0, tensor.numel(), rank == 0
+        if hasattr(tensor, "placements"):
+            self._place_shard()
+
+    def _place_shard(self) -> None:
+        tensor, here = self._tensor, 0
+        coordinate = tensor.device_mesh.get_coordinate()
+        self.owned = True
+        for axis, placement in enumerate(tensor.placements):
+            if placement.is_shard(0):
+                rows, parts = tensor.shape[0], tensor.device_mesh.size(axis)
+                here = min(coordinate[axis] * -(-rows // parts), rows)
+            else:
+                self.owned = self.owned and coordinate[axis] == 0
+        self.first = here * math.prod(tensor.shape[1:])
+        self.size = tensor.to_local().numel()
+
+    @property
+    def wide(self) -> bool:
+        """True if it holds every f32."""
+        return bool(self._tensor.dtype == torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self._local().device
+
+    def read(self) -> Tensor:
+        """Return the flat elements that lie here; a view wherever that is possible."""
+        return self._local().reshape(-1)
+
+    def write(self, start: int, stop: int, values: Tensor) -> None:
+        """Write a flat range, rounded to what the parameter holds."""
+        local = self._local()
+        flat = local.reshape(-1)
+        flat[start:stop].copy_(values)
+        if not local.is_contiguous():  # flat was a copy
+            local.copy_(flat.view(local.shape))
+
+    def _local(self) -> Tensor:
+        tensor = self._tensor.detach()
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def ranges_of(fragment: Fragment, leaves: list[Parameter]) -> Iterator[LocalRange]:
+    """Yield what of a fragment lies here."""
+    for piece, offset in zip(fragment.slices, fragment.offsets, strict=False):
+        leaf = leaves[piece.leaf]
+        start, stop = max(piece.start, leaf.first), min(piece.stop, leaf.first + leaf.size)
+        if start < stop:
+            at = offset + start - piece.start
+            yield LocalRange(piece.leaf, start - leaf.first, stop - leaf.first, at, leaf.owned)
+
+
+class TorchGradient:
+    """An outer gradient f32 (padded_size,) on an accelerator, to be quantised where it lies.
+
+    The network's thread reads it, on a stream of its own: training does not wait for the copies.
+    """
+
+    def __init__(self, vector: Tensor) -> None:
+        self._vector = vector
+        self._ready = torch.cuda.current_stream(vector.device).record_event()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:  # noqa: FBT001 - numpy's own signature
+        del copy
+        stream = self._stream()
+        with torch.cuda.stream(stream):
+            host = _to_host(self._vector, stream=stream)[0]
+        return host if dtype is None else host.astype(dtype)
+
+    def quantise(self, scheme: str, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
+        """Return its planes, and the norms of what they decode to; Diverged if not finite."""
+        stream = self._stream()
+        with torch.cuda.stream(stream):
+            return quantised(scheme, fragment, self._vector, stream)
+
+    def _stream(self) -> Any:
+        stream = torch.cuda.Stream(self._vector.device)
+        stream.wait_event(self._ready)
+        self._vector.record_stream(stream)
+        return stream
+
+
+def quantised(
+    scheme: str, fragment: Fragment, vector: Tensor, stream: Any = None
+) -> tuple[Planes, tuple[float, ...]]:
+    """Quantise on the vector's device and read planes and norms, once they are there."""
+    planes = quantise(scheme, vector)
+    measured = slice_norms(fragment, dequantise(scheme, planes))
+    codes, scales, finite, norms = _to_host(*planes, measured, stream=stream)
+    if not finite:
+        raise diverged()
+    return Planes(codes, scales.view(np.uint16)), tuple(float(norm) for norm in norms)
+
+
+def _to_host(*tensors: Tensor, stream: Any = None) -> list[NDArray[Any]]:
+    """Copy tensors to the host, into memory that the device writes by itself."""
+    on_device = stream is not None
+    hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=on_device) for t in tensors]
+    for host, tensor in zip(hosts, tensors, strict=True):
+        host.copy_(tensor, non_blocking=on_device)
+    if on_device:
+        stream.synchronize()
+    return [host.numpy() for host in hosts]
+
+
+class TorchFragments:
+    """A module's parameters, through which a learner meets the others; they change in place.
+
+    ``rank`` is the process's among those of this learner. Each holds the anchors of what lies with
+    it; a captured vector is zero where others speak for the parameters: their sum is the capture.
+    """
+
+    def __init__(
+        self, plan: Plan, sync: SyncConfig, model: torch.nn.Module, *, rank: int = 0
+    ) -> None:
+        tensors = dict(model.named_parameters())
+        self._plan = plan
+        self._sync = sync
+        self._leaves = [Parameter(tensors[spec.name], rank) for spec in plan.leaves]
+        self._ranges = [list(ranges_of(f, self._leaves)) for f in plan.fragments]
+        self._device = self._leaves[0].device
+        self._anchors: dict[int, Tensor] = {}
+        self._captured: dict[int, Tensor] = {}
+        self._left_over: dict[int, Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter lies: vectors are made there."""
+        return self._device
+
+    def genesis(self, fragment: int) -> Any:
+        """Return the outer gradient of the parameters relative to zero: f32 (padded_size,)."""
+        return handed_over(self.initial(fragment))
+
+    def capture(self, fragment: int) -> Any:
+        """Return ``anchor - local``, f32 (padded_size,), and remember local for the adoption."""
+        return handed_over(self.progress(fragment))
+
+    def initial(self, fragment: int) -> Tensor:
+        """Return the negated parameters as far as this process speaks for them."""
+        return self._owned(fragment, 0.0 - self._local(fragment))
+
+    def progress(self, fragment: int) -> Tensor:
+        """Return ``anchor - local`` as far as this process speaks for it."""
+        local = self._local(fragment)
+        if self._sync.adoption == "rebase":
+            self._captured[fragment] = local
+        return self._owned(fragment, self._anchors[fragment] - local)
+
+    def release(self, fragment: int) -> None:
+        """Forget what was captured: no commit will merge it, so it is local progress again."""
+        self._captured.pop(fragment, None)
+
+    def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
+        """Take in a decoded global fragment, f32 (padded_size,); it becomes the anchor.
+
+        The first adoption of a fragment overwrites it.
+        """
+        self.take(fragment, self.to_device(vector))
+
+    def to_device(self, vector: NDArray[np.float32]) -> Tensor:
+        """Return a vector where the parameters lie; the device copies it when it comes to that."""
+        host = torch.from_numpy(vector if vector.flags.writeable else vector.copy())
+        if self.device.type == "cpu":
+            return host
+        return host.pin_memory().to(self.device, non_blocking=True)
+
+    def take(self, fragment: int, whole: Tensor) -> None:
+        """Adopt a vector that lies on the parameters' device, as far as it lies here."""
+        new = torch.cat([whole[r.place] for r in self._ranges[fragment]] or [whole[:0]])
+        anchor = self._anchors.get(fragment)
+        if anchor is None or self._sync.adoption == "overwrite":
+            self._write(fragment, new)
+            self._captured.pop(fragment, None)
+        else:
+            base = self._captured.pop(fragment, anchor).to(torch.float32)
+            share = torch.tensor(self._sync.blend_alpha, dtype=torch.float32, device=new.device)
+            local = self._local(fragment)
+            self._write(fragment, adoption.adopt(self._sync.adoption, local, base, new, share))
+        exact = torch.bfloat16 if self._sync.global_scheme == "bf16" else torch.float32
+        self._anchors[fragment] = new.to(exact)
+
+    def reset(self) -> None:
+        """Fall back to the anchors, after the loss has diverged.
+
+        What is in flight stays in flight: its progress comes back with the global state.
+        """
+        for fragment, anchor in self._anchors.items():
+            whole = anchor.to(torch.float32)
+            self._write(fragment, whole)
+            if fragment in self._captured:
+                self._captured[fragment] = whole
+
+    def _local(self, fragment: int) -> Tensor:
+        """Return what lies here of a fragment, f32, one range after another."""
+        parts = [
+            self._leaves[r.leaf].read()[r.start : r.stop].to(self.device, torch.float32)
+            for r in self._ranges[fragment]
+        ]
+        local = torch.cat(parts) if parts else torch.zeros(0, device=self.device)
+        left_over = self._left_over.get(fragment)
+        return local if left_over is None else local + left_over
+
+    def _write(self, fragment: int, values: Tensor) -> None:
+        """Put f32 values into the parameters, and keep what some of them cannot hold."""
+        self._left_over.pop(fragment, None)
+        at = 0
+        for r in self._ranges[fragment]:
+            size = r.stop - r.start
+            self._leaves[r.leaf].write(r.start, r.stop, values[at : at + size])
+            at += size
+        if not all(self._leaves[r.leaf].wide for r in self._ranges[fragment]):
+            self._left_over[fragment] = values - self._local(fragment)
+
+    def _owned(self, fragment: int, local: Tensor) -> Tensor:
+        """Return the padded vector of what this process speaks for, zero elsewhere."""
+        size = self._plan.fragments[fragment].padded_size
+        vector = torch.zeros(size, dtype=torch.float32, device=self.device)
+        at = 0
+        for r in self._ranges[fragment]:
+            if r.owned:
+                vector[r.place] = local[at : at + r.stop - r.start]
+            at += r.stop - r.start
+        return vector
+
+
+def handed_over(vector: Tensor) -> Any:
+    """Return a vector as the network's thread takes it."""
+    return vector.numpy() if vector.device.type == "cpu" else TorchGradient(vector)
