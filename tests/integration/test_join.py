@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -126,6 +128,21 @@ def test_loop_trains_its_run_to_the_end_and_holds_the_last_global_state(
     assert audit(asked["url"], asked["run"]) == ()
     with pytest.raises(RunFinished, match="is finished"), skerry.join(params=initial(), **asked):
         pass
+
+
+def test_the_lines_of_the_page_are_a_learner(syncer: None, asked: dict[str, Any]) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/join.md").read_text()
+    (lines,) = re.findall(r"^```python\n(import skerry\n\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    lines = lines.replace("nats://hub:4222", asked["url"]).replace("main", asked["run"])
+
+    def step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
+        params, loss = train_step(params)
+        return params, opt_state, loss
+
+    batch = np.zeros((BATCH, SEQ))
+    names: dict[str, Any] = {"params": initial(), "opt_state": None, "loader": [batch]}
+    exec(lines, names | {"train_step": step, "config": CONFIG})  # noqa: S102 - our own page
+    assert audit(asked["url"], asked["run"]) == ()
 
 
 def test_who_joins_later_begins_with_the_values_of_the_log_and_where_its_data_goes_on(

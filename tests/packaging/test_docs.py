@@ -26,7 +26,7 @@ from skerry_tools.lab.scenario import load as load_scenario
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BENCHES = sorted(path.stem.removeprefix("bench_") for path in ROOT.glob("tests/bench/bench_*.py"))
-TOPS = (".ci", "docs", "infra", "proto", "services", "shared", "tests")
+TOPS = (".ci", "docs", "examples", "infra", "proto", "services", "shared", "tests")
 OLD = re.compile(r"\bskerry[./](?:core|wire|bus|runtime|testing|planning|chaos|audit|lab)\b")
 """Packages of earlier trees."""
 
