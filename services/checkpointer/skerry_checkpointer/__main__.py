@@ -119,7 +119,10 @@ def verify(
 def export(
     checkpoint: Where,
     out: Annotated[Path, typer.Option(help="New folder for the model.", metavar="FOLDER")],
-    to: Annotated[Literal["hf"], typer.Option(help="Form: Hugging Face's.", metavar="FORM")] = "hf",
+    to: Annotated[
+        Literal["hf", "peft"],
+        typer.Option(help="Form: a model, or adapters alone.", metavar="FORM"),
+    ] = "hf",
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Copy tokenizer files from this folder.", metavar="FOLDER"),
@@ -139,7 +142,8 @@ def export(
 
         access = settings_from(None, config, set_).local.store
         where = FORMS[to](checkpoint, out, access, source=tokenizer, dtype=dtype)
-        print(f"Wrote {where}: AutoModelForCausalLM.from_pretrained({str(where)!r}) loads it.")
+        loads = "AutoModelForCausalLM" if to == "hf" else "PeftModel"
+        print(f"Wrote {where}: {loads}.from_pretrained loads it.")
 
 
 def main() -> None:

@@ -81,8 +81,10 @@ async def _begin(
     """Return the place, and what it offers the log as initial parameters instead of fresh ones.
 
     A run that begins with weights gets them from learners that have the folder; others wait.
+    Adapters begin as every learner makes them.
     """
-    if not (place.missing and work.config.model.weights):
+    model = work.config.model
+    if not (place.missing and model.weights) or model.lora_rank:
         return place, None
     if not folder:
         log.info("waits_for_weights", digest=work.config.model.weights)

@@ -260,9 +260,11 @@ def build_model(config: ModelConfig, train: TrainConfig) -> Model:
     fast = train.precision == "auto" and has_bfloat16(jax.devices()[0])
     precision = "bfloat16" if fast or train.precision == "bfloat16" else "float32"
     if not config.factory:
-        from skerry.models.decoder import Decoder  # it imports this module
+        from skerry.models.decoder import Decoder  # these import this module
+        from skerry.models.lora import Lora
 
-        return Decoder.of(arch_of(config), jnp.dtype(precision), train.remat)
+        decoder = Decoder.of(arch_of(config), jnp.dtype(precision), train.remat)
+        return Lora(decoder, config, train.seed) if config.lora_rank else decoder
     offered = {"precision": precision}
     model: Any = code.build(config.factory, "model.factory", config.options, ModelError, offered)
     if not isinstance(model, Model):

@@ -315,6 +315,8 @@ class Decoder:
 
     def _biased(self, p: Params, name: str, x: jax.Array) -> jax.Array:
         out = project(x, p[f"{name}.weight"])
+        if f"{name}.lora_A.weight" in p:
+            out = out + project(project(x, p[f"{name}.lora_A.weight"]), p[f"{name}.lora_B.weight"])
         bias = p.get(f"{name}.bias")
         return out if bias is None else out + bias.astype(x.dtype)
 

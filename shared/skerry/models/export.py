@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import ModelError
-from skerry.models import hf
+from skerry.models import adapters, hf
 from skerry.models.arch import parse
 from skerry.models.presets import arch_of
 from skerry.models.tensors import tensors_of
@@ -50,12 +50,43 @@ def export_hf(
         msg = f"{where} has a model of your own, for which Hugging Face has no config.json."
         raise ModelError(msg, path="model.factory")
     arch = arch_of(config.model)
+    if config.model.lora_rank:
+        folder = adapters.base_folder(config.model)
+        if folder is None:
+            msg = f"{where} has adapters beside fresh weights: export them with --to peft."
+            raise ModelError(msg, path="to")
+        scale = adapters.alpha_of(config.model) / config.model.lora_rank
+        full = adapters.merged(arch, hf.read_tensors(folder, arch), tensors, scale)
+        hf.write(target, arch, full, source, dtype=dtype or _dtype_of(arch))
+        return target
     wanted = {name: tensor.shape for name, tensor in tensors_of(arch).items()}
     if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
         msg = f"{where} holds other tensors than its config.json makes: use the release it is of."
         raise ModelError(msg, path="model.config")
     hf.write(target, arch, tensors, source, dtype=dtype or _dtype_of(arch))
     return target
+
+
+def export_peft(
+    where: str,
+    out: str | Path,
+    access: StoreSettings,
+    *,
+    source: str | Path | None = None,
+    dtype: str | None = None,
+) -> Path:
+    """Write a checkpoint's adapters as the peft library loads them, and return the folder.
+
+    ``source`` is the folder of the weights that they stand beside. Raises as ``export_hf``.
+    """
+    del dtype  # adapters are stored in float32
+    saved, tensors = checkpoint.params(*locate(where, access))
+    model = run_config_from_json(json.dumps(saved.config)).model
+    if not model.lora_rank:
+        msg = f"{where} has no adapters: export it with --to hf."
+        raise ModelError(msg, path="to")
+    adapters.write_peft(out, model, tensors, str(source or ""))
+    return Path(out)
 
 
 def _dtype_of(arch: Arch) -> str:
@@ -65,5 +96,5 @@ def _dtype_of(arch: Arch) -> str:
     return found if isinstance(found, str) and found in hf.DTYPES else DEFAULT_DTYPE
 
 
-FORMS = {"hf": export_hf}
+FORMS = {"hf": export_hf, "peft": export_peft}
 """What writes a checkpoint in each form."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from skerry.errors import ModelError
 from skerry.models.arch import MOST_BYTES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONFIG = "config.json"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from skerry import code
+from skerry import code, folders
 from skerry.algorithm.presets import resolved
 from skerry.errors import ConfigError
 from skerry.settings.checks import check_local, check_run, named_code
@@ -84,6 +84,8 @@ def load(
     check_local(local)
     named = (code.module_of(value) for _, value in named_code(run))
     code.allow((*local.allow_code, *filter(None, named)))
+    if run.model.path:
+        folders.offer(run.model.path)
     return Settings(run=run, local=local)
 
 

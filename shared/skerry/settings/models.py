@@ -50,6 +50,20 @@ class ModelConfig(Table):
     """``module:function`` that returns a model of your own; empty: the built-in decoder."""
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Keyword arguments for ``factory``."""
+    lora_rank: int = Field(default=0, ge=0, le=1024)
+    """Rank of the adapters that are trained instead of the model; 0: the model is trained."""
+    lora_alpha: float | None = Field(default=None, gt=0)
+    """Adapters count alpha / rank; unset: twice the rank."""
+    lora_targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """The matrices that get adapters, by the last part of their names."""
     layers: int | None = Field(default=None, ge=1)
     """Transformer blocks; like the sizes below, in the place of the config's."""
     d_model: int | None = Field(default=None, ge=8)
