@@ -1,12 +1,17 @@
-"""Conversations as text: a tokenizer's own chat template, rendered in a sandbox."""
+"""Conversations as text: a tokenizer's own chat template, rendered in a sandbox (``rendering``)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from skerry.errors import ConfigError
 
@@ -15,16 +20,63 @@ Message: TypeAlias = Mapping[str, str]
 TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 MOST_BYTES = 4 << 20
 """Of each of the files."""
+LIMIT_S = 10.0
+
+
+class _Renderer:
+    """The process that renders a template (``rendering``), begun when it is first asked."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def ask(self, setup: Mapping[str, object], known: Mapping[str, object]) -> Mapping[str, str]:
+        """Return what the process answers about a conversation: ``text``, or an ``error``."""
+        fresh = self._process is None
+        process = self._process or self._begin()
+        assert process.stdin is not None  # both are pipes
+        assert process.stdout is not None
+        lines = [json.dumps(one).encode() + b"\n" for one in ([setup] if fresh else []) + [known]]
+        with suppress(BrokenPipeError):  # a dead process answers nothing
+            process.stdin.write(b"".join(lines))
+            process.stdin.flush()
+        if answered := process.stdout.readline():
+            return cast("dict[str, str]", json.loads(answered))
+        code = process.wait()
+        self._end()
+        self._process = None
+        if code == -signal.SIGPROF:
+            return {"error": f"it takes more than {setup['limit_s']} s"}
+        return {"error": f"its process ended with {code}"}
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", str(Path(__file__).with_name("rendering.py"))]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._process, self._end = process, weakref.finalize(self, _close, process)
+        return process
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """End a process that waits for conversations."""
+    process.kill()
+    process.communicate()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """How a model was taught to read a conversation; ``end`` is the token that ends an answer."""
+    """How a model was taught to read a conversation; ``end`` is the token that ends an answer.
+
+    ``limit_s`` is the CPU time that the template has for one conversation.
+    """
 
     folder: Path
     template: str
     begin: str = ""
     end: str = ""
+    limit_s: float = LIMIT_S
+    _renderer: _Renderer = field(default_factory=_Renderer, init=False, compare=False)
 
     @classmethod
     def of(cls, folder: Path) -> ChatTemplate:
@@ -40,22 +92,16 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
         """Return the text of a conversation, and where ``answer``, the beginning of the next turn.
 
-        Raises ConfigError for a template that fails, or that refuses these messages.
+        Raises ConfigError for a template that fails, takes too long or refuses these messages.
         """
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        around = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        around.filters["tojson"] = _to_json
-        known: dict[str, object] = {"raise_exception": _refuse}
-        known |= {"bos_token": self.begin, "eos_token": self.end, "add_generation_prompt": answer}
-        try:
-            return around.from_string(self.template).render(messages=list(messages), **known)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            msg = f"The chat template of {self.folder} fails: {error}."
-            raise ConfigError(msg, path="tokenizer") from error
+        known: dict[str, object] = {"messages": list(messages), "add_generation_prompt": answer}
+        known |= {"bos_token": self.begin, "eos_token": self.end}
+        found = self._renderer.ask({"template": self.template, "limit_s": self.limit_s}, known)
+        text = found.get("text")
+        if text is None:
+            msg = f"The chat template of {self.folder} fails: {found.get('error')}."
+            raise ConfigError(msg, path="tokenizer")
+        return text
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
@@ -92,11 +138,3 @@ def _token(found: object) -> str:
     if isinstance(found, dict):
         found = cast("dict[str, Any]", found).get("content")
     return found if isinstance(found, str) else ""
-
-
-def _to_json(value: object, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
-
-
-def _refuse(text: object) -> NoReturn:
-    raise ValueError(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ TURNS = [
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "grüße"},
 ]
+RANGE = "range(99999)"
 CHATML = (
     "{{ bos_token }}{% for m in messages %}\n"
     "    {%- if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}\n"
@@ -63,12 +65,24 @@ def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "fails"),
+        (f"{{% for i in {RANGE} %}}{{% for j in {RANGE} %}}{{% endfor %}}{{% endfor %}}", "1.5 s"),
+        ("{{ 9 ** (9 ** 9) }}", "1.5 s"),
+        ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 'x' * 10 ** 10 }}", "memory"),
+        (f"{{% for i in {RANGE} %}}{{{{ 'x' * 1000 }}}}{{% endfor %}}", "more than"),
+        ("{{ messages.append(1) }}", "unsafe"),
     ],
 )
 def test_a_template_that_fails_is_one_sentence(tmp_path: Path, template: str, said: str) -> None:
-    chat = ChatTemplate.of(folder_with(tmp_path, chat_template=template))
-    with pytest.raises(ConfigError, match=said):
-        chat.render(TURNS)
+    chat = replace(ChatTemplate.of(folder_with(tmp_path, chat_template=template)), limit_s=1.5)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=said):
+            chat.render(TURNS)
+
+
+def test_marks_of_what_an_assistant_says_are_read_over(tmp_path: Path) -> None:
+    marked = "a{% generation %}b{% endgeneration %}c"
+    assert ChatTemplate.of(folder_with(tmp_path, chat_template=marked)).render(TURNS) == "abc"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"chat_template": 3}'])
