@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from skerry.data.prepare import prepare, train_tokenizer
+from skerry.data.tokenizer import Words
 from skerry.models import hf
 from tests.support.hf_folder import random_folder
 from tests.support.processes import skerry
 
-pytestmark = [pytest.mark.nats, pytest.mark.drill]
+pytestmark = [pytest.mark.nats, pytest.mark.drill, pytest.mark.timeout(900)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "fine-tune.md"
 CHECKPOINTS = ".skerry/checkpoints/main"
-QUICK = ("--set", "health.port=0", "--set", "train.lr=2e-2")
+NOTES = "".join(
+    f"Note {n}: once it rained for {n * n % 97} days, then the sun came out.\n" for n in range(2500)
+)
+SHORT = {
+    "vocab = 4096": "vocab = 300\nd_model = 32\nheads = 4\nkv_heads = 2\nd_ff = 48",
+    "layers = 12": "layers = 2",
+    "seq_len = 256": "seq_len = 32",
+    "seq_len = 128": "seq_len = 32",
+    "steps = 1000": "steps = 40\nlr = 2e-2",
+    "steps = 200": "steps = 40",
+    "lr = 1e-4": "lr = 2e-2",
+}
+"""What makes the page's runs short."""
+ELSEWHERE = ("skerry learner", "--tasks")
+"""Lines for several machines, and for a package that is not installed here."""
 
 
 def run(cwd: Path, *arguments: str) -> str:
@@ -28,36 +46,45 @@ def run(cwd: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with a model, some text, and the page's settings, made short."""
-    random_folder(tmp_path / "models" / "mine")
-    notes = tmp_path / "notes"
+    """A folder with a model and its tokenizer, some text, and the page's settings, made short."""
+    notes, model = tmp_path / "notes", random_folder(tmp_path / "models" / "mine")
     notes.mkdir()
-    (notes / "one.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 2000)
-    (settings,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    settings = settings.replace("~/notes", str(notes)).replace("steps = 200", "steps = 40")
-    (tmp_path / "finetune.toml").write_text(settings.replace("seq_len = 128", "seq_len = 32"))
+    (notes / "one.txt").write_text(NOTES)
+    words, _ = train_tokenizer([str(notes)], (".txt",), 260, tmp_path / "scratch")
+    for file in words.iterdir():
+        file.rename(model / file.name)
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    for name, settings in re.findall(r"```toml\n# (.*?)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        short = reduce(lambda text, pair: text.replace(*pair), SHORT.items(), settings)
+        (tmp_path / name).write_text(short)
     return tmp_path
 
 
-def test_weights_are_trained_judged_exported_and_loaded(site: Path) -> None:
-    run(site, "up", "finetune.toml", "--from-hf", "models/mine", *QUICK)
-    scores = json.loads(run(site, "eval", CHECKPOINTS, "--json", "--batches", "2"))
+def test_every_command_of_the_page_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKERRY_HEALTH__PORT", "0")
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    said: dict[str, str] = {}
+    for line in "".join(blocks).splitlines():
+        if not any(part in line for part in ELSEWHERE):
+            short = line.replace("~/notes", str(site / "notes")).replace("4096", "300")
+            said[line] = run(site, *shlex.split(short, comments=True)[1:])
+    (scores,) = (json.loads(text) for line, text in said.items() if "--json" in line)
     fresh = np.log(260)
     assert scores["loss"] < fresh - 0.5
-    other = json.loads(run(site, "eval", CHECKPOINTS, "--text", "notes", "--json"))
-    assert other["perplexity"] > 1
-    assert run(site, "sample", CHECKPOINTS, "--prompt", "the ", "--tokens", "5").startswith("the ")
-
-    said = run(site, "export", CHECKPOINTS, "--to", "hf", "--out", "out/mine")
-    assert "out/mine" in said
+    sampled = [text for line, text in said.items() if "--prompt" in line]
+    assert all(text.startswith("Once") for text in sampled)
     transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     model = transformers.AutoModelForCausalLM.from_pretrained(site / "out" / "mine")
-    text = torch.tensor([list(b"the quick brown fox jumps over the lazy dog.\n")])
-    assert model(text, labels=text).loss.item() < fresh - 0.5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(site / "out" / "mine")
+    ids = tokenizer(NOTES[:200], return_tensors="pt")["input_ids"]
+    assert model(ids, labels=ids).loss.item() < fresh - 0.5
 
 
 def test_a_run_that_has_not_learnt_yet_holds_the_folders_weights(site: Path) -> None:
+    prepare(
+        [str(site / "notes")], (".txt",), Words.of(site / "models" / "mine"), site / "shards-mine"
+    )
     nothing = ("--set", "train.steps=2", "--set", "train.lr=1e-12", "--set", "health.port=0")
     run(site, "up", "finetune.toml", "--from-hf", "models/mine", *nothing)
     run(site, "export", CHECKPOINTS, "--out", "out")

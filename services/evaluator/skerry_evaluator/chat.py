@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from skerry.data.chat import ChatTemplate, Message
+from skerry.data.tokenizer import Words
 from skerry.errors import ConfigError
 from skerry_evaluator.checkpoints import restore
-from skerry_evaluator.sampling import Sampler, tokenizer_of
+from skerry_evaluator.sampling import Sampler
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far; an answer ends with the template's last token, or after ``most``."""
+    """What was said so far; an answer ends with the tokenizer's end token, or after ``most``."""
 
     template: ChatTemplate
-    words: Any
+    words: Words
     sampler: Sampler
     params: Any
     most: int
@@ -30,12 +31,11 @@ class Conversation:
         """Return the model's answer to a turn."""
         self.turns.append({"role": "user", "content": said})
         text = self.template.render(self.turns)
-        start = self.words.encode(text, add_special_tokens=False).ids
-        end = self.words.token_to_id(self.template.end)
+        start = self.words.encode(text, special=False)
         written = self.sampler.tokens(
             self.params, start or [0], self.most, self.seed + len(self.turns)
         )
-        answer: str = self.words.decode(list(takewhile(lambda token: token != end, written)))
+        answer = self.words.decode(list(takewhile(lambda t: t not in self.words.end, written)))
         self.turns.append({"role": "assistant", "content": answer})
         return answer
 
@@ -62,7 +62,7 @@ def print_chat(
         raise ConfigError(msg, path="tokenizer")
     template = ChatTemplate.of(tokenizer)
     restored = restore(path, sets)
-    words = tokenizer_of(tokenizer, getattr(restored.model, "vocab", None))
+    words = Words.of(tokenizer, getattr(restored.model, "vocab", None))
     sampler = Sampler(restored.model, restored.config.data.seq_len, temperature)
     conversation = Conversation(template, words, sampler, restored.params, count, seed)
     for answer in talk(conversation, lines):

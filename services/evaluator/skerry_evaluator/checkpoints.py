@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from skerry.algorithm.fragments import trainable
 from skerry.data.corpus import Corpus, load_corpus
+from skerry.data.tokenizer import Words
 from skerry.errors import ModelError
 from skerry.models.base import Model, Params, build_model, layout_of, specs_of, token_loss
 from skerry.settings import loading
@@ -20,7 +21,7 @@ from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
 from skerry.store.finding import is_url, locate
 from skerry_evaluator.global_model import HeldOutText, Score
-from skerry_evaluator.sampling import Sampler, to_text, to_tokens, tokenizer_of
+from skerry_evaluator.sampling import Sampler, to_text, to_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ def print_scores(
 ) -> None:
     """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
 
-    ``text`` are files and folders to judge on instead of a run's own. In JSON infinity and NaN are
+    ``text`` are files and folders to judge on instead of a run's own, token shards for a run that
+    was trained on tokens. In JSON infinity and NaN are
     null.
     """
     corpora: dict[str, Corpus] = {}
@@ -101,7 +103,8 @@ def print_scores(
         data = restored.config.data
         if text:
             paths = tuple(str(path) for path in text)
-            data = data.model_copy(update={"source": "text", "paths": paths})
+            source = "tokens" if data.source == "tokens" else "text"
+            data = data.model_copy(update={"source": source, "paths": paths})
         key = data.model_dump_json()
         if key not in corpora:
             corpora[key] = load_corpus(data)
@@ -135,8 +138,8 @@ def print_sample(
     data = restored.config.data
     sampler = Sampler(restored.model, data.seq_len, temperature)
     if tokenizer is not None:
-        words = tokenizer_of(tokenizer, getattr(restored.model, "vocab", None))
-        start = words.encode(prompt).ids or [0]
+        words = Words.of(tokenizer, getattr(restored.model, "vocab", None))
+        start = words.encode(prompt) or [0]
         tokens = list(sampler.tokens(restored.params, start, count, seed))
         print(words.decode([*start, *tokens]))
         return

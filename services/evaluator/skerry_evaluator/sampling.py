@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,25 +38,6 @@ def to_text(data: DataConfig, tokens: Sequence[int]) -> str:
     if data.source == "tokens":
         return " ".join(map(str, tokens))
     return bytes(t if 0 <= t < BYTES else 0xFF for t in tokens).decode(errors="replace")
-
-
-def tokenizer_of(folder: Path, vocab: int | None) -> Any:
-    """Return the ``tokenizers.Tokenizer`` of a folder; ConfigError for one that does not fit."""
-    import tokenizers
-
-    file = folder / "tokenizer.json"
-    try:
-        found: Any = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # it raises nothing narrower
-        msg = f"{file} cannot be read as a tokenizer ({error}): name the folder that has one."
-        raise ConfigError(msg, path="tokenizer") from error
-    size = found.get_vocab_size()
-    if vocab is not None and size > vocab:
-        msg = (
-            f"The tokenizer of {folder} has {size} tokens, the model {vocab}: name the model's own."
-        )
-        raise ConfigError(msg, path="tokenizer")
-    return found
 
 
 class Sampler:

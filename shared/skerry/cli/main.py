@@ -210,7 +210,7 @@ def _listed(*programs: str) -> None:
 _listed(*SERVICES)
 app.command()(status)
 app.command()(top)
-_listed("tools", "lab")
+_listed("data", "tools", "lab")
 app.command()(doctor)
 
 

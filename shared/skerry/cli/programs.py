@@ -58,6 +58,11 @@ PROGRAMS: Mapping[str, Program] = {
         },
         compiles=True,
     ),
+    "data": Program(
+        "skerry.data",
+        ("tokenizers",),
+        {"data": "Train a tokenizer on text, or write its tokens for a run."},
+    ),
     "health-monitor": Program(
         "skerry_health_monitor",
         ("prometheus_client", "starlette", "uvicorn"),

@@ -1,4 +1,4 @@
-"""The trainer's side of a learner: what goes on between its steps, whoever takes them.
+"""The trainer's side of a learner: what goes on between its steps, in any training loop.
 
 Waiting is a generator of pauses, so that its driver decides what time is: a thread, in which steps
 take as long as they take, or a virtual clock.

@@ -104,6 +104,11 @@ class ChatTemplate:
         return text
 
 
+def end_of(folder: Path) -> str:
+    """Return the token that ends a text or an answer, as a tokenizer's settings say; or nothing."""
+    return _token(_settings(folder).get("eos_token"))
+
+
 def _settings(folder: Path) -> Mapping[str, Any]:
     try:
         found: object = json.loads(_read(folder / SETTINGS) or "{}")

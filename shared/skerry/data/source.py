@@ -95,6 +95,18 @@ def _unreadable(error: OSError) -> CorpusError:
     return CorpusError(msg, path="data.paths")
 
 
+def documents(paths: Sequence[str], suffixes: Sequence[str]) -> Iterator[str]:
+    """Yield the text of each file; CorpusError for one that cannot be read as UTF-8."""
+    for path in _expand(paths, suffixes):
+        try:
+            yield path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise _unreadable(error) from error
+        except UnicodeDecodeError as error:
+            msg = f"{path} is no UTF-8 text: convert it, or leave it out."
+            raise CorpusError(msg, path="data.paths") from error
+
+
 def _join(paths: Sequence[Path]) -> Document:
     """Read files as bytes, each closed by a zero byte."""
     try:

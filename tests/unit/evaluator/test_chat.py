@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from skerry.data.chat import ChatTemplate
+from skerry.data.tokenizer import Words
 from skerry.models.base import build_model
 from skerry.settings.models import ModelConfig, TrainConfig
 from skerry_evaluator.chat import Conversation, talk
@@ -20,7 +21,7 @@ from tests.support.hf_folder import MOE
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
 
-def conversation(end: str = "") -> Conversation:
+def conversation() -> Conversation:
     tokenizers = pytest.importorskip("tokenizers")
     words: Any = tokenizers.Tokenizer(tokenizers.models.BPE())
     words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -29,8 +30,9 @@ def conversation(end: str = "") -> Conversation:
     trainer = tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
     words.train_from_iterator(["a"], trainer)
     model: Any = build_model(ModelConfig(config=json.dumps(MOE)), TrainConfig())
-    template = ChatTemplate(Path("folder"), TEMPLATE, end=end)
+    template = ChatTemplate(Path("folder"), TEMPLATE)
     params = jax.jit(model.init)(jax.random.key(0))
+    words = Words(Path("folder"), 257, (), words)
     return Conversation(template, words, Sampler(model, 64, temperature=0.0), params, 6, seed=1)
 
 
@@ -47,9 +49,9 @@ def test_an_answer_ends_before_the_token_that_ends_answers() -> None:
     chat = conversation()
     (whole,) = talk(chat, ["hello"])
     text = chat.template.render(chat.turns[:1])
-    start = chat.words.encode(text).ids
+    start = chat.words.encode(text)
     (first, *_) = chat.sampler.tokens(chat.params, start, 1, 1)
-    stopped = replace(chat, template=replace(chat.template, end=chat.words.id_to_token(first)))
+    stopped = replace(chat, words=replace(chat.words, end=(first,)))
     stopped.turns = []
     assert whole != ""
     assert list(talk(stopped, ["hello"])) == [""]

@@ -1,0 +1,59 @@
+"""A Hugging Face tokenizer in a folder: text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skerry.data.chat import end_of
+from skerry.errors import ConfigError
+
+FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+COMPANIONS = (
+    *(FILE, SETTINGS, "special_tokens_map.json", "chat_template.jinja"),
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A tokenizer; ``end`` is the id of the token that ends a document, alone or not at all."""
+
+    folder: Path
+    size: int
+    end: tuple[int, ...]
+    _made: Any
+
+    @classmethod
+    def of(cls, folder: Path, vocab: int | None = None) -> Words:
+        """Open a folder's tokenizer; ConfigError for one that does not fit a model's ``vocab``."""
+        import tokenizers
+
+        file = folder / FILE
+        try:
+            made: Any = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # it raises nothing narrower
+            msg = f"{file} cannot be read as a tokenizer ({error}): name the folder that has one."
+            raise ConfigError(msg, path="tokenizer") from error
+        size = made.get_vocab_size()
+        if vocab is not None and size > vocab:
+            msg = f"The tokenizer of {folder} has {size} tokens, the model {vocab}: name its own."
+            raise ConfigError(msg, path="tokenizer")
+        end = made.token_to_id(end_of(folder))
+        return cls(folder, size, () if end is None else (end,), made)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return a text's tokens; ``special``: with what the tokenizer puts around every text."""
+        ids: list[int] = self._made.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of several texts, made on all cores."""
+        return [found.ids for found in self._made.encode_batch(list(texts))]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        text: str = self._made.decode(list(tokens))
+        return text
