@@ -1,7 +1,8 @@
-"""A learner that writes down how long each step and each step boundary took: the real code.
+"""A learner that takes turns with a plain loop, in its own process: the real service otherwise.
 
-``timed_learner.py sync OUT CORE CONFIG URL RUN`` serves a run; ``alone`` takes the same steps with
-the same model, data and pulses, but no log and so no rounds. Both go on until SIGTERM.
+``timed_learner.py OUT CORE CONFIG URL RUN TURNS STEPS`` joins a run and goes on until both have had
+their turns. In a plain turn the learner's thread trains the plain loop's copy of the model, while
+the network goes on beside it. CORE pins the process; "-" leaves it on all.
 """
 
 from __future__ import annotations
@@ -11,95 +12,136 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import structlog
+import jax
+from plain_loop import PlainLoop
 
 from skerry.client.island import Island
-from skerry.client.joining import LearnerPlace
-from skerry.client.mailbox import Mailbox
-from skerry.client.meter import Meter
-from skerry.client.session import Session
-from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
-from skerry.data.stream import Prefetch, Stream
+from skerry.data.stream import Stream
 from skerry.log.nats.bus import NatsBus
-from skerry.protocol.learner import LearnerPolicy, TrainingProgress
 from skerry.service.entry import run_service
 from skerry.service.reporting import configure, telemetry
 from skerry.settings import loading
-from skerry.settings.models import RunConfig
-from skerry_learner.service import learner
-from skerry_learner.trainer.trainer import Trainer
+from skerry_learner import service
 from skerry_learner.training import TrainingLoop
-from skerry_learner.work import prepare
-from tests.support.builders import member
 
-Times = list[tuple[float, float, float]]
-"""When it ended (monotonic: all processes of a machine share it), seconds it took, CPU seconds
-that this process had used by then, all its threads together."""
+SETTLE = 5
+"""Steps at the beginning of a turn that are not timed: caches still hold the other loop's."""
+BATCHES = 16
 
 
-def record() -> tuple[Times, Times]:
-    """Have every step and every boundary of this process noted."""
-    steps: Times = []
-    boundaries: Times = []
-    stepped, boundary = Meter.stepped, Island.boundary
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one loop did in its turn; seconds, and CPU seconds of the whole process."""
 
-    def noting_stepped(self: Meter, whole_s: float) -> None:
-        steps.append((time.monotonic(), whole_s, time.process_time()))
-        stepped(self, whole_s)
+    steps: int
+    wall_s: float
+    cpu_s: float
 
-    def noting_boundary(self: Island) -> Iterator[float]:
-        began = time.monotonic()
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When a turn's timed part began."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def start(cls) -> Clock:
+        return cls(time.perf_counter(), time.process_time())
+
+    def stop(self, steps: int) -> Turn:
+        return Turn(steps, time.perf_counter() - self.wall_s, time.process_time() - self.cpu_s)
+
+
+class Alternation:
+    """Gives a learner its batches in turns, and takes the plain loop's between them."""
+
+    def __init__(self, turns: int, steps: int) -> None:
+        self._turns, self._steps = turns, steps
+        self.ours: list[Turn] = []
+        self.plain: list[Turn] = []
+        self.boundaries: list[float] = []
+
+    def batches(self, given: Iterator[Any], loop: TrainingLoop, plain: PlainLoop) -> Iterator[Any]:
+        """Yield batches; the consumer asks for the next one once its step is over."""
+        for _ in range(self._turns):
+            for _ in range(SETTLE):
+                yield next(given)
+            jax.block_until_ready(loop.trainer.state.params)
+            clock = Clock.start()
+            for _ in range(self._steps):
+                yield next(given)
+            jax.block_until_ready(loop.trainer.state.params)
+            self.ours.append(clock.stop(self._steps))
+            self.plain.append(self._plain_turn(plain, loop.tick))
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            yield next(given)
+
+    def _plain_turn(self, plain: PlainLoop, tick: Callable[[], None]) -> Turn:
+        for _ in range(SETTLE):
+            plain.step()
+        plain.wait()
+        clock = Clock.start()
+        for _ in range(self._steps):
+            plain.step()
+            tick()  # the learner goes on to say that it is alive, twice a second
+        plain.wait()
+        return clock.stop(self._steps)
+
+
+def install(alternation: Alternation) -> None:
+    """Have the learner of this process fed by the alternation, and its boundaries timed."""
+    feed, boundary = service._Service._feed, Island.boundary
+
+    @contextmanager
+    def fed(self: service._Service, cursor: int) -> Generator[Iterator[Any]]:
+        work = self._work
+        stream = Stream(work.corpus, 0)
+        size = work.config.data.batch
+        rows = [stream.read(size * i, size) for i in range(BATCHES)]
+        plain = PlainLoop(work.model, work.config.train, rows)
+        with feed(self, cursor) as batches:
+            yield alternation.batches(batches, self._training, plain)
+
+    def timed(self: Island) -> Iterator[float]:
+        began = time.perf_counter()
         yield from boundary(self)
-        now = time.monotonic()
-        boundaries.append((now, now - began, time.process_time()))
+        alternation.boundaries.append(time.perf_counter() - began)
 
-    Meter.stepped = noting_stepped  # type: ignore[method-assign]
-    Island.boundary = noting_boundary  # type: ignore[method-assign]
-    return steps, boundaries
-
-
-def alone(config: RunConfig) -> None:
-    """Train without a log until SIGTERM."""
-    work = prepare(config)
-    trainer = Trainer(work.model, config, work.plan)
-    start = TrainingProgress(0, 0, 0, 0)
-    mailbox = Mailbox(LearnerPolicy.of(config.sync).room, lambda: None)
-    signal.signal(signal.SIGTERM, lambda *_: mailbox.stop())
-    me = LearnerIdentity("none", "alone", 1)
-    session = Session(LearnerTelemetry(me), work.plan, config.sync, trainer, mailbox, start=start)
-    vocab, batch = getattr(work.model, "vocab", None), config.data.batch
-    feed = partial(Prefetch, Stream(work.corpus, 0), batch=batch, vocab=vocab)
-    place = LearnerPlace(me, member("alone"), start, ())
-    loop = TrainingLoop(place, config, session, Meter(time.monotonic()), trainer=trainer, feed=feed)
-    trainer.warm(lambda: None)
-    structlog.get_logger().info("phase", phase="training")
-    for _ in loop._train():
-        pass  # no mode of the benchmark blocks
+    service._Service._feed = fed  # type: ignore[method-assign,assignment] # as a Feed
+    Island.boundary = timed  # type: ignore[method-assign] # what it measures
 
 
 def main() -> None:
-    mode, out, core, path, *place = sys.argv[1:]
-    os.sched_setaffinity(0, {int(core)})
+    out, core, path, url, run, turns, steps = sys.argv[1:]
+    if core != "-":
+        os.sched_setaffinity(0, {int(core)})
     configure("info", service="learner")
     given = loading.load(Path(path))
-    config = given.run
-    steps, boundaries = record()
+    alternation = Alternation(int(turns), int(steps))
+    install(alternation)
+    bus = NatsBus(url, name="timed")
     try:
-        if mode == "alone":
-            alone(config)
-        else:
-            url, run = place
-            bus = NatsBus(url, name="timed")
-            run_service(
-                learner(bus, run, "timed", config, shutdown_s=5.0, started_s=time.monotonic()),
-                telemetry(given.local, "learner", run, "timed"),
-            )
+        run_service(
+            service.learner(
+                bus, run, "timed", given.run, shutdown_s=5.0, started_s=time.monotonic()
+            ),
+            telemetry(given.local, "learner", run, "timed"),
+        )
     finally:
-        Path(out).write_text(json.dumps({"steps": steps, "boundaries": boundaries}))
+        found = {
+            "ours": [asdict(turn) for turn in alternation.ours],
+            "plain": [asdict(turn) for turn in alternation.plain],
+            "boundaries": alternation.boundaries,
+        }
+        Path(out).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
