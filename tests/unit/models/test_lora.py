@@ -35,6 +35,11 @@ def text() -> jax.Array:
     return jax.random.randint(jax.random.key(1), (2, 9), 0, 64)
 
 
+def scores(model: Any, params: Any) -> jax.Array:
+    found: jax.Array = jax.jit(model.logits)(params, text())
+    return found
+
+
 def moved(params: Any) -> Any:
     """Return adapters that have learned something."""
     keys = iter(jax.random.split(jax.random.key(7), len(params)))
@@ -56,12 +61,12 @@ def test_only_adapters_are_parameters_and_fragments() -> None:
 
 def test_fresh_adapters_change_nothing_and_then_only_they_learn() -> None:
     model: Any = build_model(CONFIG, TrainConfig(seed=5))
-    params, plain = model.init(jax.random.key(0)), Decoder(arch_of(CONFIG))
+    params, plain = jax.jit(model.init)(jax.random.key(0)), Decoder(arch_of(CONFIG))
     weights = jax.jit(plain.init)(jax.random.key(5))
-    np.testing.assert_array_equal(model.logits(params, text()), plain.logits(weights, text()))
+    np.testing.assert_array_equal(scores(model, params), scores(plain, weights))
     step = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
     (loss, _), gradients = step(params, {"tokens": text()})
-    assert float(loss) == pytest.approx(float(plain.loss(weights, {"tokens": text()})[0]))
+    assert float(loss) == pytest.approx(float(jax.jit(plain.loss)(weights, {"tokens": text()})[0]))
     assert gradients.keys() == params.keys()
     assert float(abs(gradients[B]).max()) > 0
 
@@ -89,13 +94,13 @@ def test_frozen_weights_are_arguments_of_a_program_and_not_written_into_it() -> 
 
 def test_merged_weights_score_as_adapters_do() -> None:
     model: Any = build_model(CONFIG, TrainConfig(seed=5))
-    learned, plain = moved(model.init(jax.random.key(0))), Decoder(arch_of(CONFIG))
-    weights = plain.init(jax.random.key(5))
+    learned, plain = moved(jax.jit(model.init)(jax.random.key(0))), Decoder(arch_of(CONFIG))
+    weights = jax.jit(plain.init)(jax.random.key(5))
     whole = adapters.merged(
         plain.arch, weights, learned, adapters.alpha_of(CONFIG) / CONFIG.lora_rank
     )
-    found = plain.logits({name: whole[name] for name in whole}, text())
-    np.testing.assert_allclose(found, model.logits(learned, text()), rtol=2e-4, atol=2e-5)
+    found = scores(plain, {name: whole[name] for name in whole})
+    np.testing.assert_allclose(found, scores(model, learned), rtol=2e-4, atol=2e-5)
 
 
 def test_frozen_weights_are_read_from_this_machines_copy_of_them(
@@ -103,20 +108,20 @@ def test_frozen_weights_are_read_from_this_machines_copy_of_them(
 ) -> None:
     monkeypatch.setattr(folders, "_offered", [])
     plain = Decoder(arch_of(CONFIG))
-    weights = plain.init(jax.random.key(9))
+    weights = jax.jit(plain.init)(jax.random.key(9))
     hf.write(tmp_path / "base", plain.arch, weights)
     config = CONFIG.model_copy(update={"weights": hf.digest(tmp_path / "base")})
     with pytest.raises(ModelError, match="which this machine does not have: name a copy"):
         build_model(config, TrainConfig())
     folders.offer(str(tmp_path / "base"))
     model: Any = build_model(config, TrainConfig())
-    params = model.init(jax.random.key(0))
-    np.testing.assert_array_equal(model.logits(params, text()), plain.logits(weights, text()))
+    params = jax.jit(model.init)(jax.random.key(0))
+    np.testing.assert_array_equal(scores(model, params), scores(plain, weights))
 
 
 def test_adapters_are_written_as_peft_reads_them(tmp_path: Path) -> None:
     model: Any = build_model(CONFIG, TrainConfig())
-    params = moved(model.init(jax.random.key(0)))
+    params = moved(jax.jit(model.init)(jax.random.key(0)))
     adapters.write_peft(tmp_path / "out", CONFIG, params, "some/model")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (3, 6.0)
