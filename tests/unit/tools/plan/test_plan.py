@@ -30,9 +30,9 @@ def as_read(plan: RunPlan) -> Any:
 
 
 def test_the_first_line_says_what_binds_and_what_is_enough() -> None:
-    sites = {"A": site(up="50 Gbit/s"), "B": site(up="2.6 Gbit/s", down="50 Gbit/s")}
+    sites = {"A": site(up="50 Gbit/s"), "B": site(up="2.7 Gbit/s", down="50 Gbit/s")}
     first = answer(planned(sites, sync={**FIXED, "contribution_scheme": "bf16"})).first
-    assert first.startswith("Not feasible: site B up-link needs 2.68 Gbit/s, has 2.60 Gbit/s")
+    assert first.startswith("Not feasible: site B up-link needs 2.77 Gbit/s, has 2.70 Gbit/s")
     assert "int8 contributions" in first
     assert "H >= 25" in first
 
@@ -95,7 +95,7 @@ def test_an_infeasible_plan_names_settings_with_which_all_holds() -> None:
             4,
             {"hub": {"write": "1 GB/s"}, "sync": {**FIXED, "overlap_steps": 20}},
             "broker",
-            ("H >= 43", "hub.write of 1.75 GB/s"),
+            ("H >= 43", "hub.write of 1.76 GB/s"),
         ),
         (4, {"mode": "diloco"}, "utilisation", None),
     ],
@@ -113,7 +113,7 @@ def test_needs_of_memory_broker_and_log_follow_from_their_formulas() -> None:
     memory = planned({"a": site(chips=2, memory="80 GB")}, sync=FIXED)
     assert binding(memory).need == pytest.approx(4 * (4 * 12e9 + 2 * 8 * 5e8) / 2)
     broker = planned(hub={"write": "1 GB/s"}, sync={**FIXED, "overlap_steps": 20})
-    assert binding(broker).need == pytest.approx((4 * 3.33 + 10.72 + 32) / 8 * 12e9 / 48)
+    assert binding(broker).need == pytest.approx((4 * 3.33 + 11.07 + 32) / 8 * 12e9 / 48)
     window = planned(sync=FIXED, log={"window_bytes": 2**29})
     assert binding(window).need == 4 * 4 * 12e9
 
@@ -158,7 +158,7 @@ def test_what_leaves_the_hub_is_paid_at_its_site() -> None:
     plan = planned(sites, plan={"tokens": "1B"}, sync=FIXED, hub={"site": "a"})
     cycles = 1e9 / (3 * 262144 / 2.0) / 48.0
     paid = plan.methods[0].egress_cost(plan.at, plan.tokens)
-    assert paid == pytest.approx(cycles * 2 * 12e9 * 10.72 / 8 / 1e9 * 0.1)
+    assert paid == pytest.approx(cycles * 2 * 12e9 * 11.07 / 8 / 1e9 * 0.1)
 
 
 def test_data_parallel_sends_a_ring_and_the_plan_survives_failures_better() -> None:
@@ -175,7 +175,7 @@ def test_data_parallel_sends_a_ring_and_the_plan_survives_failures_better() -> N
 
 def test_blocking_diloco_stands_still_while_the_whole_model_passes() -> None:
     diloco = planned(2, sync=FIXED).methods[2]
-    wire_s, stop_s = 12e9 * (3.33 + 10.72) / 3e9, 48.0 / diloco.utilisation - 48.0
+    wire_s, stop_s = 12e9 * (3.33 + 11.07) / 3e9, 48.0 / diloco.utilisation - 48.0
     assert wire_s < stop_s < wire_s + 15
     assert diloco.tokens_s == pytest.approx(2 * 262144 * 24 / (48.0 + stop_s))
 
