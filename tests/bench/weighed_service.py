@@ -50,7 +50,8 @@ def weigh_learner(samples: Samples) -> None:
         if fragment not in first:
             first.add(fragment)
             return
-        same = np.may_share_memory(np.asarray(self._anchors[fragment]), vector)
+        parts = self.anchor(fragment).parts
+        same = any(np.may_share_memory(np.asarray(part), vector) for part in parts)
         shared[fragment] = vector.nbytes if same else 0
 
     def weighed_boundary(self: Island) -> Iterator[float]:

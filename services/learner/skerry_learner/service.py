@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
+from typing import Any
 
 import jax
 import structlog
+from jax.sharding import Mesh
 
 from skerry.client.inner import RestoredState, fresh
 from skerry.client.joining import LearnerPlace, take_place
@@ -23,11 +25,12 @@ from skerry.client.telemetry import observe
 from skerry.client.weights import FolderWeights
 from skerry.data.stream import Prefetch, Stream
 from skerry.log.base import Bus
+from skerry.models.mesh import AUTO, make_mesh
 from skerry.protocol.messages import RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry_learner.inner_state import InnerStateSaver, origin_of
-from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import TrainingLoop
 from skerry_learner.work import Work, find_or_create
 
@@ -57,6 +60,7 @@ async def learner(
     """
     structlog.contextvars.bind_contextvars(learner=name)
     async with bus:
+        mesh = make_mesh(local.mesh if local is not None else AUTO)
         record, work = await find_or_create(bus, run, given)
         if record.state is RunState.FINISHED:
             log.info("run_already_finished", run=run)
@@ -64,15 +68,19 @@ async def learner(
         place = await take_place(bus, record, work.plan, name, socket.gethostname())
         place, weights = await _begin(place, work, given.model.path)
         blank = weights is not None or not place.missing  # everything comes from the log
-        trainer = await asyncio.to_thread(
-            Trainer, work.model, work.config, work.plan, blank=blank, weights=weights
-        )
+        trainer = await asyncio.to_thread(_trainer, work, mesh, blank=blank, weights=weights)
         saver = None
         if local is not None and local.save_every_s:
             origin, moments = origin_of(record, name), trainer.moments_like()
             saver = InnerStateSaver(local, origin, place.learner.incarnation, moments)
         meter = Meter(started_s)
         await _Service(bus, work, place, trainer, meter, saver, settled).run(shutdown_s)
+
+
+def _trainer(work: Work, mesh: Mesh, **begin: Any) -> Trainer:
+    log.info("mesh", **mesh.shape)
+    programs = Programs.of(work.model, work.config, mesh)
+    return Trainer(work.model, work.config, work.plan, programs, **begin)
 
 
 async def _begin(

@@ -8,6 +8,7 @@ callers decide when to copy.
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -15,13 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from skerry.algorithm.blocks import ARITHMETIC, INF_BITS, peaks, widened
-from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.fragments import BLOCK, padded
 from skerry.algorithm.schemes import scheme_of
 
 if TYPE_CHECKING:
     from jax import Array
-
-    from skerry.algorithm.fragments import Fragment
 
 
 class DevicePlanes(NamedTuple):
@@ -49,22 +48,26 @@ def dequantise(scheme: str, codes: Array, scales: Array) -> Array:
     return (widened(scales)[:, None] * whole if scheme_of(scheme).has_scales else whole).reshape(-1)
 
 
-@partial(jax.jit, static_argnames=("fragment",))
-def slice_norms(fragment: Fragment, x: Array) -> Array:
-    """Return the L2 norm of each slice of a padded vector, f32 (slices,)."""
-    spans = zip(fragment.offsets[:-1], fragment.offsets[1:], strict=True)
+def slice_norms(sizes: tuple[int, ...], x: Array) -> Array:
+    """Return the L2 norm of each slice of a padded vector that begins with them, f32 (slices,)."""
+    lengths = [padded(size) for size in sizes]
+    if len(set(lengths)) == 1:  # such as the experts of a stack, of which there may be hundreds
+        return jax.vmap(_norm)(x[: sum(lengths)].reshape(len(sizes), -1))
+    ends = list(accumulate(lengths))
+    spans = zip([0, *ends], ends, strict=False)
     return jnp.stack([_norm(x[start:stop]) for start, stop in spans])
 
 
-@partial(jax.jit, static_argnames=("scheme", "fragment"))
-def encode(scheme: str, fragment: Fragment, x: Array) -> tuple[DevicePlanes, Array, Array]:
-    """Quantise, decode and measure in one program: planes, decoded f32, norms f32 (slices,).
+@partial(jax.jit, static_argnames=("scheme", "sizes"))
+def encode(scheme: str, sizes: tuple[int, ...], x: Array) -> tuple[DevicePlanes, Array]:
+    """Quantise slices and measure them in one program: planes, norms f32 (slices,).
 
-    ``norms`` are those of the decoded value, as a contribution's header carries them.
+    ``norms`` are those of the decoded value, as a contribution's header carries them. Zeros may
+    follow the slices: a vector that is spread over devices has whole blocks on each.
     """
     planes = quantise(scheme, x)
     decoded = dequantise(scheme, planes.codes, planes.scales)
-    return planes, decoded, slice_norms(fragment, decoded)
+    return planes, slice_norms(sizes, decoded)
 
 
 def _norm(x: Array) -> Array:

@@ -15,8 +15,7 @@ from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import scheme_of
-from skerry.client.mailbox import DeviceGradient, Gradient, OutgoingContribution
-from skerry.errors import Diverged
+from skerry.client.mailbox import DeviceGradient, OutgoingContribution
 from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.learner import claimed_by_slice
 from skerry.protocol.messages import ContributionHeader
@@ -75,22 +74,20 @@ def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = Non
     """
     fragment, gradient = plan.fragments[outgoing.header.fragment], outgoing.gradient
     feedback = scheme_of(outgoing.scheme).feedback
-    if feedback or _is_on_host(gradient):
+    if feedback or isinstance(gradient, np.ndarray) or _is_on_cpu(gradient):
         made = _on_host(outgoing, fragment, owed, feedback=feedback)
-    elif isinstance(gradient, DeviceGradient):
-        made = (*gradient.quantise(outgoing.scheme, fragment), None)
     else:
-        made = _on_device(outgoing, fragment)
+        made = (*gradient.quantise(outgoing.scheme, fragment), None)
     planes, norms, residual = made
     tokens = claimed_by_slice(plan.leaves, fragment, outgoing.header.tokens, *outgoing.routed)
     header = replace(outgoing.header, norms=norms, slice_tokens=tokens)
     return Encoded(header, outgoing.scheme, planes, residual)
 
 
-def _is_on_host(gradient: Gradient) -> bool:
-    if isinstance(gradient, (np.ndarray, DeviceGradient)):
-        return isinstance(gradient, np.ndarray)
-    return all(device.platform == "cpu" for device in gradient.devices())
+def _is_on_cpu(gradient: DeviceGradient) -> bool:
+    """Return True if the device is the CPU, where numba's kernels free the GIL."""
+    devices = getattr(gradient, "devices", None)
+    return devices is not None and all(device.platform == "cpu" for device in devices())
 
 
 def _on_host(
@@ -105,22 +102,6 @@ def _on_host(
     norms = slice_norms(fragment, decoded)
     residual = np.subtract(meant, decoded, out=meant) if feedback else None
     return planes, norms, residual
-
-
-def _on_device(outgoing: OutgoingContribution, fragment: Fragment) -> Quantised:
-    import jax
-
-    from skerry.algorithm import quantise_jax
-
-    gradient = jax.numpy.asarray(outgoing.gradient)
-    codes, scales, finite = quantise_jax.quantise(outgoing.scheme, gradient)
-    decoded = quantise_jax.dequantise(outgoing.scheme, codes, scales)
-    norms = quantise_jax.slice_norms(fragment, decoded)
-    codes, scales, finite, norms = jax.device_get((codes, scales, finite, norms))
-    if not finite:
-        msg = f"The outer gradient of fragment {fragment.index} is not finite: it is not sent."
-        raise Diverged(msg)
-    return Planes(codes, scales), tuple(float(norm) for norm in norms), None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,142 +1,319 @@
-"""The parameters of a JAX learner as fragments, with an anchor and perhaps a capture of each.
+"""The fragments of JAX parameters, cut out and put in where they lie.
 
-Used by one thread. Every call only dispatches; nothing here waits for the device. A fragment is cut
-out of the parameters and put into them by two jitted functions, with the plan's slices baked in.
-Donated leaves are written in place, so a fragment in flight costs its own size.
+Used by one thread; every call only dispatches. Parameters may lie on one device or be spread over a
+mesh by ``NamedSharding``. A fragment is handled in pieces, each of one leaf. A piece is a vector
+spread evenly over every device, in whole blocks, so that it can be quantised without a word between
+them, and no device ever holds a leaf that is not its own. Programs are compiled by the shapes of
+pieces, not by fragment: all layers of a model share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
-from skerry.algorithm import adoption
-from skerry.algorithm.fragments import Fragment, Plan, padded
+from skerry.algorithm import adoption, quantise_jax
+from skerry.algorithm.fragments import BLOCK, Fragment, Plan, Slice, padded
+from skerry.algorithm.planes import Planes
+from skerry.errors import Diverged, ModelError
 from skerry.models.base import Layout, Params
 from skerry.settings.models import SyncConfig
 
-Leaves: TypeAlias = tuple[jax.Array, ...]
-"""The leaves that a fragment touches, in the order of ``leaves_of``."""
 
-Capture: TypeAlias = Callable[[Leaves, jax.Array], tuple[jax.Array, jax.Array]]
-Adopt: TypeAlias = Callable[[Leaves, jax.Array, jax.Array, np.float32], Leaves]
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring slices of one leaf, at ``offset`` of the padded vector.
+
+    They lie there as in the leaf: all but the last are whole blocks, such as a stack's experts.
+    """
+
+    slices: tuple[Slice, ...]
+    offset: int
+
+    @property
+    def leaf(self) -> int:
+        return self.slices[0].leaf
+
+    @property
+    def start(self) -> int:
+        return self.slices[0].start
+
+    @property
+    def size(self) -> int:
+        return self.slices[-1].stop - self.slices[0].start
 
 
-def leaves_of(fragment: Fragment) -> tuple[int, ...]:
-    """Return the numbers of the leaves a fragment has a slice of, ascending."""
-    return tuple(sorted({part.leaf for part in fragment.slices}))
-
-
-def gather(fragment: Fragment, leaves: Leaves) -> jax.Array:
-    """Copy a fragment out of its leaves as its padded vector, f32 [padded_size]."""
-    place = {leaf: i for i, leaf in enumerate(leaves_of(fragment))}
-    parts: list[jax.Array] = []
-    for part in fragment.slices:
-        flat = leaves[place[part.leaf]].reshape(-1)[part.start : part.stop]
-        parts.append(jnp.pad(flat, (0, padded(part.size) - part.size)))
-    return jnp.concatenate(parts)
-
-
-def scatter(fragment: Fragment, vector: jax.Array, leaves: Leaves) -> Leaves:
-    """Return the leaves with a padded vector written into the fragment's slices."""
-    place = {leaf: i for i, leaf in enumerate(leaves_of(fragment))}
-    out = list(leaves)
+def pieces_of(fragment: Fragment) -> tuple[Piece, ...]:
+    """Return a fragment's pieces in the order of its vector."""
+    pieces: list[Piece] = []
     for part, offset in zip(fragment.slices, fragment.offsets, strict=False):
-        leaf = out[place[part.leaf]]
-        values = vector[offset : offset + part.size]
-        flat = leaf.reshape(-1).at[part.start : part.stop].set(values)
-        out[place[part.leaf]] = flat.reshape(leaf.shape)
-    return tuple(out)
-
-
-def make_capture(fragment: Fragment) -> Capture:
-    """Return the jitted ``(leaves, anchor) -> (local, outer gradient)``, all f32 [padded_size].
-
-    The outer gradient is ``anchor - local`` (DiLoCo, arXiv 2311.08105, and its heirs).
-    """
-
-    def capture(leaves: Leaves, anchor: jax.Array) -> tuple[jax.Array, jax.Array]:
-        local = gather(fragment, leaves)
-        return local, anchor - local
-
-    return jax.jit(capture)
-
-
-def make_adopt(fragment: Fragment, method: adoption.Method) -> Adopt:
-    """Return the jitted ``(leaves, base, new, keep) -> leaves``; the leaves passed in are given up.
-
-    ``base`` is the local value that ``new`` already accounts for: what was captured for the
-    contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s.
-    """
-
-    def adopt(leaves: Leaves, base: jax.Array, new: jax.Array, keep: jax.Array) -> Leaves:
-        local = gather(fragment, leaves)
-        return scatter(fragment, adoption.adopt(method, local, base, new, keep), leaves)
-
-    return jax.jit(adopt, donate_argnums=0)
+        before = pieces[-1].slices[-1] if pieces else None
+        if (
+            before is not None
+            and (before.leaf, before.stop) == (part.leaf, part.start)
+            and before.size % BLOCK == 0
+        ):
+            pieces[-1] = Piece((*pieces[-1].slices, part), pieces[-1].offset)
+        else:
+            pieces.append(Piece((part,), offset))
+    return tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentPrograms:
-    """What is compiled for a plan; learners of one process may share it."""
+class Cut:
+    """What a program has to know of a piece: pieces of one ``Cut`` share their programs.
 
-    capture: Sequence[Capture]
-    adopt: Sequence[Adopt]
+    ``length`` is that of its vector on the devices; ``start`` is -1 where it is an argument. On a
+    mesh it cannot be one for a part of a leaf: which devices talk to each other depends on it.
+    """
+
+    size: int
+    length: int
+    start: int
+    leaf: Sharding
+    flat: Sharding
 
     @classmethod
-    def of(cls, plan: Plan, sync: SyncConfig) -> FragmentPrograms:
+    def of(cls, piece: Piece, leaf: jax.Array) -> Cut:
+        place, devices = leaf.sharding, leaf.sharding.num_devices
+        fixed = devices > 1 and piece.size < leaf.size
         return cls(
-            capture=[make_capture(f) for f in plan.fragments],
-            adopt=[make_adopt(f, sync.adoption) for f in plan.fragments],
+            size=piece.size,
+            length=padded(piece.size, BLOCK * devices),
+            start=piece.start if fixed else -1,
+            leaf=place,
+            flat=_over_all(place),
         )
+
+    def read(self, leaf: jax.Array, start: jax.Array) -> jax.Array:
+        """Return the piece as a vector, f32 [length], with zeros behind it."""
+        values = self._flattened(leaf)
+        if self.start >= 0:
+            values = values[self.start : self.start + self.size]
+        elif self.size < leaf.size:
+            values = jax.lax.dynamic_slice(values, (start,), (self.size,))
+        return self._spread(jnp.pad(values, (0, self.length - self.size)))
+
+    def write(self, leaf: jax.Array, vector: jax.Array, start: jax.Array) -> jax.Array:
+        """Return the leaf with a vector, f32 [length], written into the piece."""
+        if self.size == leaf.size:
+            values = vector[: self.size]
+        elif self.start < 0:
+            values = self._flattened(leaf)
+            values = jax.lax.dynamic_update_slice(values, vector[: self.size], (start,))
+        else:  # as an update of a slice, XLA would gather the leaf on every device
+            behind = leaf.size - self.start - self.length
+            place = jax.lax.iota(jnp.int32, leaf.size)
+            inside = (place >= self.start) & (place < self.start + self.size)
+            moved = jax.lax.pad(vector, np.float32(0), [(self.start, behind, 0)])
+            values = jnp.where(inside, self._spread(moved), self._flattened(leaf))
+        rows = self._spread(self._spread(values).reshape(leaf.shape))
+        placed: jax.Array = jax.lax.with_sharding_constraint(rows, self.leaf)
+        return placed
+
+    def _flattened(self, leaf: jax.Array) -> jax.Array:
+        return self._spread(self._spread(leaf).reshape(-1))
+
+    def _spread(self, array: jax.Array) -> jax.Array:
+        """Have the first dimension lie over all devices, where they divide it."""
+        devices = self.flat.num_devices
+        if devices == 1 or not array.ndim or array.shape[0] % devices:
+            return array
+        spread: jax.Array = jax.lax.with_sharding_constraint(array, self.flat)
+        return spread
+
+
+def _over_all(place: Sharding) -> Sharding:
+    """Return the sharding of a leaf's vector over all devices of its mesh.
+
+    The axes that split the leaf come first: what the others hold copies of is cut where it lies.
+    """
+    if not isinstance(place, NamedSharding):
+        if place.num_devices == 1:
+            return place
+        msg = (
+            f"A parameter lies on {place.num_devices} devices by a {type(place).__name__}: place"
+            " parameters by jax.sharding.NamedSharding."
+        )
+        raise ModelError(msg, path="model")
+    splits = [(names,) if isinstance(names, str) else names or () for names in place.spec]
+    used = [name for names in splits for name in names]
+    axes = (*used, *(name for name in place.mesh.axis_names if name not in used))
+    return NamedSharding(place.mesh, PartitionSpec(axes))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceVector:
+    """A fragment's padded vector, f32 [padded_size], as its pieces on the devices.
+
+    ``numpy.array`` fetches it.
+    """
+
+    fragment: Fragment
+    parts: tuple[jax.Array, ...]
+
+    @property
+    def pieces(self) -> Iterator[tuple[Piece, jax.Array]]:
+        return zip(pieces_of(self.fragment), self.parts, strict=True)
+
+    def devices(self) -> set[Any]:
+        """Return the devices that hold some of it."""
+        return self.parts[0].devices()
+
+    def quantise(self, scheme: str, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
+        """Quantise piece by piece where each lies; codes, scales and norms come to the host.
+
+        Raises Diverged if anything is not finite.
+        """
+        made = [
+            quantise_jax.encode(scheme, tuple(part.size for part in piece.slices), values)
+            for piece, values in self.pieces
+        ]
+        codes, scales, norms = list[NDArray[Any]](), list[NDArray[Any]](), list[float]()
+        for (piece, _), (planes, measured) in zip(self.pieces, jax.device_get(made), strict=True):
+            if not planes.finite:
+                msg = f"The outer gradient of fragment {fragment.index} is not finite: not sent."
+                raise Diverged(msg)
+            blocks = padded(piece.size) // BLOCK
+            codes.append(planes.codes[:blocks])
+            scales.append(planes.scales[:blocks])
+            norms += measured.tolist()
+        return Planes(np.concatenate(codes), np.concatenate(scales)), tuple(norms)
+
+    def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> NDArray[Any]:
+        vector = np.empty((self.fragment.padded_size,), np.float32)
+        for part in self.parts:
+            part.copy_to_host_async()
+        for piece, part in self.pieces:
+            size = padded(piece.size)
+            vector[piece.offset : piece.offset + size] = np.asarray(part)[:size]
+        return vector if dtype is None else vector.astype(dtype, copy=False)
+
+
+def narrowed(values: jax.Array) -> jax.Array:
+    """Return f32 that bf16 holds exactly as bf16: by bits, for a device may flush subnormals."""
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> np.uint32(16)
+    return jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
+
+
+def widened(values: jax.Array) -> jax.Array:
+    """Return bf16 as f32, bit by bit; f32 as it is."""
+    if values.dtype == jnp.float32:
+        return values
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint16).astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
+
+
+@partial(jax.jit, static_argnames=("cut", "keeps"))
+def _capture(
+    leaf: jax.Array, anchor: jax.Array, start: Any, *, cut: Cut, keeps: bool
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return the outer gradient of a piece and, if it is wanted, what it is now.
+
+    The outer gradient is ``anchor - local`` (DiLoCo, arXiv 2311.08105, and its heirs).
+    """
+    local = cut.read(leaf, start)
+    return widened(anchor) - local, local if keeps else None
+
+
+@partial(jax.jit, static_argnames=("cut", "method", "narrow"), donate_argnames="leaf")
+def _adopt(  # noqa: PLR0913 - all of them are operands
+    leaf: jax.Array,
+    base: jax.Array,
+    new: jax.Array,
+    start: Any,
+    keep: Any,
+    first: Any,
+    *,
+    cut: Cut,
+    method: adoption.Method,
+    narrow: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the leaf with a piece adopted, and the anchor; the leaf passed in is given up.
+
+    ``base`` is the local value that ``new`` already accounts for: what was captured for the
+    contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s;
+    what is adopted ``first`` overwrites.
+    """
+    adopted = adoption.adopt(method, cut.read(leaf, start), base, new, keep)
+    leaf = cut.write(leaf, jnp.where(first, new, adopted), start)
+    return leaf, narrowed(new) if narrow else new
+
+
+_widen = jax.jit(widened)
 
 
 class JaxFragments:
-    """A tree of parameters, of any structure, through which a learner meets the others.
+    """The fragments of one tree of parameters, and an anchor of each.
 
-    ``params`` is the tree: the training loop puts a newer one there before each step boundary, goes
-    on with what is there after it, and gives its arrays up. Its leaves are matched to the plan's by
-    name; those that no fragment holds stay as they are.
-
-    Memory: anchors, and for a fragment in flight what was captured and the outer gradient until it
-    is sent.
+    ``params`` are the parameters; whoever trains sets them after a step. An anchor is kept in bf16
+    where global fragments travel so, which holds it exactly. In flight a fragment costs its outer
+    gradient until it is sent and, if adoption is by rebase, what was captured until it is merged.
     """
 
-    def __init__(
-        self, plan: Plan, sync: SyncConfig, params: Params, programs: FragmentPrograms | None = None
-    ) -> None:
-        """``programs``: those of other parameters with the same plan and settings."""
+    def __init__(self, plan: Plan, sync: SyncConfig, params: Params) -> None:
         self.params = params
         self._sync = sync
-        self._sizes = [f.padded_size for f in plan.fragments]
-        self._programs = programs or FragmentPrograms.of(plan, sync)
+        self._fragments = plan.fragments
+        self._narrow = sync.global_scheme == "bf16"
         self._layout = Layout.of(params)
-        numbers = {name: number for number, name in enumerate(self._layout.names)}
-        shapes = [tuple(leaf.shape) for leaf in self._layout.leaves(params)]
-        for spec in plan.leaves:
-            if spec.name not in numbers or shapes[numbers[spec.name]] != spec.shape:
-                msg = f"the parameters do not have the shapes of the plan: {spec.name}"
-                raise ValueError(msg)
-        held = [numbers[spec.name] for spec in plan.leaves]
-        self._numbers = [[held[leaf] for leaf in leaves_of(f)] for f in plan.fragments]
-        self._anchors: dict[int, jax.Array] = {}
-        self._captured: dict[int, jax.Array] = {}
+        self._numbers = [self._layout.names.index(spec.name) for spec in plan.leaves]
+        leaves = self._leaves()
+        if [leaves[n].shape for n in self._numbers] != [spec.shape for spec in plan.leaves]:
+            msg = "the parameters do not have the shapes of the plan"
+            raise ValueError(msg)
+        self._cuts = [
+            [(piece, Cut.of(piece, leaves[self._numbers[piece.leaf]])) for piece in pieces_of(f)]
+            for f in plan.fragments
+        ]
+        self._anchors: dict[int, tuple[jax.Array, ...]] = {}
+        self._captured: dict[int, tuple[jax.Array, ...]] = {}
 
-    def genesis(self, fragment: int) -> jax.Array:
-        """Return the outer gradient of the parameters relative to zero: f32 [padded_size]."""
-        return self._programs.capture[fragment](self._leaves(fragment), self._zeros(fragment))[1]
+    def warm(self, tick: Callable[[], None]) -> None:
+        """Compile everything, calling ``tick`` in between; nothing is run, nothing changes."""
+        for _, program in self.programs():
+            program.compile()
+            tick()
 
-    def capture(self, fragment: int) -> jax.Array:
-        """Return ``anchor - local``, f32 [padded_size], and remember local for the adoption."""
-        capture = self._programs.capture[fragment]
-        local, gradient = capture(self._leaves(fragment), self._anchors[fragment])
-        if self._sync.adoption == "rebase":
+    def programs(self) -> Iterator[tuple[str, Any]]:
+        """Lower each program once for all pieces that share it; yields its name with it."""
+        leaves, done = self._leaves(), set[Any]()
+        start, keep, first = np.int32(0), np.float32(0), np.zeros((), np.bool_)
+        kept = jnp.bfloat16 if self._narrow else jnp.float32
+        for piece, cut in (pair for cuts in self._cuts for pair in cuts):
+            leaf = leaves[self._numbers[piece.leaf]]
+            if (leaf.shape, cut) in done:
+                continue
+            done.add((leaf.shape, cut))
+            vector = jax.ShapeDtypeStruct((cut.length,), jnp.float32, sharding=cut.flat)
+            anchor = jax.ShapeDtypeStruct((cut.length,), kept, sharding=cut.flat)
+            name = f"{self._layout.names[self._numbers[piece.leaf]]}[{piece.start}:]"
+            yield (
+                f"capture {name}",
+                _capture.lower(leaf, anchor, start, cut=cut, keeps=self._rebases),
+            )
+            operands = leaf, vector, vector, start, keep, first
+            kind = {"cut": cut, "method": self._sync.adoption, "narrow": self._narrow}
+            yield f"adopt {name}", _adopt.lower(*operands, **kind)
+
+    def genesis(self, fragment: int) -> DeviceVector:
+        """Return the outer gradient of the parameters relative to zero."""
+        kept = jnp.bfloat16 if self._narrow else jnp.float32
+        zeros = [jnp.zeros((cut.length,), kept, device=cut.flat) for _, cut in self._cuts[fragment]]
+        return self._capture(fragment, zeros)[0]
+
+    def capture(self, fragment: int) -> DeviceVector:
+        """Return ``anchor - local``, and remember local for the adoption."""
+        gradient, local = self._capture(fragment, self._anchors[fragment])
+        if self._rebases:
             self._captured[fragment] = local
         return gradient
 
@@ -148,53 +325,80 @@ class JaxFragments:
         """Take in a decoded global fragment, f32 [padded_size]; it becomes the anchor bit by bit.
 
         The first adoption of a fragment overwrites it. The array must not be written to
-        afterwards: on a CPU the anchor is this very memory.
+        afterwards: on a CPU what is on the device may be this very memory.
         """
-        new = jax.device_put(vector)
-        anchor = self._anchors.get(fragment)
-        if anchor is None:
-            self._overwrite(fragment, new)
-        else:
-            base = self._captured.pop(fragment, anchor)
-            keep = np.float32(self._sync.blend_alpha)
-            adopt = self._programs.adopt[fragment]
-            self._replace(fragment, adopt(self._leaves(fragment), base, new, keep))
-        self._anchors[fragment] = new
+        new = tuple(_placed(vector, piece, cut) for piece, cut in self._cuts[fragment])
+        first = fragment not in self._anchors
+        base = self._captured.pop(fragment, None)
+        if base is None:
+            base = (
+                tuple(map(_widen, self._anchors[fragment])) if self._rebases and not first else new
+            )
+        self._anchors.pop(fragment, None)
+        self._anchors[fragment] = self._write(fragment, base, new, first=first)
+
+    def anchor(self, fragment: int) -> DeviceVector:
+        """Return the anchor of a fragment that has been adopted."""
+        return DeviceVector(self._fragments[fragment], self._anchors[fragment])
 
     def reset(self) -> None:
-        """Fall back to the anchors, after the loss has diverged.
+        """Fall back to the anchors.
 
-        What is in flight stays in flight: its progress comes back with the global state. Parameters
-        that are not finite are put out first, since no difference to them is a number.
+        What is in flight stays in flight: its progress comes back with the global state.
         """
-        self.params = jax.tree.map(
-            lambda leaf: jnp.nan_to_num(leaf, nan=0.0, posinf=0.0, neginf=0.0), self.params
-        )
+        self._captured.clear()
         for fragment, anchor in self._anchors.items():
-            self._overwrite(fragment, anchor)
-            if fragment in self._captured:
-                self._captured[fragment] = anchor
+            new = tuple(map(_widen, anchor))
+            self._write(fragment, new, new, first=True)
 
-    def warm(self, tick: Callable[[], None]) -> None:
-        """Compile everything, calling ``tick`` in between; the parameters are lost."""
-        for fragment in range(len(self._sizes)):
-            self._overwrite(fragment, self._zeros(fragment))
-            tick()
+    @property
+    def _rebases(self) -> bool:
+        return self._sync.adoption == "rebase"
 
-    def _overwrite(self, fragment: int, new: jax.Array) -> None:
-        local, _ = self._programs.capture[fragment](self._leaves(fragment), new)
-        adopt = self._programs.adopt[fragment]
-        self._replace(fragment, adopt(self._leaves(fragment), local, new, np.float32(0.0)))
+    def _leaves(self) -> list[jax.Array]:
+        return self._layout.leaves(self.params)
 
-    def _zeros(self, fragment: int) -> jax.Array:
-        return jnp.zeros((self._sizes[fragment],), jnp.float32)
+    def _capture(self, fragment: int, anchors: Any) -> tuple[DeviceVector, Any]:
+        leaves = self._leaves()
+        made = [
+            _capture(
+                *(leaves[self._numbers[piece.leaf]], anchor, np.int32(piece.start)),
+                cut=cut,
+                keeps=self._rebases,
+            )
+            for (piece, cut), anchor in zip(self._cuts[fragment], anchors, strict=True)
+        ]
+        gradients, locals_ = zip(*made, strict=True)
+        return DeviceVector(self._fragments[fragment], gradients), locals_
 
-    def _leaves(self, fragment: int) -> Leaves:
-        leaves = self._layout.leaves(self.params)
-        return tuple(leaves[number] for number in self._numbers[fragment])
-
-    def _replace(self, fragment: int, new: Leaves) -> None:
-        leaves = self._layout.leaves(self.params)
-        for number, leaf in zip(self._numbers[fragment], new, strict=True):
-            leaves[number] = leaf
+    def _write(self, fragment: int, base: Any, new: Any, *, first: bool) -> tuple[jax.Array, ...]:
+        """Adopt piece by piece; returns the anchors."""
+        leaves, anchors = self._leaves(), list[jax.Array]()
+        self.params = None  # a leaf that is given up is nobody's else
+        for (piece, cut), before, vector in zip(self._cuts[fragment], base, new, strict=True):
+            number = self._numbers[piece.leaf]
+            leaves[number], anchor = _adopt(
+                *(leaves[number], before, vector, np.int32(piece.start)),
+                *(np.float32(self._sync.blend_alpha), np.bool_(first)),
+                cut=cut,
+                method=self._sync.adoption,
+                narrow=self._narrow,
+            )
+            anchors.append(anchor)
         self.params = self._layout.params(leaves)
+        return tuple(anchors)
+
+
+def _placed(vector: NDArray[np.float32], piece: Piece, cut: Cut) -> jax.Array:
+    """Return a piece of a vector on the devices, each of which is given its own part only."""
+    values = vector[piece.offset : piece.offset + padded(piece.size)]
+    if len(values) == cut.length and cut.flat.num_devices == 1:
+        whole: jax.Array = jax.device_put(values, cut.flat)
+        return whole
+
+    def part(index: Any) -> NDArray[np.float32]:
+        start, stop, _ = index[0].indices(cut.length)
+        own = values[start:stop]
+        return np.pad(own, (0, stop - start - len(own)))
+
+    return jax.make_array_from_callback((cut.length,), cut.flat, part)

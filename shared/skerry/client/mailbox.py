@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,7 @@ from skerry.algorithm.planes import Planes
 from skerry.protocol.learner import MissingCheck
 from skerry.protocol.messages import ContributionHeader, Manifest, Pulse, Round
 
-if TYPE_CHECKING:
-    import jax
 
-
-@runtime_checkable
 class DeviceGradient(Protocol):
     """An outer gradient f32 [padded_size] on a device, which quantises it itself."""
 
@@ -38,7 +34,7 @@ class DeviceGradient(Protocol):
         ...
 
 
-Gradient: TypeAlias = "jax.Array | NDArray[np.float32] | DeviceGradient"
+Gradient: TypeAlias = NDArray[np.float32] | DeviceGradient
 
 
 @dataclass(frozen=True, slots=True)

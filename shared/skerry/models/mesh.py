@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ConfigError
@@ -169,3 +170,37 @@ def with_params(state: Any, specs: Sequence[LeafSpec], places: Sequence[NamedSha
         return next((known[end] for end in ends if end in known), elsewhere)
 
     return jax.tree_util.tree_map_with_path(place_of, state)
+
+
+def put(values: NDArray[Any], place: Sharding) -> jax.Array:
+    """Return a copy of a host's values on the devices, each of which is given its own part only."""
+    parts = [
+        jax.device_put(values[index], device, may_alias=False)
+        for device, index in place.addressable_devices_indices_map(values.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(values.shape, place, parts)
+
+
+def held_bytes(shapes: Any, places: Any) -> int:
+    """Return the bytes of a tree of arrays, or of their shapes, on each device of the mesh."""
+
+    def held(leaf: Any, place: NamedSharding) -> int:
+        return math.prod(place.shard_shape(tuple(leaf.shape))) * int(leaf.dtype.itemsize)
+
+    return sum(jax.tree.leaves(jax.tree.map(held, shapes, places)))
+
+
+def check_memory(mesh: Mesh, needed: int) -> None:
+    """Raise ConfigError if a device cannot hold ``needed`` bytes of training state.
+
+    Activations come on top. Nothing is raised where a device does not say what it has, as a CPU.
+    """
+    for device in mesh.local_devices:
+        limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+        if limit and needed > limit:
+            msg = (
+                f"Parameters, their gradients, moments and anchors need {needed:,} bytes on each of"
+                f" {mesh.size} devices, and device {device.id} has {limit:,}: give this learner"
+                f" more devices ({SETTING} with a larger fsdp), or the run a smaller model."
+            )
+            raise ConfigError(msg, path=SETTING)

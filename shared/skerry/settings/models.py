@@ -349,12 +349,15 @@ class StoreSettings(Table):
 
 
 class LearnerSettings(Table):
-    """The state that a learner saves on its own disk, for its next start."""
+    """A learner's devices, and the state that it saves on its own disk for its next start."""
 
     path: Path = Field(default=Path(".skerry/learners"), validate_default=False)
     """Folder; a learner's inner optimizer state is below <path>/<run>/<name>."""
     save_every_s: float = Field(default=30.0, ge=0)
     """Seconds between saves; 0: never."""
+    mesh: str = "auto"
+    """Devices by axis (data, fsdp, tensor, expert), such as data=2,fsdp=4; auto: all that this
+    machine shows the learner, on fsdp."""
 
 
 class HealthSettings(Table):

@@ -252,11 +252,11 @@ def compiled(work: Work) -> tuple[Programs, Loss]:
     config = work.config
     train = config.train.model_dump(mode="json", exclude={"seed", "steps", "duration_s"})
     model = config.model.model_dump(mode="json")
-    key = json.dumps((model, train, config.sync.adoption, work.plan.digest), sort_keys=True)
+    key = json.dumps((model, train, config.data.batch), sort_keys=True)
     if key not in _compiled:
         if len(_compiled) == MOST_COMPILED:
             del _compiled[next(iter(_compiled))]
-        programs = Programs.of(work.model, config, work.plan)
+        programs = Programs.of(work.model, config)
         _compiled[key] = programs, jax.jit(token_loss(work.model))
     return _compiled[key]
 

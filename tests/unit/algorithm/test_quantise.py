@@ -432,9 +432,9 @@ def test_encode_measures_the_decoded_value_per_slice() -> None:
     x = np.zeros(fragment.padded_size, np.float32)
     x[: 2 * BLOCK] = 1e-30
     x[3 * BLOCK :] = gaussian(1, 6)
-    planes, decoded, norms = quantise_jax.encode("int4", fragment, jnp.array(x))
+    sizes = tuple(part.size for part in fragment.slices)
+    planes, norms = quantise_jax.encode("int4", sizes, jnp.array(x))
     expected = round_trip("int4", x).astype(np.float64)
-    assert np.array_equal(np.asarray(decoded), expected)
     assert bool(planes.finite)
     parts = np.split(expected, fragment.offsets[1:-1])
     assert np.asarray(norms) == pytest.approx([np.linalg.norm(p) for p in parts], rel=1e-5)

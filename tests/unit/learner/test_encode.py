@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import BLOCK, LeafSpec, padded, plan
 from skerry.client import encode
+from skerry.client.jax_fragments import DeviceVector, pieces_of
 from skerry.client.mailbox import OutgoingContribution
 from skerry.errors import Diverged
 from skerry.protocol import door
@@ -22,14 +23,20 @@ FRAGMENT = PLAN.fragments[0]
 HEADER = header()
 
 
-def outgoing(gradient: jax.Array, scheme: str) -> OutgoingContribution:
-    return OutgoingContribution(HEADER, gradient, scheme)
+def on_device(gradient: NDArray[np.float32]) -> DeviceVector:
+    """Return a gradient on the device, with room behind each piece."""
+    parts = [
+        jnp.pad(gradient[piece.offset :][: padded(piece.size)], (0, BLOCK))
+        for piece in pieces_of(FRAGMENT)
+    ]
+    return DeviceVector(FRAGMENT, tuple(parts))
 
 
 @pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4", "e3m0"])
 def test_device_and_host_give_the_same_planes_and_norms(scheme: str) -> None:
-    item = outgoing(jnp.asarray(walk(FRAGMENT, "x")), scheme)
-    device_planes, device_norms, _ = encode._on_device(item, FRAGMENT)
+    gradient = on_device(walk(FRAGMENT, "x"))
+    item = OutgoingContribution(HEADER, gradient, scheme)
+    device_planes, device_norms = gradient.quantise(scheme, FRAGMENT)
     host_planes, host_norms, _ = encode._on_host(item, FRAGMENT, None, feedback=False)
     np.testing.assert_array_equal(device_planes.codes, host_planes.codes)
     np.testing.assert_array_equal(device_planes.scales, host_planes.scales)
@@ -37,9 +44,10 @@ def test_device_and_host_give_the_same_planes_and_norms(scheme: str) -> None:
 
 
 def test_device_refuses_a_gradient_that_is_not_finite() -> None:
-    bad = jnp.asarray(walk(FRAGMENT, "x")).at[3].set(jnp.nan)
+    bad = walk(FRAGMENT, "x").copy()
+    bad[3] = np.nan
     with pytest.raises(Diverged, match="fragment 0 is not finite"):
-        encode._on_device(outgoing(bad, "int4"), FRAGMENT)
+        on_device(bad).quantise("int4", FRAGMENT)
 
 
 def test_a_contribution_says_how_many_tokens_reached_each_expert() -> None:
@@ -49,7 +57,7 @@ def test_a_contribution_says_how_many_tokens_reached_each_expert() -> None:
     after = {"experts": jnp.array([5, -(2**31) + 2, 99], jnp.int32)}
     item = OutgoingContribution(
         replace(HEADER, tokens=10),
-        jnp.asarray(walk(cut.fragments[0], "x")),
+        walk(cut.fragments[0], "x"),
         "int4",
         (before, after),
     )

@@ -44,16 +44,18 @@ class Scene:
         return TrainingProgress(100 + self.step, self.step, 16 * self.step, 2 * self.step)
 
     def vector(self, fragment: int, seed: int) -> NDArray[np.float32]:
+        """Return a global fragment, of values that bf16 holds."""
         draw = np.random.default_rng(seed)
         leaves = [0.02 * draw.normal(size=leaf.shape) for leaf in self.plan.leaves]
-        return fragments.gather(self.plan.fragments[fragment], leaves)
+        vector = fragments.gather(self.plan.fragments[fragment], leaves)
+        return (vector.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
     def local(self, fragment: int) -> NDArray[np.float32]:
         leaves = [np.array(leaf) for leaf in leaves_by_name(self.trainer.state.params)]
         return fragments.gather(self.plan.fragments[fragment], leaves)
 
     def anchor(self, fragment: int) -> NDArray[np.float32]:
-        return np.array(self.trainer.fragments._anchors[fragment])
+        return np.array(self.trainer.fragments.anchor(fragment))
 
     def publish(self, fragment: int, version: int) -> None:
         self.log.publish(fragment, version, self.vector(fragment, version), step=100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +38,13 @@ class StepResult(NamedTuple):
     expert_tokens: Mapping[str, jax.Array] = MappingProxyType({})
 
 
-StepFunction: TypeAlias = Callable[
-    [TrainState, Batch, np.float32, np.float32], tuple[TrainState, StepResult]
-]
+class StepFunction(Protocol):
+    """A jitted step; what ``lower`` returns can be compiled without a run."""
+
+    def __call__(
+        self, state: TrainState, batch: Batch, done: np.float32, share: np.float32, /
+    ) -> tuple[TrainState, StepResult]: ...
+    def lower(self, *args: Any) -> Any: ...
 
 
 class Gradients(NamedTuple):
@@ -108,13 +112,14 @@ def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformat
     return make_optimizer(config, specs_of(model))
 
 
-def make_step(model: Model, config: TrainConfig) -> StepFunction:
+def make_step(model: Model, config: TrainConfig, places: TrainState | None = None) -> StepFunction:
     """Return the jitted ``(state, batch, done, share) -> (state, result)``.
 
     ``done`` (f32) is the progress of the run, ``share`` (f32) a factor on the learning rate. A step
     whose loss or gradient is not finite leaves the state as it was and says so. Where the inner
     loop gives bare gradients neither matters: the step subtracts the mean gradient itself, so that
     anchor - local is that gradient, up to half a unit in the last place of the parameters.
+    ``places`` are the shardings of the state; gradients lie as their parameters do.
     """
     optimizer = optimizer_of(model, config)
     gradients = accumulated(gradients_of(model), config.accumulate)
@@ -124,6 +129,9 @@ def make_step(model: Model, config: TrainConfig) -> StepFunction:
         state: TrainState, batch: Batch, done: jax.Array, share: jax.Array
     ) -> tuple[TrainState, StepResult]:
         found = gradients(state.params, batch)
+        if places is not None:
+            lying = jax.lax.with_sharding_constraint(found.of_params, places.params)
+            found = found._replace(of_params=lying)
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(found.of_params)))
         finite = jnp.isfinite(found.loss) & jnp.isfinite(norm)
         rate = jnp.ones_like(share) if bare else share * learning_rate(config, done, jnp)
@@ -142,7 +150,7 @@ def make_step(model: Model, config: TrainConfig) -> StepFunction:
         share_of_one = busiest(found.expert_tokens)
         return kept, StepResult(found.loss, norm, finite, share_of_one, {} if bare else routed)
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
 
 
 def taken_if(

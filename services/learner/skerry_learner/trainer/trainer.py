@@ -1,4 +1,4 @@
-"""The learner's training state: parameters, which are fragments to the others, and moments.
+"""The learner's training state: parameters and moments on a mesh, and the fragments of them.
 
 Used by one thread. Every call only dispatches; nothing here waits for the device except ``warm``.
 """
@@ -13,12 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
-from skerry.client.jax_fragments import FragmentPrograms, JaxFragments
+from skerry.client.jax_fragments import JaxFragments
 from skerry.client.weights import FolderWeights
-from skerry.models.base import Batch, Model, Params, path_name
+from skerry.models import mesh as meshes
+from skerry.models.base import Batch, Layout, Model, Params, path_name, specs_of
 from skerry.settings.models import RunConfig
 from skerry_learner.trainer.step import (
     StepFunction,
@@ -31,20 +33,45 @@ from skerry_learner.trainer.step import (
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Everything that is compiled for a model, a config and a plan; trainers may share it."""
+    """What is compiled for a model and a config on a mesh; trainers may share it.
 
+    ``places`` are the shardings of all that a step changes.
+    """
+
+    mesh: Mesh
+    places: TrainState
     init: Callable[[jax.Array], Params]
     init_moments: Callable[[Params], Any]
     step: StepFunction
-    fragments: FragmentPrograms
 
     @classmethod
-    def of(cls, model: Model, config: RunConfig, plan: Plan) -> Programs:
+    def of(cls, model: Model, config: RunConfig, mesh: Mesh | None = None) -> Programs:
+        """Return the programs for a mesh, by default that of one device.
+
+        Raises ConfigError if the mesh does not divide the batch, or has too little memory.
+        """
+        mesh = mesh or meshes.one_device()
+        meshes.check_batch(mesh, config.data.batch // config.train.accumulate)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        layout, specs = Layout.of(shapes), specs_of(model)
+        named = dict(
+            zip((s.name for s in specs), meshes.shardings(model, specs, mesh), strict=True)
+        )
+        init_moments = optimizer_of(model, config.train).init
+        moments = jax.eval_shape(init_moments, shapes)
+        places = TrainState(
+            layout.named(named), meshes.with_params(moments, specs, tuple(named.values()))
+        )
+        held = meshes.held_bytes(shapes, places.params)
+        anchors = held // 2 if config.sync.global_scheme == "bf16" else held
+        moving = meshes.held_bytes(moments, places.optimizer)
+        meshes.check_memory(mesh, 2 * held + moving + anchors)
         return cls(
-            init=jax.jit(model.init),
-            init_moments=jax.jit(optimizer_of(model, config.train).init),
-            step=make_step(model, config.train),
-            fragments=FragmentPrograms.of(plan, config.sync),
+            mesh=mesh,
+            places=places,
+            init=jax.jit(model.init, out_shardings=places.params),
+            init_moments=jax.jit(init_moments, out_shardings=places.optimizer),
+            step=make_step(model, config.train, places),
         )
 
 
@@ -52,7 +79,8 @@ class Trainer:
     """One model being trained: ``fragments`` holds its parameters, ``moments`` are the optimizer's.
 
     To a session it is those fragments, with fresh moments after a reset. ``routed`` adds up the
-    tokens that taught each unit, as ``TrainingProgress`` has them.
+    tokens that taught each unit, as ``TrainingProgress`` has them. Memory: what is made anew takes
+    the place of what is dropped before.
     """
 
     def __init__(
@@ -65,19 +93,17 @@ class Trainer:
         blank: bool = False,
         weights: FolderWeights | None = None,
     ) -> None:
-        """``programs``: those of another trainer of the same model, config and plan.
+        """``programs``: those of another trainer of the same model and config.
 
         A ``blank`` one begins with zeros, for parameters that are all adopted before a step.
         ``weights`` are offered as initial parameters instead of its own.
         """
         self._config = config
-        programs = programs or Programs.of(model, config, plan)
-        self._init = partial(_blank, model.init) if blank else programs.init
-        self._init_moments = programs.init_moments
-        self._step = programs.step
-        params = self._init(jax.random.key(config.train.seed))
-        self.fragments = JaxFragments(plan, config.sync, params, programs.fragments)
-        self.moments = self._init_moments(params)
+        self._programs = programs or Programs.of(model, config)
+        init = partial(_blank, model.init, self._programs) if blank else self._programs.init
+        params = init(jax.random.key(config.train.seed))
+        self.fragments = JaxFragments(plan, config.sync, params)
+        self.moments = self._programs.init_moments(params)
         self.routed: Mapping[str, jax.Array] = {}
         self.genesis = (weights or self.fragments).genesis
         self.capture = self.fragments.capture
@@ -86,21 +112,19 @@ class Trainer:
 
     @property
     def state(self) -> TrainState:
-        """What a step turns into the next."""
+        """What the next step begins with."""
         return TrainState(self.fragments.params, self.moments)
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self.fragments.params, self.moments = state.params, state.optimizer
+        self.fragments.params, self.moments = state
 
     def warm(self, tick: Callable[[], None]) -> None:
-        """Compile everything, calling ``tick`` in between, and leave the state as it began."""
+        """Compile everything, calling ``tick`` in between; nothing is run, nothing changes."""
         data = self._config.data
         self.fragments.warm(tick)
-        blank = jnp.zeros((data.batch, data.seq_len + 1), jnp.int32)
-        jax.block_until_ready(self.step({"tokens": blank}, 0.0))
-        self.fragments.params = self._init(jax.random.key(self._config.train.seed))
-        self.moments, self.routed = self._init_moments(self.fragments.params), {}
+        blank = self._placed({"tokens": np.zeros((data.batch, data.seq_len + 1), np.int32)})
+        self._programs.step.lower(self.state, blank, np.float32(0), np.float32(1)).compile()
         tick()
 
     def step(self, batch: Batch, done: float, share: float = 1.0) -> StepResult:
@@ -109,28 +133,34 @@ class Trainer:
         ``share`` in (0, 1] is a factor on the learning rate.
         """
         factors = np.float32(done), np.float32(share)
-        self.state, result = self._step(self.state, batch, *factors)
+        self.state, result = self._programs.step(self.state, self._placed(batch), *factors)
         if result.expert_tokens:
             self.routed = _added(self.routed or _zeros_of(result), result.expert_tokens)
         return result
 
     def moments_like(self) -> Any:
         """Return the inner optimizer's state as shapes and dtypes."""
-        return jax.eval_shape(self._init_moments, self.fragments.params)
+        return jax.eval_shape(self._programs.init_moments, self.fragments.params)
 
     def restore_moments(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Go on with moments of an earlier incarnation, named and shaped as ``moments_like``.
 
-        They are copied: what a step may write into must be the device's own memory.
+        They are copied, tensor by tensor and to each device only its own part: what a step may
+        write into must be the device's own memory.
         """
-        named, tree = jax.tree_util.tree_flatten_with_path(self.moments)
-        leaves = [jax.device_put(tensors[path_name(p)], may_alias=False) for p, _ in named]
+        named, tree = jax.tree_util.tree_flatten_with_path(self._programs.places.optimizer)
+        self.moments = None
+        leaves = [meshes.put(tensors[path_name(path)], place) for path, place in named]
         self.moments = jax.tree.unflatten(tree, leaves)
 
     def reset(self) -> None:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""
         self.fragments.reset()
-        self.moments = self._init_moments(self.fragments.params)
+        self.moments = None
+        self.moments = self._programs.init_moments(self.fragments.params)
+
+    def _placed(self, batch: Any) -> Any:
+        return jax.device_put(batch, meshes.by_rows(self._programs.mesh))
 
 
 @jax.jit
@@ -144,8 +174,10 @@ def _zeros_of(result: StepResult) -> Mapping[str, jax.Array]:
     return {name: jnp.zeros_like(count) for name, count in result.expert_tokens.items()}
 
 
-def _blank(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
+def _blank(init: Callable[[jax.Array], Params], programs: Programs, key: jax.Array) -> Params:
     """Return zeros in the place of what ``init`` would make, without compiling or running it."""
-    shapes = jax.eval_shape(init, key)
-    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), blank)
+    return jax.tree.map(
+        lambda leaf, place: meshes.put(np.zeros(leaf.shape, leaf.dtype), place),
+        jax.eval_shape(init, key),
+        programs.places.params,
+    )

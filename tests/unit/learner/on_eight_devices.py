@@ -1,0 +1,240 @@
+"""What a learner does on eight fake devices, run by ``test_eight_devices`` in its own process.
+
+Every function is one check. Prints the traceback of each that failed, by name, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm import fragments
+from skerry.algorithm.fragments import Fragment, Plan
+from skerry.client import encode
+from skerry.client.mailbox import OutgoingContribution
+from skerry.models import mesh
+from skerry.models.base import build_model, leaves_by_name, specs_of
+from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
+from skerry_learner.trainer.trainer import Programs, Trainer
+from tests.support.builders import header
+
+MESHES = ("fsdp=8", "data=2,fsdp=2,tensor=2")
+
+
+def config_of(layers: int = 2, method: str = "rebase", width: int = 64) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(layers=layers, d_model=width, heads=4, kv_heads=2, d_ff=2 * width),
+        data=DataConfig(batch=8, seq_len=16),
+        train=TrainConfig(steps=30, lr=1e-2, warmup=0.0),
+        sync=SyncConfig.model_validate({"adoption": method, "fragments": 5}),
+    )
+
+
+def trainer_of(setting: str, config: RunConfig, *, blank: bool = False) -> tuple[Trainer, Plan]:
+    model = build_model(config.model, config.train)
+    plan = fragments.plan(specs_of(model), config.sync.fragments)
+    devices = jax.devices() if setting else jax.devices()[:1]
+    programs = Programs.of(model, config, mesh.make_mesh(setting or "auto", devices))
+    return Trainer(model, config, plan, programs, blank=blank), plan
+
+
+def batch(seed: int = 0) -> Any:
+    drawn = np.random.default_rng(seed).integers(0, 256, (8, 17))
+    return {"tokens": drawn.astype(np.int32)}
+
+
+def held(trainer: Trainer) -> list[NDArray[Any]]:
+    return [np.array(leaf) for leaf in leaves_by_name(trainer.state.params)]
+
+
+def noise(fragment: Fragment, plan: Plan, seed: int) -> NDArray[np.float32]:
+    draw = np.random.default_rng(seed)
+    drawn = [draw.normal(size=spec.shape).astype(np.float32) * 2**-6 for spec in plan.leaves]
+    bits = [leaf.view(np.uint32) & np.uint32(0xFFFF0000) for leaf in map(np.atleast_1d, drawn)]
+    return fragments.gather(fragment, [leaf.view(np.float32) for leaf in bits])
+
+
+def trained(params: Any, seed: int) -> Any:
+    """Stand in for steps that come out the same on every mesh."""
+    draw = np.random.default_rng(seed)
+
+    def changed(leaf: jax.Array) -> jax.Array:
+        moved = np.array(leaf) + draw.normal(size=leaf.shape).astype(np.float32)
+        return mesh.put(moved, leaf.sharding)
+
+    return jax.tree.map(changed, params)
+
+
+def like_one_device_bit_by_bit() -> None:  # noqa: C901 - one scene, told three times
+    """Genesis, captures and adoptions of equal parameters are equal, with every method."""
+    for setting in MESHES:
+        for method in ("blend", "rebase") if setting == "fsdp=8" else ("rebase",):
+            config = config_of(method=method)
+            (spread, plan), (alone, _) = trainer_of(setting, config), trainer_of("", config)
+            for before, after in zip(held(alone), held(spread), strict=True):
+                np.testing.assert_array_equal(before, after)
+            for f in plan.fragments:
+                np.testing.assert_array_equal(spread.genesis(f.index), alone.genesis(f.index))
+            for round_ in range(3):
+                for f in plan.fragments:
+                    new = noise(f, plan, 10 * round_ + f.index)
+                    for trainer in (spread, alone):
+                        trainer.adopt(f.index, new.copy())
+                    np.testing.assert_array_equal(np.array(spread.fragments.anchor(f.index)), new)
+                for trainer in (spread, alone):
+                    trainer.fragments.params = trained(trainer.fragments.params, round_)
+                for f in plan.fragments[::2]:
+                    np.testing.assert_array_equal(spread.capture(f.index), alone.capture(f.index))
+            for before, after in zip(held(alone), held(spread), strict=True):
+                np.testing.assert_array_equal(before, after)
+
+
+def trains_as_on_one_device() -> None:
+    """The first loss is the same to rounding; Adam turns that into more, within 1 %."""
+    config = config_of()
+    setting = MESHES[1]
+    (spread, _), (alone, _) = trainer_of(setting, config), trainer_of("", config)
+    for trainer in (spread, alone):
+        trainer.warm(lambda: None)
+    for step in range(15):
+        losses = [float(t.step(batch(step), step / 30).loss) for t in (spread, alone)]
+        np.testing.assert_allclose(*losses, rtol=1e-2 if step else 1e-5)
+
+
+def each_device_holds_an_eighth() -> None:
+    """Parameters, moments and anchors over eight devices, within 5 %, and nothing else lives."""
+    config = config_of(width=256)
+    trainer, plan = trainer_of("fsdp=8", config, blank=True)
+    trainer.warm(lambda: None)
+    for f in plan.fragments:
+        trainer.adopt(f.index, noise(f, plan, f.index))
+    trainer.step(batch(), 0.1)
+    on_first = {
+        id(shard.data): shard.data.nbytes
+        for array in jax.live_arrays()
+        for shard in array.addressable_shards
+        if shard.device == jax.devices()[0]
+    }
+    wanted = 14 * plan.parameters / 8
+    assert sum(on_first.values()) < 1.05 * wanted, (sum(on_first.values()), wanted)
+    params = leaves_by_name(trainer.state.params)
+    moments = jax.tree.leaves(trainer.state.optimizer)
+    anchors = [part for f in plan.fragments for part in trainer.fragments.anchor(f.index).parts]
+    for kind, arrays, each in (
+        ("parameters", params, 4),
+        ("moments", moments, 8),
+        ("anchors", anchors, 2),
+    ):
+        mine = sum(array.addressable_shards[0].data.nbytes for array in arrays)
+        assert abs(mine - each * plan.parameters / 8) < 0.05 * each * plan.parameters / 8, kind
+
+
+def no_leaf_is_gathered() -> None:
+    """No program of a fragment has an all-gather, for whole leaves and for parts of them."""
+    for setting in ("fsdp=8", "fsdp=4,tensor=2"):
+        trainer, _ = trainer_of(setting, config_of())
+        for name, program in trainer.fragments.programs():
+            if "norm" in name:
+                continue  # small: every device holds it
+            assert "all-gather" not in program.compile().as_text(), (setting, name)
+
+
+def quantised_where_it_lies() -> None:
+    """What leaves the mesh is what the host's kernels make of the same gradient, bit by bit."""
+    trainer, plan = trainer_of("fsdp=4,tensor=2", config_of())
+    for f in plan.fragments:
+        item = OutgoingContribution(header(), trainer.genesis(f.index), "int4")
+        on_mesh, norms = trainer.fragments.genesis(f.index).quantise("int4", f)
+        on_host, host_norms, _ = encode._on_host(item, f, None, feedback=False)
+        np.testing.assert_array_equal(on_mesh.codes, on_host.codes)
+        np.testing.assert_array_equal(on_mesh.scales, on_host.scales)
+        np.testing.assert_allclose(norms, host_norms, rtol=1e-5)
+
+
+def layers_share_their_programs() -> None:
+    """Warming compiles about as much for 12 layers as for 3, and later nothing more."""
+    made: dict[int, int] = {}
+    for layers in (3, 12):
+        before = compiled.count
+        trainer, plan = trainer_of("fsdp=8", config_of(layers=layers, width=128))
+        trainer.fragments.warm(lambda: None)
+        made[layers] = compiled.count - before
+        for f in plan.fragments:
+            trainer.adopt(f.index, noise(f, plan, 0))
+            trainer.capture(f.index)
+            trainer.adopt(f.index, noise(f, plan, 1))
+    assert made[12] <= made[3] + 8, made
+
+
+def a_return_goes_on() -> None:
+    """A learner that was killed takes up parameters from the log and moments from its disk."""
+    config = config_of()
+    first, plan = trainer_of("fsdp=8", config)
+    for f in plan.fragments:
+        first.adopt(f.index, noise(f, plan, f.index))
+    for step in range(3):
+        first.step(batch(step), step / 30)
+    names = [name for name, _ in named(first)]
+    saved = {name: np.array(leaf) for name, leaf in named(first)}
+    for setting in ("fsdp=8", "data=2,fsdp=2,tensor=2"):
+        again, _ = trainer_of(setting, config, blank=True)
+        for f in plan.fragments:
+            again.adopt(f.index, noise(f, plan, f.index))
+        again.restore_moments(saved)
+        assert [name for name, _ in named(again)] == names
+        for name, leaf in named(again):
+            np.testing.assert_array_equal(np.array(leaf), saved[name])
+        assert np.isfinite(float(again.step(batch(9), 0.2).loss))
+
+
+def named(trainer: Trainer) -> list[tuple[str, Any]]:
+    found = jax.tree_util.tree_flatten_with_path(trainer.state.optimizer)[0]
+    return [(jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in found]
+
+
+class Compiled:
+    """Counts what XLA compiles."""
+
+    count = 0
+
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+compiled = Compiled()
+CHECKS = (
+    like_one_device_bit_by_bit,
+    trains_as_on_one_device,
+    each_device_holds_an_eighth,
+    no_leaf_is_gathered,
+    quantised_where_it_lies,
+    layers_share_their_programs,
+    a_return_goes_on,
+)
+
+
+def main() -> None:
+    jax.monitoring.register_event_duration_secs_listener(compiled)
+    failed: dict[str, str] = {}
+    for check in CHECKS:
+        if sys.argv[1:] and check.__name__ not in sys.argv[1:]:
+            continue
+        began_s = time.perf_counter()
+        try:
+            check()
+        except Exception:  # noqa: BLE001 - reported, and the next one is tried
+            failed[check.__name__] = traceback.format_exc()
+        print(check.__name__, round(time.perf_counter() - began_s, 1), file=sys.stderr)
+    print(json.dumps(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A learner on eight fake devices: the same fragments, a share of the memory on each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QUICK = (
+    "each_device_holds_an_eighth",
+    "no_leaf_is_gathered",
+    "quantised_where_it_lies",
+)
+LONG = (
+    "like_one_device_bit_by_bit",
+    "trains_as_on_one_device",
+    "layers_share_their_programs",
+    "a_return_goes_on",
+)
+ROOT = Path(__file__).parents[3]
+
+
+def failures(checks: tuple[str, ...]) -> dict[str, str]:
+    """Run checks in one process that has eight devices; returns the traceback of each failure."""
+    devices = "--xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu", "PYTHONPATH": "."}
+    ran = subprocess.run(
+        [sys.executable, Path(__file__).with_name("on_eight_devices.py"), *checks],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, str] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def test_each_of_eight_devices_holds_and_sends_its_share() -> None:
+    failed = failures(QUICK)
+    assert not failed, "\n".join(failed.values())
+
+
+@pytest.mark.drill
+def test_eight_devices_train_and_meet_others_as_one_does() -> None:
+    failed = failures(LONG)
+    assert not failed, "\n".join(failed.values())
