@@ -26,7 +26,7 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 # What `make check` compares with, to know which packages you have touched.
 BASE ?= main
 
-.PHONY: help setup demo check test drill torch lint types-mypy types-pyright format proto simulate bench secrets clean
+.PHONY: help setup demo check test drill torch lint types-mypy types-pyright format proto simulate bench gpu secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -76,6 +76,9 @@ simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; m
 
 bench: .venv/.ready ## measure what docs/results quotes (ARGS="codec --json out.json")
 	$(BIN)/python -m tests.bench $(ARGS)
+
+gpu: .venv/.ready ## what a learner makes of this machine's accelerator, in under ten minutes
+	PYTHONPATH=. $(BIN)/python tests/bench/bench_gpu.py $(ARGS)
 
 secrets: infra/secrets/nats_password ## write the broker's password for docker compose
 

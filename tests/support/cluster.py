@@ -102,7 +102,7 @@ class Cluster:
     async def _spawn(self, name: str, *arguments: str) -> Service:
         log = self.folder / f"{name}-{len(self.services)}.log"
         environment = os.environ | {
-            "JAX_PLATFORMS": "cpu",
+            "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
             "JAX_COMPILATION_CACHE_DIR": str(self.cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
