@@ -52,21 +52,26 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Speed of our loop with sync in units of the plain loop's; boundaries of the learner."""
+    """Speed of our loop with sync in units of the plain loop's; boundaries of the learner.
+
+    ``blocked`` is their share of its time, ``boundary_cpu`` of its CPU time (0: not measured).
+    """
 
     sizes: Sizes
     speed_cpu: float
     speed_wall: float
     plain_cpu_ms: float
     plain_wall_ms: float
+    blocked: float
+    boundary_cpu: float
     boundary_p50_ms: float
     boundary_p99_ms: float
     boundary_max_ms: float
     rounds: int
 
 
-async def measure(sizes: Sizes, *, pinned: bool = True) -> Verdict:
-    """Run the learner and the plain loop in turns; ``pinned``: on one core of a CPU."""
+async def measure(sizes: Sizes, *, pinned: bool = True, script: Path = TIMED) -> Verdict:
+    """Run ``script``, ours and a plain loop in turns; ``pinned``: on one core of a CPU."""
     core = "-"
     if pinned:
         cores = sorted(os.sched_getaffinity(0))
@@ -84,7 +89,7 @@ async def measure(sizes: Sizes, *, pinned: bool = True) -> Verdict:
                 await cluster.start("syncer", "s")
                 counts = str(sizes.turns), str(sizes.steps)
                 learner = await cluster.start_script(
-                    "timed", TIMED, str(out), core, str(config), server.url, RUN, *counts
+                    "timed", script, str(out), core, str(config), server.url, RUN, *counts
                 )
                 async with asyncio.timeout(LIMIT_S):
                     await learner.process.wait()
@@ -110,6 +115,8 @@ def verdict(sizes: Sizes, told: dict[str, Any], rounds: int) -> Verdict:
         speed_wall=statistics.median(pairs),
         plain_cpu_ms=1e3 * total(plain, "cpu_s") / total(plain, "steps"),
         plain_wall_ms=1e3 * statistics.median(p["wall_s"] / p["steps"] for p in plain),
+        blocked=sum(boundaries) / total(ours, "wall_s"),
+        boundary_cpu=told.get("boundary_cpu_s", 0.0) / total(ours, "cpu_s"),
         boundary_p50_ms=1e3 * statistics.median(boundaries),
         boundary_p99_ms=1e3 * boundaries[int(0.99 * len(boundaries))],
         boundary_max_ms=1e3 * boundaries[-1],

@@ -164,6 +164,25 @@ def test_who_joins_later_begins_with_the_values_of_the_log_and_where_its_data_go
     assert audit(asked["url"], asked["run"]) == ()
 
 
+def test_modes_that_block_hold_the_loops_together(syncer: None, asked: dict[str, Any]) -> None:
+    config = {**CONFIG, "mode": "diloco", "sync": {"learners": 2, "h_steps": 10}}
+    cursors: dict[str, int] = {}
+
+    def live(name: str) -> None:
+        mine: dict[str, Any] = {**asked, "name": name, "config": config}
+        with skerry.join(params=initial(), **mine) as island:
+            train(island, island.params)
+            cursors[name] = island.cursor
+
+    both = [threading.Thread(target=live, args=(name,)) for name in "ab"]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(60)
+    assert cursors == {"a": STEPS * BATCH, "b": STEPS * BATCH}
+    assert audit(asked["url"], asked["run"]) == ()
+
+
 def test_values_that_are_not_finite_are_put_out_by_the_global_state(
     syncer: None, asked: dict[str, Any]
 ) -> None:
@@ -204,6 +223,12 @@ def test_the_first_tensor_that_differs_from_the_runs_is_named(
         skerry.join(params=other, **asked),
     ):
         pass
+
+
+def test_learner_that_is_used_outside_its_block_says_so() -> None:
+    island = skerry.join("nats://127.0.0.1:1", run="r", params=initial())
+    with pytest.raises(ConfigError, match="use it in a block"):
+        island.step(initial(), tokens=1, loss=0.0)
 
 
 def test_no_broker_is_one_sentence() -> None:

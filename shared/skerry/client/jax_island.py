@@ -34,6 +34,7 @@ class JaxIsland(JoinedIsland):
     @property
     def params(self) -> Params:
         """The parameters as they are now: the log's, when the block begins."""
+        _ = self._island  # raises outside the block
         self._taken = True
         return self._held.params
 

@@ -90,6 +90,7 @@ class JoinedIsland:
         self._leaves = leaves
         self._make = fragments
         self._around = ExitStack()
+        self._joined: Island | None = None
         self._losses = deque[Any]()
         self._read_to: int | None = None
         self._stepped_s = 0.0
@@ -143,7 +144,7 @@ class JoinedIsland:
         session, network = open_sync(
             bus, place.learner, cut.plan, config, self._fragments, place.start, call=thread.call
         )
-        self._island = Island(place, config, session, Meter(started_s))
+        self._joined = Island(place, config, session, Meter(started_s))
         self._membership = Membership(network, self._island)
         observe(place.learner, lambda: network.last_pulse)
         self._island.report()
@@ -186,6 +187,13 @@ class JoinedIsland:
             await asyncio.sleep(LOOK_PAUSE_S)
 
     # in the training loop's thread
+
+    @property
+    def _island(self) -> Island:
+        if self._joined is None:
+            msg = "This learner has not joined yet: use it in a block, `with join(...) as island`."
+            raise ConfigError(msg)
+        return self._joined
 
     @property
     def config(self) -> RunConfig:
