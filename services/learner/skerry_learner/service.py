@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import structlog
 from jax.sharding import Mesh
 
 from skerry.client.inner import RestoredState, fresh
-from skerry.client.joining import LearnerPlace, take_place
+from skerry.client.joining import LearnerPlace, offering, take_place
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
@@ -86,17 +85,11 @@ def _trainer(work: Work, mesh: Mesh, **begin: Any) -> Trainer:
 async def _begin(
     place: LearnerPlace, work: Work, folder: str
 ) -> tuple[LearnerPlace, FolderWeights | None]:
-    """Return the place, and what it offers the log as initial parameters instead of fresh ones.
-
-    A run that begins with weights gets them from learners that have the folder; others wait.
-    Adapters begin as every learner makes them.
-    """
+    """Return the place, and what it offers the log as initial parameters instead of fresh ones."""
     model = work.config.model
+    place = offering(place, model, folder)
     if not (place.missing and model.weights) or model.lora_rank:
         return place, None
-    if not folder:
-        log.info("waits_for_weights", digest=work.config.model.weights)
-        return replace(place, missing=()), None
     weights = await asyncio.to_thread(FolderWeights.of, folder, work.config.model, work.plan)
     return place, weights
 

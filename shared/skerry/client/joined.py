@@ -23,7 +23,7 @@ import structlog
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.inner import RestoredState, fresh
 from skerry.client.island import Island
-from skerry.client.joining import LearnerPlace, find_or_create, take_place
+from skerry.client.joining import LearnerPlace, find_or_create, offering, take_place
 from skerry.client.loop_thread import LoopThread
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
@@ -140,6 +140,7 @@ class JoinedIsland:
             )
             raise RunFinished(msg)
         place = thread.result(take_place(bus, record, cut.plan, self._name, socket.gethostname()))
+        place = offering(place, config.model, given.model.path)
         self._fragments = self._make(cut.plan, config)
         session, network = open_sync(
             bus, place.learner, cut.plan, config, self._fragments, place.start, call=thread.call

@@ -27,7 +27,7 @@ from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
-from skerry.settings.models import LogConfig, RunConfig
+from skerry.settings.models import LogConfig, ModelConfig, RunConfig
 
 log = structlog.get_logger()
 
@@ -172,6 +172,18 @@ def check_window(cut: Plan, config: RunConfig) -> None:
             f" set log.window_bytes={2 * needed}."
         )
         raise ConfigError(msg, path="log.window_bytes")
+
+
+def offering(place: LearnerPlace, model: ModelConfig, folder: str) -> LearnerPlace:
+    """Return the place with what this learner may offer the log as initial parameters.
+
+    A run that begins with weights gets them from learners that have their ``folder``; others wait.
+    Adapters (``lora_rank``) begin as every learner makes them.
+    """
+    if not (place.missing and model.weights) or model.lora_rank or folder:
+        return place
+    log.info("waits_for_weights", digest=model.weights)
+    return replace(place, missing=())
 
 
 async def take_place(

@@ -12,7 +12,8 @@ import structlog
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client import joining
 from skerry.client.inner import RestoredState
-from skerry.client.joining import check_window, take_place
+from skerry.client.joining import LearnerPlace, check_window, offering, take_place
+from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import (
     BrokerUnavailable,
     BrokerUnfit,
@@ -26,13 +27,14 @@ from skerry.log import ledger, recovery, run_records
 from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import check_payload, specs
+from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState
 from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
-from skerry.settings.models import DataConfig, LogConfig, RunConfig, TrainConfig
+from skerry.settings.models import DataConfig, LogConfig, ModelConfig, RunConfig, TrainConfig
 from skerry_learner import work as works
 from skerry_learner.work import find_or_create, prepare
-from tests.support.builders import pulse
+from tests.support.builders import member, pulse
 from tests.support.scripted_run import ScriptedRun
 
 
@@ -177,3 +179,21 @@ async def test_broker_whose_messages_are_too_small_is_named_with_its_setting() -
     bus = MemoryBroker(max_payload_bytes=64 * 1024).connect()
     with pytest.raises(BrokerUnfit, match="put `max_payload: 532480` into its config file"):
         check_payload(bus, RunConfig().sync.chunk_bytes)
+
+
+@pytest.mark.parametrize(
+    ("model", "folder", "offered"),
+    [
+        ({}, "", (0, 1)),
+        ({"weights": "aa"}, "", ()),
+        ({"weights": "aa"}, "models/mine", (0, 1)),
+        ({"weights": "aa", "lora_rank": 4}, "", (0, 1)),
+    ],
+    ids=["fresh parameters", "another's weights", "one's own copy", "adapters"],
+)
+def test_a_learner_without_a_runs_weights_offers_no_parameters(
+    model: dict[str, Any], folder: str, offered: tuple[int, ...]
+) -> None:
+    start = TrainingProgress(step=0, steps=0, tokens=0, cursor=0)
+    mine = LearnerPlace(LearnerIdentity("r", "a", 1, 1), member("a", 1), start, (0, 1))
+    assert offering(mine, ModelConfig.model_validate(model), folder).missing == offered
