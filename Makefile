@@ -104,7 +104,7 @@ $(UV):
 
 # pip, not uv: it takes a CPU build where this machine's own configuration points to one.
 .venv/.torch: | .venv/.ready
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check torch==2.13.0 lightning
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check torch==2.13.0 lightning accelerate
 	@touch $@
 
 # The folder keeps other users out; the file itself is readable because containers see it under

@@ -23,15 +23,17 @@ HEAVY = ("jax", "jaxlib", "numba", "optax")
 
 # Run in a fresh interpreter: argv is the package, then the modules that are not installed there.
 IMPORT_ALL = """
-import importlib, pkgutil, sys
+import importlib, importlib.util, pkgutil, sys
 
 package, *absent = sys.argv[1:]
 
 for name in absent:
     sys.modules[name] = None  # importing it fails, find_spec says None
 top = importlib.import_module(package)
+torch = importlib.util.find_spec("torch") and importlib.util.find_spec("lightning")
 for module in pkgutil.walk_packages(top.__path__, package + "."):
-    importlib.import_module(module.name)
+    if torch or "torch_" not in module.name and not module.name.endswith("_torch"):
+        importlib.import_module(module.name)
 """
 
 

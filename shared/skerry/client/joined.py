@@ -241,7 +241,7 @@ class JoinedIsland:
         again where it can be, with the batches that were used left out.
         """
         each, at = self.config.data.batch, self.start
-        for batch in _from(loader, at, each):
+        for batch in from_cursor(loader, at, each):
             if self.done:
                 return
             at += each
@@ -352,7 +352,7 @@ class JoinedIsland:
                     log.warning("goodbye_unsent", error=str(cause))
 
 
-def _from(loader: Loader[Batch], cursor: int, each: int) -> Iterator[Batch]:
+def from_cursor(loader: Loader[Batch], cursor: int, each: int) -> Iterator[Batch]:
     """Iterate over a loader of ``each`` sequences a batch from a cursor on."""
     at = cursor // each
     if callable(loader):

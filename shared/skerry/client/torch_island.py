@@ -1,0 +1,283 @@
+"""A torch training loop of one's own as a learner: ``skerry.torch.join``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import distributed
+
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.client.joined import Batch, Config, JoinedIsland, Loader, from_cursor, settings_of
+from skerry.client.torch_fragments import TorchFragments, leaves_of
+from skerry.client.torch_ranks import Deed, Follower, LeadFragments, Ranks, Standing
+from skerry.settings import loading
+from skerry.settings.models import RunConfig, Settings
+
+
+class PendingLoss:
+    """A loss that a device still computes: read once it is there, without waiting for it."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self._host = torch.empty((), dtype=loss.dtype, pin_memory=True)
+        self._host.copy_(loss, non_blocking=True)
+        self._there = torch.cuda.current_stream(loss.device).record_event()
+
+    def is_ready(self) -> bool:
+        return bool(self._there.query())
+
+    def __float__(self) -> float:
+        self._there.synchronize()
+        return float(self._host)
+
+
+def pending(loss: Any) -> Any:
+    """Return a loss as an island reads it."""
+    if not isinstance(loss, torch.Tensor):
+        return loss
+    loss = loss.detach()
+    loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+    return PendingLoss(loss) if loss.device.type == "cuda" else loss
+
+
+class TorchIsland(JoinedIsland):
+    """One learner of a run, whose parameters are a torch module's; they change in place.
+
+    When the block begins they are the log's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: str,
+        name: str | None,
+        model: torch.nn.Module,
+        leaves: tuple[LeafSpec, ...],
+        optimizer: Any,
+        ranks: Ranks | None,
+    ) -> None:
+        super().__init__(settings, run, name, leaves, self._hold)
+        self._model = model
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._agreed = False
+
+    def __enter__(self) -> Self:
+        try:
+            super().__enter__()
+        except BaseException:
+            self._say_failed()
+            raise
+        self._agree()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        except BaseException:
+            self._say_failed()
+            raise
+        if kind is None:
+            self._agree()
+        else:
+            self._say_failed()
+
+    @property
+    def done(self) -> bool:
+        """True once the run is over; for all processes of a learner after the same step."""
+        return super().done if self._ranks is None else self._agreed
+
+    def step(
+        self,
+        *,
+        tokens: int,
+        loss: Any,
+        cursor: int | None = None,
+        routed: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Count a step that the optimizer has taken; answer, and adopt into the parameters.
+
+        It never waits, but in a blocking mode. Where several processes train the module each calls
+        it: ``tokens`` are those of all, and the first one's ``loss`` counts. Once values that were
+        not finite gave way to the global state, the optimizer's state of the parameters is cleared.
+        ``boundary`` says the rest.
+        """
+        try:
+            self.boundary(tokens=tokens, loss=pending(loss), cursor=cursor, routed=routed)
+        except BaseException:
+            self._say_failed()
+            raise
+        if self.fell_back:
+            forget(self._optimizer, self._model)
+        self._agree()
+
+    def _hold(self, plan: Plan, config: RunConfig) -> TorchFragments | LeadFragments:
+        held = TorchFragments(plan, config.sync, self._model)
+        if self._ranks is None:
+            return held
+        self._ranks.say(Deed.HOLD)
+        self._ranks.share(loading.to_json(config))
+        return LeadFragments(held, self._ranks)
+
+    def _agree(self) -> None:
+        """Tell the other processes where this learner is."""
+        if self._ranks is not None:
+            self._agreed = super().done
+            about = (self._agreed, self.fell_back, self.start, self.shard, self.cursor)
+            self._ranks.say(Deed.DONE, *(int(word) for word in about))
+
+    def _say_failed(self) -> None:
+        if self._ranks is not None:
+            self._ranks.say(Deed.FAIL)
+
+
+class FollowingIsland:
+    """A learner's other processes: the same loop, and no word to the log."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        leaves: tuple[LeafSpec, ...],
+        optimizer: Any,
+        ranks: Ranks,
+    ) -> None:
+        self._model = model
+        self._leaves = leaves
+        self._optimizer = optimizer
+        self._rank = ranks.rank
+        self._follower = Follower(ranks, self._hold)
+        self._standing = Standing()
+
+    def __enter__(self) -> Self:
+        self._standing = self._follower.follow()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._standing = self._follower.follow()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config, as the ledger holds it."""
+        return self._follower.config
+
+    @property
+    def shard(self) -> int:
+        """The number of this learner's part of the data: no other learner of the run has it."""
+        return self._standing.shard
+
+    @property
+    def start(self) -> int:
+        """The cursor, in sequences, at which this learner's data goes on."""
+        return self._standing.start
+
+    @property
+    def cursor(self) -> int:
+        """How far this learner has used its data, in sequences."""
+        return self._standing.cursor
+
+    @property
+    def fell_back(self) -> bool:
+        """True if the last step put the global state in the place of values not finite."""
+        return self._standing.fell_back
+
+    @property
+    def done(self) -> bool:
+        """True once the run is over: there is no step left to take."""
+        return self._standing.over
+
+    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]:
+        """Yield this process's batches until the run is over, from where the data goes on."""
+        for batch in from_cursor(loader, self.start, self.config.data.batch):
+            if self.done:
+                return
+            yield batch
+
+    def step(
+        self,
+        *,
+        tokens: int,
+        loss: Any,
+        cursor: int | None = None,
+        routed: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Do what the first process does at this boundary."""
+        del tokens, loss, cursor, routed
+        self._standing = self._follower.follow()
+        if self.fell_back:
+            forget(self._optimizer, self._model)
+
+    def _hold(self, config: RunConfig) -> tuple[Plan, TorchFragments]:
+        cut = plan(self._leaves, config.sync.fragments)
+        return cut, TorchFragments(cut, config.sync, self._model, rank=self._rank)
+
+
+def forget(optimizer: Any, model: torch.nn.Module) -> None:
+    """Clear an optimizer's state of a module's parameters; None has none."""
+    if optimizer is not None:
+        for parameter in model.parameters():
+            optimizer.state.pop(parameter, None)
+
+
+def join(
+    url: str | None = None,
+    *,
+    model: torch.nn.Module,
+    run: str = "main",
+    name: str | None = None,
+    optimizer: Any = None,
+    config: Config = None,
+    embeddings: tuple[str, ...] | None = None,
+    units: Mapping[str, int] | None = None,
+) -> TorchIsland | FollowingIsland:
+    """Return one learner of a run, for a ``with`` block around a training loop of your own.
+
+    The run is created where there is none: with this module's parameters as its first global state.
+    Else the log's values come in their place. Where ``torch.distributed`` runs, its processes are
+    one learner: each joins, and the first one talks to the log.
+
+    Args:
+        url: The broker; by default that of the settings (``SKERRY_NATS__URL``).
+        model: The module: its parameters that require gradients take part, by their names. They
+            are float32, bfloat16 or float16, whole or sharded by rows (``fully_shard``).
+        run: The run's id.
+        name: The learner's own, which no other learner of the run has; by default the host's.
+        optimizer: What trains the module: its state is cleared when training falls back.
+        config: Settings by table, such as ``{"train": {"steps": 5000}}``, or a TOML file of them;
+            those of the run count if it is created here. Credentials are in table ``nats``.
+        embeddings: Name parts that mark embeddings, which are averaged and not merged by direction;
+            by default those of Hugging Face's models.
+        units: By the name of a stack of tensors, how many elements one of them has; by default
+            the experts of Hugging Face's models.
+
+    Raises:
+        ConfigError: a setting that is none, or does not fit.
+        ModelError: parameters of another kind, or none to train.
+
+    Entering the block raises BrokerUnavailable where no broker answers, RunMismatch where the run
+    has other tensors, RunFinished where it is over; a step raises Superseded once another learner
+    has taken this one's name.
+
+    """
+    sizes = dict(units or {})
+    leaves = tuple(
+        replace(leaf, unit=sizes.get(leaf.name, leaf.unit)) for leaf in leaves_of(model, embeddings)
+    )
+    several = distributed.is_available() and distributed.is_initialized()
+    ranks = Ranks() if several and distributed.get_world_size() > 1 else None
+    if ranks is not None and ranks.rank > 0:
+        return FollowingIsland(model, leaves, optimizer, ranks)
+    return TorchIsland(settings_of(url, config), run, name, model, leaves, optimizer, ranks)

@@ -1,0 +1,65 @@
+"""A learner inside Lightning's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from skerry.client.joined import Config
+from skerry.client.torch_island import join
+
+
+class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as untyped
+    """Makes a ``lightning.Trainer`` one learner of a run: ``Trainer(callbacks=[...])``.
+
+    ``tokens`` counts what a batch trains on, over all processes. ``module`` names the part of the
+    LightningModule that is the run's model, so that leaf names are that model's own.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tokens: Callable[[Any], int],
+        run: str = "main",
+        name: str | None = None,
+        config: Config = None,
+        module: str = "",
+    ) -> None:
+        """Take what ``skerry.torch.join`` takes."""
+        self._options: dict[str, Any] = {"url": url, "run": run, "name": name, "config": config}
+        self._count = tokens
+        self._module = module
+        self._tokens = self._steps = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Join the run, and adopt its state."""
+        optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        model = pl_module.get_submodule(self._module)
+        self._steps = trainer.global_step
+        self.island = join(**self._options, model=model, optimizer=optimizer).__enter__()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Answer and adopt once the optimizer has taken a step."""
+        del pl_module, batch_idx
+        self._tokens += self._count(batch)
+        if trainer.global_step > self._steps:
+            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+            self.island.step(tokens=self._tokens, loss=loss)
+            self._tokens, self._steps = 0, trainer.global_step
+            trainer.should_stop |= self.island.done
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the run."""
+        del trainer, pl_module
+        self.island.__exit__(None, None, None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the run without its last answers."""
+        del trainer, pl_module
+        if hasattr(self, "island"):
+            self.island.__exit__(type(exception), exception, exception.__traceback__)

@@ -1,0 +1,39 @@
+"""One of two processes of a module sharded by FSDP2: sharded.py URL RUN STORE CONFIG RANK."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import skerry.torch
+
+
+def main(url: str, run: str, store: str, config: str, rank: str) -> None:
+    distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=2)
+    torch.manual_seed(int(rank))  # the first process's values count
+    model: Any = torch.nn.Sequential(torch.nn.Linear(20, 15), torch.nn.Linear(15, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with skerry.torch.join(
+        url, run=run, name="a", model=model, optimizer=optimizer, config=json.loads(config)
+    ) as island:
+        for _ in island.batches(range(7)):
+            model(torch.zeros(1, 20)).sum().backward()  # gathers and frees, as any loop does
+            for parameter in model.parameters():
+                parameter.grad = 2 * (parameter.detach() - 1.0)
+            optimizer.step()
+            island.step(tokens=16, loss=1.0)
+    whole = model[0].weight.full_tensor()
+    close = int(((whole - 1.0).abs() < 0.1).all(dim=1).sum())
+    print(f"ends after {island.cursor} with {close} rows close to the goal", flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,180 @@
+"""Hugging Face's Trainer and Lightning's as learners: real trainers, a real broker and syncer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+
+from skerry.client.loop_thread import LoopThread
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import RunState
+from skerry_syncer.service import stand_by
+from tests.support.nats_server import NatsServer
+from tests.support.processes import call
+
+torch: Any = pytest.importorskip("torch")
+skerry_torch: Any = pytest.importorskip("skerry.torch")
+torch.set_num_threads(1)
+
+pytestmark = [
+    pytest.mark.nats,
+    pytest.mark.drill,
+    pytest.mark.timeout(120),
+    # Trainers warn of what is slow or deprecated on this machine: nothing of ours.
+    pytest.mark.filterwarnings("ignore:::(transformers|lightning|accelerate|torch)"),
+    pytest.mark.filterwarnings("ignore:.*(pin_memory|num_workers|LeafSpec|isinstance)"),
+]
+
+BATCH, SEQ, VOCAB = 4, 16, 64
+CONFIG = {
+    "data": {"batch": BATCH, "seq_len": SEQ},
+    "train": {"steps": 40},
+    "sync": {"learners": 1, "fragments": 2, "h_steps": 10},
+    "log": {"window_bytes": 64 * 1024**2},
+    "liveness": {"pulse_s": 0.05},
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Keep join from configuring the log of the test process."""
+    structlog.configure()
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    made = LoopThread("syncer")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def syncer(shared_nats: NatsServer, run_id: str, thread: LoopThread) -> None:
+    async def live() -> None:
+        async with NatsBus(shared_nats.url, name="s") as bus:
+            await stand_by(bus, run_id, "s")
+
+    thread.begin(live())
+
+
+def rows() -> list[dict[str, Any]]:
+    drawn = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB, (64, 1)))
+    ids = (drawn + torch.arange(SEQ + 1)) % VOCAB
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def of_run(thread: LoopThread, url: str, run: str) -> Any:
+    async def read() -> Any:
+        async with NatsBus(url, name="test") as bus:
+            return await ledger.read_run(bus, run), await ledger.last_commits(bus, run)
+
+    return thread.result(read())
+
+
+def test_hugging_faces_trainer_is_a_learner(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, thread: LoopThread, syncer: None
+) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=BATCH,
+        max_steps=1000,
+        learning_rate=1e-2,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(
+        model=model, args=arguments, train_dataset=rows(), callbacks=[callback]
+    )
+    trainer.train()
+    assert trainer.state.global_step == 40, "the run ended it"
+    record, commits = of_run(thread, shared_nats.url, run_id)
+    assert record.state is RunState.FINISHED
+    assert "model.layers.0.mlp.up_proj.weight" in {leaf.name for leaf in record.leaves}
+    counted = [row.tokens for commit in commits.values() for row in commit.consumed if row.steps]
+    assert counted
+    assert all(tokens % (BATCH * SEQ) == 0 for tokens in counted), "targets, not inputs"
+    assert callback.island.cursor == 40 * BATCH
+
+
+def test_lightnings_trainer_is_a_learner(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, thread: LoopThread, syncer: None
+) -> None:
+    lightning: Any = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined] # untyped here
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Embedding(VOCAB, 8), torch.nn.Linear(8, VOCAB))
+
+        def training_step(self, batch: Any, _index: int) -> Any:
+            ids = batch["input_ids"]
+            scores = self.net(ids[:, :-1])
+            return torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    callback = skerry_torch.LightningCallback(
+        *(shared_nats.url,),
+        tokens=lambda batch: batch["input_ids"][:, 1:].numel(),
+        run=run_id,
+        name="lightning",
+        config=CONFIG,
+        module="net",
+    )
+    trainer = lightning.Trainer(
+        max_steps=1000,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(rows(), batch_size=BATCH))
+    assert trainer.global_step == 40, "the run ended it"
+    record, _ = of_run(thread, shared_nats.url, run_id)
+    assert record.state is RunState.FINISHED
+    assert {leaf.name for leaf in record.leaves} == {"0.weight", "1.weight", "1.bias"}
+
+
+def test_the_fine_tune_of_the_examples_ends_with_a_folder_that_loads(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, syncer: None
+) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    script = Path(__file__).parents[2] / "examples" / "hf_finetune.py"
+    folder = tmp_path / "tiny"
+    done = call(sys.executable, script, shared_nats.url, "a", str(folder), run_id, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "after 60 steps" in done.stdout
+    made, tuned = (
+        transformers.AutoModelForCausalLM.from_pretrained(path).state_dict()
+        for path in (folder, f"{folder}-a")
+    )
+    assert made.keys() == tuned.keys()
+    assert not torch.equal(made["lm_head.weight"], tuned["lm_head.weight"])
