@@ -21,6 +21,7 @@ from skerry.data.stream import Prefetched
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase
 from skerry.settings.models import TrainConfig
+from skerry.telemetry import instruments, metrics
 from skerry_learner.trainer.step import StepResult
 from skerry_learner.trainer.trainer import Trainer
 
@@ -135,3 +136,8 @@ class TrainingLoop(Island):
         """Read the outcome of the newest step, or of the one before it, which still runs."""
         finite = bool(result.finite)
         self.read(float(result.loss) if finite else math.nan, finite=finite)
+        labels = self.place.learner.labels
+        if finite:
+            instruments.record(metrics.GRADIENT_NORM, float(result.grad_norm), labels)
+        if result.expert_tokens:
+            instruments.record(metrics.EXPERT_SHARE, float(result.busiest), labels)

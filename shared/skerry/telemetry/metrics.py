@@ -84,6 +84,8 @@ STORAGE = "storage"  # of the broker: memory or file
 ALERT_KEY, SEVERITY = "alert", "severity"  # which alert of the page, and how bad it is
 
 LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
+NORMS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 SHORT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 VERSIONS_LATE = (0.0, 1.0, 2.0, 3.0, 4.0, 8.0, 16.0)
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
@@ -191,6 +193,12 @@ CODEC_TIME = _learner("skerry.learner.codec_time", COUNTER, "s",
 TOKENS = _learner("skerry.tokens", COUNTER, "{token}", "Tokens it has trained on.")
 STEP_DURATION = _metric("skerry.step.duration", HISTOGRAM, "s",
     "One inner step, its boundary included.", LEARNER_NAME, buckets=SHORT_S, by=(LEARNER,))
+GRADIENT_NORM = _metric("skerry.gradient.norm", HISTOGRAM, "{nat}",
+    "Global norm of a step's gradient, before it is clipped to train.clip.", LEARNER_NAME,
+    buckets=NORMS, by=(LEARNER,))
+EXPERT_SHARE = _metric("skerry.expert.ratio", HISTOGRAM, "1",
+    "Largest share of a layer's tokens that a step routed to one expert.", LEARNER_NAME,
+    buckets=SHARES, by=(LEARNER,))
 STEPS_SKIPPED = _metric("skerry.steps.skipped", COUNTER, "{step}",
     "Steps that changed nothing: their loss or gradient was not finite.",
     LEARNER_NAME, by=(LEARNER,))

@@ -295,3 +295,9 @@ def test_cold_start_raises_the_rate_again_and_no_other_does(
     monkeypatch.setattr(Trainer, "step", step)
     scene.train()
     assert shares == ([0.5, 1.0, 1.0, 1.0] if inner is InnerState.COLD else [1.0] * 4)
+
+
+def test_every_step_records_the_norm_of_its_gradient(collected: Collected) -> None:
+    Scene([], 3).train()
+    ((_, total),) = collected.values(metrics.GRADIENT_NORM)
+    assert total > 0
