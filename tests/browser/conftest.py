@@ -167,18 +167,22 @@ def watch(show: Show, page: Page) -> Watch:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def expected() -> list[str]:
+    """What a test lets the page complain of."""
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, expected: list[str]) -> Iterator[Page]:
     """A page that may complain of nothing, and ask nobody but its own host for anything."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
     opened = context.new_page()
     opened.set_default_timeout(40_000)
     complaints: list[str] = []
     hosts: set[str] = set()
-    expected: list[str] = []
     opened.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
-    opened.expected = expected  # type: ignore[attr-defined]
     yield opened
     own = {urlsplit(opened.url).netloc}
     context.close()

@@ -67,11 +67,13 @@ def test_with_the_token_of_the_address_a_fault_is_injected(
     assert noted.done == [("learner-2", "pause", 7.5)]
 
 
-def test_without_the_token_nothing_is_done(show: Show, page: Page, health: HealthSettings) -> None:
+def test_without_the_token_nothing_is_done(
+    show: Show, page: Page, expected: list[str], health: HealthSettings
+) -> None:
     noted = Noted()
     theatre = show(Stage(config=ALLOWED), health, noted.inject)
     theatre.run(theatre.stage.past(20, 1))
-    page.expected.append("401")  # type: ignore[attr-defined]
+    expected.append("401")
     page.goto(theatre.url)
     open_learner(page)
     page.fill("#token", "guessed")

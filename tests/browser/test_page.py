@@ -102,12 +102,14 @@ def test_what_only_grows_older_is_not_announced_again(show: Show, page: Page) ->
     assert page.evaluate(differ, OTHER) == [True] * len(OTHER)
 
 
-def test_alerts_of_a_restarted_monitor_are_announced(show: Show, page: Page) -> None:
+def test_alerts_of_a_restarted_monitor_are_announced(
+    show: Show, page: Page, expected: list[str]
+) -> None:
     stage = Stage()
     first = show(stage)
     first.call(first.monitor.link.on_event, "disconnected", {})  # its first alert
     first.run(stage.past(30, 1))
-    page.expected.extend(LOST)  # type: ignore[attr-defined]
+    expected.extend(LOST)
     page.add_init_script(HIDING)
     page.goto(first.url)
     told = page.locator("#alerts-told")
@@ -530,11 +532,13 @@ def test_a_broker_that_is_away_is_shown_and_no_learner_is_blamed(watch: Watch, p
     page.wait_for_selector("#status:has-text('training')")
 
 
-def test_a_monitor_that_is_started_again_is_found_again(show: Show, page: Page) -> None:
+def test_a_monitor_that_is_started_again_is_found_again(
+    show: Show, page: Page, expected: list[str]
+) -> None:
     stage = Stage()
     first = show(stage)
     first.run(stage.past(30, 1))
-    page.expected.extend(LOST)  # type: ignore[attr-defined]
+    expected.extend(LOST)
     page.goto(first.url)
     page.wait_for_selector("#link[data-state='live']")
     first.close()
@@ -547,11 +551,13 @@ def test_a_monitor_that_is_started_again_is_found_again(show: Show, page: Page) 
     page.wait_for_selector(f"[data-round='2.{version}']")
 
 
-def test_of_a_log_without_the_run_nothing_is_shown_as_if_it_went_on(show: Show, page: Page) -> None:
+def test_of_a_log_without_the_run_nothing_is_shown_as_if_it_went_on(
+    show: Show, page: Page, expected: list[str]
+) -> None:
     first = show(Stage())
     first.call(first.monitor.link.on_event, "disconnected", {})
     first.run(first.stage.past(30, 1))
-    page.expected.extend(LOST)  # type: ignore[attr-defined]
+    expected.extend(LOST)
     page.goto(first.url)
     expect(page).to_have_title(re.compile(r"^\(1\) "))
     first.close()
@@ -588,10 +594,12 @@ PLOTS = """
 """Lets a test see which stretch of its data the loss chart shows."""
 
 
-def test_a_run_after_another_keeps_nothing_of_it(show: Show, page: Page) -> None:
+def test_a_run_after_another_keeps_nothing_of_it(
+    show: Show, page: Page, expected: list[str]
+) -> None:
     first = show(Stage(fragments=2))
     first.run(first.stage.past(200, 1))
-    page.expected.extend(LOST)  # type: ignore[attr-defined]
+    expected.extend(LOST)
     page.add_init_script(PLOTS)
     page.goto(first.url)
     page.wait_for_function("() => plots.length > 1 && shown().whole")

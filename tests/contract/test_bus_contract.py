@@ -316,7 +316,7 @@ async def test_what_cannot_be_changed_in_place_is_drift(
 ) -> None:
     state = specs(names.run)[0]
     with pytest.raises(StreamDrift, match=r"another run id.*loses what it holds") as caught:
-        await bus.declare((replace(state, **{name: value}),))  # type: ignore[arg-type]
+        await bus.declare((replace(state, **{name: value}),))
     is_, should = getattr(state, name), value
     assert caught.value.drift == (f"stream {state.name}: {name} is {is_}, should be {should}",)
     assert await bus.declare((state,)) == ()

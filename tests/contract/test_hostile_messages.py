@@ -144,7 +144,7 @@ async def test_a_duplicate_of_another_message_is_stored_under_a_fresh_id(
     bus: Bus, stranger: Bus, names: Subjects, same: str
 ) -> None:
     """Should somebody have guessed an id after all, or seen it in time."""
-    thief, victim = (client._publisher for client in (stranger, bus))  # type: ignore[attr-defined]
+    thief, victim = (client._publisher for client in (stranger, bus))  # type: ignore[attr-defined] # of each kind
     thief.key = victim.key
     theirs = names.commit(0) if same == "subject" else names.member("x")
     await stranger.publish(theirs, b"ours" if same == "payload" else b"theirs", msg_id="0/1")
@@ -166,7 +166,7 @@ async def test_a_duplicate_of_our_own_message_that_is_gone_is_believed(
 async def test_a_taken_id_does_not_break_a_compare_and_set(
     bus: Bus, stranger: Bus, names: Subjects
 ) -> None:
-    thief, victim = (client._publisher for client in (stranger, bus))  # type: ignore[attr-defined]
+    thief, victim = (client._publisher for client in (stranger, bus))  # type: ignore[attr-defined] # of each kind
     thief.key = victim.key
     await stranger.publish(names.chunk(0, 0, 0), b"theirs", msg_id="fence/0")
     expect = Expect(names.fence(0), 0)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,8 +163,8 @@ async def loses_a_chunk(bus: MemoryBus) -> list[str]:
 def tells_another(part: str) -> Callable[[MemoryBus], Awaitable[list[str]]]:
     async def digest(bus: MemoryBus) -> list[str]:
         held = (await state.read_manifests(bus, RUN, PLAN))[0]
-        commit = replace(held.commit, **{f"{part}_digest": 7})  # type: ignore[arg-type]
-        await retell(bus, replace(held, commit=commit))
+        changes: dict[str, Any] = {f"{part}_digest": 7}
+        await retell(bus, replace(held, commit=replace(held.commit, **changes)))
         return [f"its part '{part}' is another vector"]
 
     return digest

@@ -103,7 +103,7 @@ class Hostile:
             for name in "ab"
         ]
         for work in (stand_by(self.bus, RUN, "s", wall_ns=self.wall_ns), *others):
-            self.tasks.append(self.loop.create_task(work))  # type: ignore[arg-type]
+            self.tasks.append(self.loop.create_task(work))  # type: ignore[arg-type] # awaitables of two kinds
         await self._merged()
         await ledger.join(self.bus, RUN, NAME, "host", 1)
         await self._merged()

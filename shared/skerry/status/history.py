@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from skerry.status.report import LearnerRow
     from skerry.status.view import Message
 
-LANE_S = 900.0
-"""How far back a learner's lane reaches."""
 MOST_TURNS = 32
 """Changes of state kept of each learner,"""
 MOST_MARKS = 12_000
@@ -43,7 +41,6 @@ MARK_EVERY_S = 1.0
 """of each learner at most one in this time."""
 MOST_CHECKPOINTS = 24
 MOST_SAMPLES = 24
-MOST_NOTES = 80
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> 
 async def test_chunks_that_are_gone_name_fragment_and_version() -> None:
     scripted = await committed()
     found = await cut_of(scripted)
-    stream = scripted.bus.broker.streams["SKERRY_run_STATE"]  # type: ignore[attr-defined]
+    stream = scripted.bus.broker.streams["SKERRY_run_STATE"]  # type: ignore[attr-defined] # in memory
     for chunk in scripted.manifests[1].parts[1].chunks:
         stream.drop(chunk.sequence)
     with pytest.raises(StateLost, match="fragment 1 at version 1"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -298,9 +298,9 @@ async def _manifest_unreadable(bus: MemoryBus, _: Manifest) -> None:
     ],
 )
 async def test_state_that_the_ledger_knows_and_the_log_lacks_is_named_with_its_source(
-    bus: MemoryBus, manifest: Manifest, damage: Callable[..., object], lost: str
+    bus: MemoryBus, manifest: Manifest, damage: Callable[..., Awaitable[None]], lost: str
 ) -> None:
-    await damage(bus, manifest)  # type: ignore[misc]
+    await damage(bus, manifest)
     with pytest.raises(StateLost, match=lost) as raised:
         await (await writer(bus, "next", 2)).recover()
     assert "/saved/step-00000010 at step 10, holds version 1" in str(raised.value)

@@ -239,7 +239,7 @@ def test_shard_that_its_new_owner_does_not_fetch_goes_to_whoever_is_left() -> No
     able = world.start("z")
     world.run(10)
     world.living.remove(owner)
-    unable.decide = lambda now: None  # type: ignore[method-assign]
+    unable.decide = lambda now: None  # type: ignore[method-assign] # it does nothing
     world.run(LEASE_S * (1 + succession.OVERDUE_LEASES) + 1)
     assert world.owners() == {0: [able.instance]}
 

@@ -48,7 +48,7 @@ def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
         stream = ForgivingStream(file)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
         try:
-            structlog.PrintLogger(stream).msg("lost")  # type: ignore[arg-type]
+            structlog.PrintLogger(stream).msg("lost")  # type: ignore[arg-type] # all of a file that it needs
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert stream.lost > 0

@@ -73,8 +73,8 @@ async def second_version(bus: MemoryBus) -> Commit:
     raise AssertionError
 
 
-def fake(bus: MemoryBus, name: str, **changes: object) -> FakeLearner:
-    return FakeLearner(bus, RUN, PLAN, name, step_s=0.005, **changes)  # type: ignore[arg-type]
+def fake(bus: MemoryBus, name: str, **changes: Any) -> FakeLearner:
+    return FakeLearner(bus, RUN, PLAN, name, step_s=0.005, **changes)
 
 
 def scripted(bus: MemoryBus, name: str, steps: int = STEPS) -> ScriptedLearner:

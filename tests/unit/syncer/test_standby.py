@@ -40,8 +40,9 @@ LEAVES = [LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (60, 64))]
 PLAN = plan(LEAVES, 4)
 
 
-def config(shards: int = 1, **changes: object) -> RunConfig:
-    given: dict[str, object] = {
+def config(shards: int = 1, **changes: Any) -> RunConfig:
+    given: dict[str, Any] = {
+        "contribution_scheme": "f32",
         "fragments": 4,
         "h_steps": 8,
         "merge": "average",
@@ -50,7 +51,7 @@ def config(shards: int = 1, **changes: object) -> RunConfig:
         "lease_s": LEASE_S,
     }
     return RunConfig(
-        sync=SyncConfig(**{"contribution_scheme": "f32", **given, **changes}),  # type: ignore[arg-type]
+        sync=SyncConfig(**(given | changes)),
         outer=OuterConfig(preset="direct"),
         data=DataConfig(seq_len=100, batch=1),
     )
@@ -80,12 +81,12 @@ class World:
     def bus(self) -> MemoryBus:
         return self.broker.connect()
 
-    async def begin(self, settings: RunConfig, learners: int = 2, **changes: object) -> None:
+    async def begin(self, settings: RunConfig, learners: int = 2, **changes: Any) -> None:
         await self.bus.declare(specs(RUN))
         await ledger.create_run(self.bus, run_record(RUN, PLAN, settings.model_dump_json()))
         for number in range(learners):
             name = f"l{number}"
-            learner = FakeLearner(self.bus, RUN, PLAN, name, step_s=0.05, **changes)  # type: ignore[arg-type]
+            learner = FakeLearner(self.bus, RUN, PLAN, name, step_s=0.05, **changes)
             self.start(f"learner {name}", learner.train())
 
     def start(self, key: str, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -167,7 +168,7 @@ def virtual(play: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
     told = signature(play)
     given = [parameter for name, parameter in told.parameters.items() if name != "world"]
-    test.__signature__ = told.replace(parameters=given)  # type: ignore[attr-defined]
+    test.__signature__ = told.replace(parameters=given)  # type: ignore[attr-defined] # pytest reads it
     test.__name__, test.__doc__ = play.__name__, play.__doc__
     return test
 
@@ -588,9 +589,10 @@ class Idle:
 
 async def test_only_time_in_which_the_process_ran_counts_as_standstill() -> None:
     view, policy = succession.View("a", "a1"), succession.Policy(1, LEASE_S)
-    held = standby.StandBy(None, "h", view, policy)  # type: ignore[arg-type]
-    held.leaderships[0] = Idle()  # type: ignore[assignment]
-    held.tasks[0] = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+    idle: Any = Idle()
+    waiting: Any = asyncio.create_task(asyncio.Event().wait())
+    held = standby.StandBy(idle, "h", view, policy)
+    held.leaderships[0], held.tasks[0] = idle, waiting
     held._give_up_stuck(1000.0)
     held._give_up_stuck(1000.0 + 10 * standby.STUCK_S)
     assert 0 in held.leaderships

@@ -200,7 +200,7 @@ class WideTransport(Transport):
         self._open.transport.writelines(payload)
 
     # The parser copies what it is given, so that a view does.
-    async def read(self, buffer_size: int) -> memoryview:  # type: ignore[override]  # noqa: ARG002
+    async def read(self, buffer_size: int) -> memoryview:  # type: ignore[override] # noqa: ARG002 - for bytes
         return await self._open.read()
 
     async def readline(self) -> bytes:

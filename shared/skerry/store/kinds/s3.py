@@ -276,7 +276,7 @@ def _connect(url: str, access: StoreSettings) -> Client:
         return Client(
             parts.netloc,
             prefix=parts.path.strip("/") or None,
-            config=config,  # type: ignore[arg-type]
+            config=config,  # type: ignore[arg-type] # of literal keys
             client_options={"allow_http": True, "timeout": timeout},  # an endpoint says which
             retry_config={"max_retries": RETRIES, "retry_timeout": timeout},
         )
