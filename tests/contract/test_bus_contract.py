@@ -20,7 +20,7 @@ from skerry.log.base import (
     StreamSpec,
 )
 from skerry.protocol.subjects import Subjects
-from tests.support.log import all_of, followed, newest, specs, stored, take
+from tests.support.log import all_of, followed, newest, specs, take
 
 
 def window(run: str, max_bytes: int) -> StreamSpec:
@@ -29,11 +29,6 @@ def window(run: str, max_bytes: int) -> StreamSpec:
         for spec in specs(run)
         if spec.retention is Retention.WINDOW
     )
-
-
-async def test_sequences_of_a_stream_count_from_one(bus: Bus, names: Subjects) -> None:
-    receipts = [await bus.publish(names.commit(i), b"x") for i in range(3)]
-    assert [receipt.sequence for receipt in receipts] == [1, 2, 3]
 
 
 async def test_the_newest_record_comes_back_as_it_was_published(bus: Bus, names: Subjects) -> None:
@@ -87,13 +82,6 @@ async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None
             while (await used())[storage] < before[storage] + 100_000:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
     assert {room.limit_bytes for room in await bus.rooms()} == {0}
-
-
-async def test_an_expectation_that_holds_lets_the_write_through(bus: Bus, names: Subjects) -> None:
-    subject = names.ledger("run")
-    first = await bus.publish(subject, b"a", expect=Expect(subject, 0))
-    second = await bus.publish(subject, b"b", expect=Expect(subject, first.sequence))
-    assert second.sequence == first.sequence + 1
 
 
 async def test_a_failed_expectation_leaves_the_log_unchanged(bus: Bus, names: Subjects) -> None:
@@ -191,13 +179,6 @@ async def test_a_message_above_max_payload_is_refused_and_the_bus_lives_on(
     with pytest.raises(BrokerUnfit, match=r"max_payload.*sync\.chunk_bytes"):
         await bus.publish(names.chunk(0, 0, 0), bytes(bus.max_payload_bytes + 1))
     assert (await bus.publish(names.chunk(0, 0, 0), b"x")).sequence == 1
-
-
-async def test_get_finds_a_record_by_sequence(bus: Bus, names: Subjects) -> None:
-    await bus.publish(names.commit(0), b"a")
-    await bus.publish(names.commit(1), b"b")
-    record = await stored(bus, names.stream("LEDGER"), 2)
-    assert (record.subject, record.payload) == (names.commit(1), b"b")
 
 
 @pytest.mark.parametrize("count", [5, 60])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,43 +124,33 @@ def assert_stepped(before: dict[str, Pulse], after: dict[str, Pulse], outage_s: 
         assert stepping_s > 0.5 * between_s, f"{name} stepped for {stepping_s} of {between_s} s"
 
 
-@pytest.mark.parametrize("stall_s", [8.0, pytest.param(20.0, marks=pytest.mark.soak)])
-async def test_steps_go_on_while_the_broker_hangs(
+@pytest.mark.parametrize(
+    ("begin", "end", "outage_s"),
+    [
+        (NatsServer.pause, NatsServer.resume, 8.0),
+        (NatsServer.kill9, NatsServer.restart, 12.0),
+        pytest.param(NatsServer.pause, NatsServer.resume, 20.0, marks=pytest.mark.soak),
+        pytest.param(NatsServer.kill9, NatsServer.restart, 60.0, marks=pytest.mark.soak),
+    ],
+    ids=["hangs", "is killed", "hangs for long", "is killed for long"],
+)
+async def test_steps_go_on_without_the_broker_and_all_catch_up_once_it_is_back(
     nats_server: NatsServer,
     run_id: str,
     tmp_path: Path,
     tiny_config: Path,
     jax_cache: Path,
-    stall_s: float,
-) -> None:
-    async with running(nats_server, run_id, tmp_path, tiny_config, jax_cache) as under_way:
-        before = await under_way.steady()
-        nats_server.pause()
-        await assert_unanswered(nats_server)
-        await asyncio.sleep(stall_s)
-        nats_server.resume()
-        after = await under_way.pulses_after(time.time_ns())
-        assert_stepped(before, after, stall_s)
-        await under_way.caught_up()
-        under_way.assert_all_live()
-
-
-@pytest.mark.parametrize("outage_s", [12.0, pytest.param(60.0, marks=pytest.mark.soak)])
-async def test_training_goes_on_when_the_broker_returns(
-    nats_server: NatsServer,
-    run_id: str,
-    tmp_path: Path,
-    tiny_config: Path,
-    jax_cache: Path,
+    begin: Callable[[NatsServer], None],
+    end: Callable[[NatsServer], None],
     outage_s: float,
 ) -> None:
     async with running(nats_server, run_id, tmp_path, tiny_config, jax_cache) as under_way:
         before = await under_way.steady()
-        nats_server.kill9()
+        begin(nats_server)
         await assert_unanswered(nats_server)
         await asyncio.sleep(outage_s)
         under_way.assert_all_live()
-        nats_server.restart()
+        end(nats_server)
         after = await under_way.pulses_after(time.time_ns())
         assert_stepped(before, after, outage_s)
         await under_way.caught_up()

@@ -7,8 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from skerry.cli.cluster.processes import read
 from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.healing import BACK_S
 from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
+from tests.support.builders import wait_until
 from tests.support.local_cluster import chaos, cluster, pids
 from tests.support.processes import SKERRY, skerry
 
@@ -111,7 +110,7 @@ def test_the_faults_of_a_killed_drill_are_healed_by_command_and_by_the_next_dril
     with cluster(tmp_path, RUN, tiny_config, jax_cache):
         process = subprocess.Popen([*drill, "--json"], cwd=tmp_path, stdout=subprocess.DEVNULL)
         try:
-            until(paused, "pausing the learner")
+            wait_until(paused, "pausing the learner", 120.0)
         finally:
             process.kill()
             process.wait()
@@ -121,13 +120,13 @@ def test_the_faults_of_a_killed_drill_are_healed_by_command_and_by_the_next_dril
             "learner-1 was stopped, and goes on.",
         ]
         before = steps(tmp_path)
-        until(lambda: steps(tmp_path) > before, "training on")
+        wait_until(lambda: steps(tmp_path) > before, "training on", 120.0)
         assert healed(tmp_path) == []
 
         os.kill(pids(tmp_path, RUN)["broker"], signal.SIGSTOP)  # it cannot even be asked any more
         terminal, hung_up = terminal_of(drill, tmp_path)
         try:
-            until(paused, "pausing the learner again")
+            wait_until(paused, "pausing the learner again", 120.0)
             said = os.read(terminal, 1 << 20).decode()
             assert "Left by an earlier drill: broker was stopped, and goes on." in said
             os.close(terminal)  # a session that is gone: its kernel sends SIGHUP
@@ -171,10 +170,3 @@ def terminal_of(command: tuple[str, ...], folder: Path) -> tuple[int, subprocess
     process = subprocess.Popen(become, cwd=folder, stdin=its, stdout=its, stderr=its)
     os.close(its)
     return ours, process
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120.0
-    while not true():
-        assert time.monotonic() < deadline, f"{what} takes too long"
-        time.sleep(0.05)  # others' processes send us no event

@@ -19,7 +19,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log import fences, ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, RunState
+from skerry.protocol.messages import Commit
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from tests.support.builders import background, run_record
 from tests.support.cluster import Cluster, Service, until_commit
@@ -189,15 +189,3 @@ async def test_a_stopped_syncer_hands_its_shards_over_at_once(
         ended_s = time.monotonic()
         await under_way.taken_from(0, "a")
         print(f"take-over after SIGTERM: first commit {time.monotonic() - ended_s:.2f} s later")
-
-
-@pytest.mark.drill
-async def test_syncers_of_a_run_that_ends_all_end(
-    shared_nats: NatsServer, run_id: str, tmp_path: Path
-) -> None:
-    async with running(shared_nats, run_id, tmp_path, shards=2, names="ab") as under_way:
-        record = await ledger.read_run(under_way.bus, run_id)
-        await under_way.commit_of(1, "b")
-        await ledger.finish_run(under_way.bus, record)
-        assert [await s.ended() for s in under_way.syncers.values()] == [0, 0]
-        assert (await ledger.read_run(under_way.bus, run_id)).state is RunState.FINISHED

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from skerry.log.streams import specs
 from skerry.service.entry import bus_from
 from skerry.settings.loading import to_json
 from skerry.settings.models import NatsSettings, RunConfig
-from tests.support.builders import run_record
+from tests.support.builders import run_record, wait_until
 from tests.support.nats_server import NatsServer
 from tests.support.processes import SKERRY, call, skerry
 
@@ -40,13 +40,6 @@ def processes(mark: str) -> dict[int, str]:
     """Return the command line of every live process that has ``mark`` in it."""
     lines = {one.pid: " ".join(one.info["cmdline"] or ()) for one in process_iter(["cmdline"])}
     return {pid: line for pid, line in lines.items() if mark in line}
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} took more than {DEADLINE_S} s"
-        time.sleep(0.05)  # the kernel sends no event about processes that are not our children
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ def cluster(cwd: Path, *arguments: str, run: str = "") -> Generator[RunningUp]:
         return {e.name for e in read(up.folder).values() if e.alive} == {*SERVICES, BROKER}
 
     try:
-        until(complete, "starting a cluster")
+        wait_until(complete, "starting a cluster")
         yield up
     finally:
         for pid in processes(run):
@@ -108,7 +101,7 @@ def test_a_second_cluster_in_the_same_folder_is_refused(up: RunningUp) -> None:
 def test_other_commands_find_and_enter_the_broker_and_its_password_stays_private(
     up: RunningUp,
 ) -> None:
-    until((up.folder / "cluster.json").exists, "announcing the cluster")
+    wait_until((up.folder / "cluster.json").exists, "announcing the cluster")
     shown = skerry(up.cwd, "status", "--set", "nats.connect_timeout_s=10")
     assert "refused the login" not in shown.stderr
     password = (up.folder / "broker" / "password").read_text().strip()
@@ -154,10 +147,10 @@ def test_kill_9_of_the_command_leaves_nothing_running_and_the_same_command_goes_
     tmp_path: Path,
 ) -> None:
     with cluster(tmp_path) as up:
-        until(lambda: skerry(tmp_path, "status").returncode == 0, "creating the run")
+        wait_until(lambda: skerry(tmp_path, "status").returncode == 0, "creating the run")
         up.process.kill()
         up.process.wait()
-        until(lambda: processes(up.run) == {}, "ending the orphans")
+        wait_until(lambda: processes(up.run) == {}, "ending the orphans")
     with cluster(tmp_path, run=up.run) as again:
         again.process.send_signal(signal.SIGINT)
         assert f"Going on with run {up.run} as the log has it." in again.ended()

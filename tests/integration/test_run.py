@@ -110,28 +110,6 @@ async def test_newer_incarnation_makes_the_older_stop(
 
 
 @pytest.mark.drill
-async def test_broker_restart_is_survived_by_all(
-    nats_server: NatsServer, run_id: str, site: Site, tiny_config: Path
-) -> None:
-    async with site.run(nats_server, run_id, tiny_config) as (cluster, bus):
-        services = [
-            await cluster.start("syncer", "s"),
-            await cluster.start("learner", "a"),
-            await cluster.start("learner", "b"),
-        ]
-        await until_commit(bus, run_id, lambda c: c.version == 3)
-        nats_server.kill9()
-        nats_server.restart()
-        before = max(c.version for c in (await ledger.last_commits(bus, run_id)).values())
-        commits = await until_commit(bus, run_id, lambda c: c.version > before + 3)
-        assert [s.process.returncode for s in services] == [None] * 3
-    for fragment in (0, 1):
-        versions = [c.version for c in commits if c.fragment == fragment]
-        assert versions == list(range(1, len(versions) + 1))
-    assert {c.learner for c in commits[-1].consumed} <= {"a", "b"}
-
-
-@pytest.mark.drill
 async def test_resume_from_a_checkpoint_into_an_empty_broker(
     shared_nats: NatsServer,
     nats_server: NatsServer,

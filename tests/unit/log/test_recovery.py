@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -116,19 +117,35 @@ class TestMend:
         assert "begin another run from the checkpoint with `skerry up --from /saved/s-1" in said
         assert (await ledger.last_commits(run.bus, RUN))[1].version == 1
 
-    async def test_every_fragment_that_lacks_commits_is_named(self) -> None:
+    @pytest.mark.parametrize(
+        ("gone", "origin", "said"),
+        [
+            (
+                {"ledger.commit.0": None, "ledger.commit.2": 3},
+                None,
+                "0, every version before 5; fragment 2, versions 3 t",
+            ),
+            ({"ledger.commit": None}, None, "no checkpoint; `skerry checkpoints list` may"),
+            (
+                {"ledger.commit.1": None},
+                CommitOrigin.REPLACED,  # put back into a run that has a history
+                "fragment 1, every version before 5",
+            ),
+        ],
+        ids=["two fragments", "every commit", "put back"],
+    )
+    async def test_what_the_ledger_lacks_is_named(
+        self, gone: dict[str, int | None], origin: CommitOrigin | None, said: str
+    ) -> None:
         run = await begun(5)
-        lose(run, "ledger.commit.0")
-        lose(run, "ledger.commit.2", last=3)
-        with pytest.raises(StateLost, match=r"0, every version before 5; fragment 2, versions 3 t"):
+        for prefix, last in gone.items():
+            lose(run, prefix, last)
+        if origin is not None:
+            await origin_given(run, 1, origin)
+        before = await ledger.last_commits(run.bus, RUN)
+        with pytest.raises(StateLost, match=re.escape(said)):
             await run.writer.recover()
-
-    async def test_ledger_without_any_commit_is_lost(self) -> None:
-        run = await begun(2)
-        lose(run, "ledger.commit")
-        with pytest.raises(StateLost, match=r"no checkpoint; `skerry checkpoints list` may"):
-            await run.writer.recover()
-        assert await ledger.last_commits(run.bus, RUN) == {}
+        assert await ledger.last_commits(run.bus, RUN) == before
 
     async def test_restored_fragment_begins_its_ledger_at_any_version(self) -> None:
         run = await begun(4)
@@ -136,13 +153,6 @@ class TestMend:
         await origin_given(run, 1, CommitOrigin.RESTORED)
         await run.writer.recover()
         assert (await ledger.last_commits(run.bus, RUN))[1].version == 4
-
-    async def test_fragment_that_was_put_back_into_a_run_has_a_history(self) -> None:
-        run = await begun(4)
-        lose(run, "ledger.commit.1")
-        await origin_given(run, 1, CommitOrigin.REPLACED)
-        with pytest.raises(StateLost, match="fragment 1, every version before 4"):
-            await run.writer.recover()
 
     async def test_replica_that_lags_behind_is_asked_again(
         self, monkeypatch: pytest.MonkeyPatch

@@ -144,14 +144,6 @@ async def test_an_earlier_start_counts_although_a_later_one_is_known() -> None:
     assert got.cause == "superseded"
 
 
-async def test_replaced_unfinished_contribution_is_handed_on_with_its_numbers() -> None:
-    first, second = await sent(offered(1)), await sent(offered(2))
-    assembler = ContributionAssembler(RUN, PLAN)
-    for record in [*first[:-1], *second]:
-        assembler.feed(record)
-    assert assembler.replaced == [(0, Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15))]
-
-
 async def test_unfinished_contribution_without_its_first_chunk_is_named_by_identity() -> None:
     _, *rest = await sent(offered(7))
     assembler = ContributionAssembler(RUN, PLAN)

@@ -72,28 +72,23 @@ async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
 
 
 @pytest.mark.parametrize(
-    ("told", "fragment"), [(replace(ROUND, fragment=P), P), (replace(ROUND, fragment=1), 0)]
+    ("told", "subject"),
+    [
+        (replace(ROUND, fragment=P), NAMES.round(P)),
+        (replace(ROUND, fragment=1), NAMES.round(0)),
+        (replace(COMMIT, fragment=2**40), NAMES.commit(2**40)),
+    ],
 )
-async def test_a_round_of_no_fragment_or_of_another_than_its_subjects_is_left_out(
-    told: Round, fragment: int
+async def test_what_is_of_no_fragment_or_of_another_than_its_subjects_is_left_out(
+    told: Round | Commit, subject: str
 ) -> None:
-    bus, counts = await connected(), MessageCounts()
-    await bus.publish(NAMES.round(fragment), encode(told))
-    await bus.publish(NAMES.round(1), encode(replace(ROUND, fragment=1)))
-    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Round)) as found:
-        _, first = await anext(found)
-    assert first.fragment == 1
-    assert counts.malformed == {"round": 1}
-
-
-async def test_a_commit_of_no_fragment_is_left_out() -> None:
-    bus, counts = await connected(), MessageCounts()
-    for fragment in (2**40, 0):
-        await bus.publish(NAMES.commit(fragment), encode(replace(COMMIT, fragment=fragment)))
-    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Commit)) as found:
-        _, first = await anext(found)
-    assert first.fragment == 0
-    assert counts.malformed == {"commit": 1}
+    bus, counts, kind = await connected(), MessageCounts(), type(told)
+    right = replace(told, fragment=1)
+    await bus.publish(subject, encode(told))
+    await bus.publish(NAMES.round(1) if kind is Round else NAMES.commit(1), encode(right))
+    async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(kind)) as found:
+        assert (await anext(found))[1] == right
+    assert counts.malformed == {kind.__name__.lower(): 1}
 
 
 @pytest.mark.parametrize("odd", [nan, inf, -1.0])

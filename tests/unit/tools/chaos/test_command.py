@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -18,7 +17,6 @@ import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.cli.cluster.folder import RunFolder, RunInUse, RunningCluster
-from skerry.cli.cluster.processes import TABLE, ProcessTable
 from skerry.errors import BrokerUnavailable, ConfigError, HistoryBroken, RunNotFound
 from skerry.log import ledger
 from skerry.log.memory import MemoryBroker
@@ -39,16 +37,6 @@ from tests.support.builders import run_record
 
 NOBODY = "Nobody answers."
 FIRING = Firing(0, "pause", "syncer", 1.0, 1.0, 3.0, 0, fired=True, proof="it is stopped")
-
-
-@pytest.fixture
-def ground(tmp_path: Path) -> LocalRun:
-    """A cluster of this very process: only what needs no help can be done to it."""
-    table = ProcessTable(tmp_path / TABLE)
-    table._kept = True
-    for name, kind in (("learner-1", "learner"), ("syncer", "syncer")):
-        table.started(name, kind, os.getpid())
-    return LocalRun("r", tmp_path, MemoryBroker().connect())
 
 
 def test_a_folder_without_a_cluster_is_refused(

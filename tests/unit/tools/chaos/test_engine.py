@@ -22,7 +22,7 @@ from skerry.cli.cluster.processes import TABLE, ProcessEntry, ProcessTable
 from skerry.cli.cluster.proxy import Proxy
 from skerry.cli.cluster.supervisor import Supervisor
 from skerry.errors import ConfigError, SkerryError
-from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.service.control import CONTROL, listening
 from skerry.tasks import TaskGroup
@@ -241,16 +241,6 @@ async def test_healing_names_who_does_not_come_back(
             await heal(held.ground, {*KINDS, "ghost"})
 
 
-def bare(folder: Path, bus: MemoryBus) -> LocalRun:
-    """Return a cluster of this very process, without proxy, clocks or a broker of its own."""
-    table = ProcessTable(folder / TABLE)
-    table._kept = True
-    for name, kind in KINDS.items():
-        if kind != "broker":
-            table.started(name, kind, os.getpid())
-    return LocalRun(RUN, folder, bus)
-
-
 @pytest.mark.parametrize(
     ("kind", "target", "words"),
     [
@@ -265,28 +255,24 @@ def bare(folder: Path, bus: MemoryBus) -> LocalRun:
     ],
 )
 def test_what_cannot_be_done_here_is_refused_with_the_fix(
-    tmp_path: Path, kind: Kind, target: str, words: str
+    ground: LocalRun, kind: Kind, target: str, words: str
 ) -> None:
-    ground = bare(tmp_path, MemoryBroker().connect())
     with pytest.raises(ConfigError, match=words):
         refuse(FaultPlan(0, (Fault(0.0, kind, target),)), ground)
 
 
-def test_what_can_be_done_without_help_is_offered(tmp_path: Path) -> None:
-    ground = bare(tmp_path, MemoryBroker().connect())
+def test_what_can_be_done_without_help_is_offered(ground: LocalRun) -> None:
     assert set(able(ground)) == {Kind.KILL, Kind.PAUSE, *MESSAGES}
 
 
-def test_a_target_that_is_nothing_here_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    ground = bare(tmp_path, MemoryBroker().connect())
+def test_a_target_that_is_nothing_here_is_refused_with_what_there_is(ground: LocalRun) -> None:
     with pytest.raises(ConfigError, match="use any of learner, learner-1, learner-2, syncer"):
         refuse_targets(("learner", "leaner"), ground)
 
 
 def test_another_users_processes_cannot_be_struck(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ground: LocalRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ground = bare(tmp_path, MemoryBroker().connect())
 
     def forbidden(_pid: int, _signal: int) -> None:
         raise PermissionError
