@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from skerry_tools.chaos.plan import DRAWN, FaultPlan, Kind, dump, load
-from tests.support.simulation.cluster import Syncer
 from tests.support.simulation.scenario import draw_plan
 from tests.support.simulation.schedule import simulate
 
@@ -41,11 +40,11 @@ def explain(plan: FaultPlan, violations: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_no_schedule_breaks_a_promise(chunk: int, syncer: Syncer) -> None:
+def test_no_schedule_breaks_a_promise(chunk: int) -> None:
     fired: Counter[Kind] = Counter()
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         plan = draw_plan(seed)
-        outcome = simulate(plan, syncer)
+        outcome = simulate(plan)
         assert not outcome.violations, explain(plan, outcome.violations)
         fired += outcome.fired
     silent = set(DRAWN) - set(fired)
@@ -53,16 +52,16 @@ def test_no_schedule_breaks_a_promise(chunk: int, syncer: Syncer) -> None:
 
 
 @pytest.mark.parametrize("path", SAVED, ids=[path.stem for path in SAVED])
-def test_a_schedule_that_once_failed_passes(path: Path, syncer: Syncer) -> None:
-    assert simulate(load(path), syncer).violations == ()
+def test_a_schedule_that_once_failed_passes(path: Path) -> None:
+    assert simulate(load(path)).violations == ()
 
 
 @pytest.mark.parametrize("seed", [3, 14, 159])
-def test_a_seed_gives_the_same_trace_each_time(seed: int, syncer: Syncer) -> None:
-    first, second = (simulate(draw_plan(seed), syncer) for _ in range(2))
+def test_a_seed_gives_the_same_trace_each_time(seed: int) -> None:
+    first, second = (simulate(draw_plan(seed)) for _ in range(2))
     assert first.trace == second.trace
     assert first.fired == second.fired
 
 
-def test_other_seeds_give_other_traces(syncer: Syncer) -> None:
-    assert len({simulate(draw_plan(seed), syncer).trace for seed in range(10)}) == 10
+def test_other_seeds_give_other_traces() -> None:
+    assert len({simulate(draw_plan(seed)).trace for seed in range(10)}) == 10

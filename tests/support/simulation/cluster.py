@@ -2,18 +2,17 @@
 
 The syncers are the real ones. So are the learners, but that they have random numbers for a model.
 A process is a task and its own client of the broker. Killed, its client lets nothing
-more through and the task ends; started again, it knows what the log knows. Services come as
-functions, since this package imports none.
+more through and the task ends; started again, it knows what the log knows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -30,6 +29,7 @@ from skerry.log import ledger, run_records, state
 from skerry.log.streams import specs
 from skerry.protocol.messages import Manifest
 from skerry.tasks import TaskGroup
+from skerry_syncer.service import stand_by
 from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
 from tests.support.learners import FakeLearner
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
     from skerry.log.base import Bus
     from tests.support.simulation.scenario import Scenario
-
-Syncer: TypeAlias = Callable[["Bus", str, str, Callable[[], int]], Awaitable[None]]
-"""A syncer candidate: (bus, run, name, wall clock); returns when the run is finished."""
 
 RUN = "s"
 RESTART_S = 0.3
@@ -78,7 +75,7 @@ class Observations:
 class Cluster:
     """Every process of one run, on one virtual loop."""
 
-    def __init__(self, scenario: Scenario, seed: int, syncer: Syncer) -> None:
+    def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
         self.plan = scenario.plan
         self.loop = VirtualLoop()
@@ -86,7 +83,6 @@ class Cluster:
         self.observations = Observations()
         self.crashes: list[str] = []
         self.finished: asyncio.Future[None] = self.loop.create_future()
-        self.syncer = syncer
         self.processes: dict[str, Process] = {}
         for number in range(scenario.learners):
             self._add(f"learner-{number}", "learner", self._learner)
@@ -183,7 +179,8 @@ class Cluster:
             self.finished.set_result(None)
 
     async def _syncer(self, name: str, bus: Bus) -> None:
-        await self.syncer(bus, RUN, name, self.network.wall_of(name))
+        wall_ns = self.network.wall_of(name)
+        await stand_by(bus, RUN, name, wall_ns=wall_ns, instance=f"{name}/{wall_ns()}")
 
     async def _reader(self, name: str, bus: Bus) -> None:
         """Follow manifests and read every version that can still be read, whole."""
