@@ -254,7 +254,7 @@ _widen = jax.jit(widened)
 class JaxFragments:
     """The fragments of one tree of parameters, and an anchor of each.
 
-    ``params`` are the parameters; whoever trains sets them after a step. An anchor is kept in bf16
+    ``params`` are the parameters; the training loop sets them after a step. An anchor is bf16
     where global fragments travel so, which holds it exactly. In flight a fragment costs its outer
     gradient until it is sent and, if adoption is by rebase, what was captured until it is merged.
     """
@@ -374,7 +374,7 @@ class JaxFragments:
     def _write(self, fragment: int, base: Any, new: Any, *, first: bool) -> tuple[jax.Array, ...]:
         """Adopt piece by piece; returns the anchors."""
         leaves, anchors = self._leaves(), list[jax.Array]()
-        self.params = None  # a leaf that is given up is nobody's else
+        self.params = None  # so that a leaf that is given up has no other holder
         for (piece, cut), before, vector in zip(self._cuts[fragment], base, new, strict=True):
             number = self._numbers[piece.leaf]
             leaves[number], anchor = _adopt(

@@ -79,7 +79,7 @@ class Trainer:
     """One model being trained: ``fragments`` holds its parameters, ``moments`` are the optimizer's.
 
     To a session it is those fragments, with fresh moments after a reset. ``routed`` adds up the
-    tokens that taught each unit, as ``TrainingProgress`` has them. Memory: what is made anew takes
+    tokens that taught each unit, as ``TrainingProgress`` has them. Memory: what is made again takes
     the place of what is dropped before.
     """
 
