@@ -21,7 +21,7 @@ from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
 from skerry.store.finding import is_url, locate
 from skerry_evaluator.global_model import HeldOutText, Score
-from skerry_evaluator.sampling import Sampler, to_text, to_tokens
+from skerry_evaluator.sampling import TOKENS, Sampler, to_text, to_tokens, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,8 @@ def print_scores(
 ) -> None:
     """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
 
-    ``text`` are files and folders to judge on instead of a run's own, token shards for a run that
-    was trained on tokens. In JSON infinity and NaN are
-    null.
+    ``text`` are files and folders to judge on instead of a run's own; shards of the same kind for a
+    run that was trained on tokens. In JSON infinity and NaN are null.
     """
     corpora: dict[str, Corpus] = {}
     for path in paths:
@@ -103,8 +102,8 @@ def print_scores(
         data = restored.config.data
         if text:
             paths = tuple(str(path) for path in text)
-            source = "tokens" if data.source == "tokens" else "text"
-            data = data.model_copy(update={"source": source, "paths": paths})
+            source = data.source if data.source in TOKENS else "text"
+            data = data.model_copy(update={"source": source, "paths": paths, "weights": ()})
         key = data.model_dump_json()
         if key not in corpora:
             corpora[key] = load_corpus(data)
@@ -137,12 +136,14 @@ def print_sample(
     restored = restore(path, sets)
     data = restored.config.data
     sampler = Sampler(restored.model, data.seq_len, temperature)
+    words = words_of(data)
     if tokenizer is not None:
         words = Words.of(tokenizer, getattr(restored.model, "vocab", None))
+    if words is not None:
         start = words.encode(prompt) or [0]
         tokens = list(sampler.tokens(restored.params, start, count, seed))
         print(words.decode([*start, *tokens]))
         return
     tokens = list(sampler.tokens(restored.params, to_tokens(data, prompt), count, seed))
-    space = " " if data.source == "tokens" else ""  # between numbers
+    space = " " if data.source in TOKENS else ""  # between numbers
     print(f"{prompt}{space}{to_text(data, tokens)}")

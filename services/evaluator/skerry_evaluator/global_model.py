@@ -20,7 +20,7 @@ from skerry.data.stream import check_tokens
 from skerry.errors import ModelError
 from skerry.models.base import build_model, layout_of, specs_of, token_loss
 from skerry.settings.models import RunConfig
-from skerry_evaluator.sampling import SampleWriter
+from skerry_evaluator.sampling import TOKENS, SampleWriter
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class HeldOutText:
         for row in rows:
             check_tokens(row, vocab)
             digest.update(row.astype("<i4", copy=False).data.cast("B"))
-        return cls(rows, digest.intdigest(), corpus.config.source != "tokens")
+        return cls(rows, digest.intdigest(), corpus.config.source not in TOKENS)
 
     @property
     def tokens(self) -> int:

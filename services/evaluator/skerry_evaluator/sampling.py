@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from skerry.data.tokenizer import FILE, Words
 from skerry.errors import ConfigError, ModelError
 from skerry.protocol.messages import MOST_SAMPLE_BYTES
 from skerry.settings.models import DataConfig, RunConfig
@@ -17,16 +19,27 @@ TEMPERATURE = 0.8
 """Of the samples that go with evaluations."""
 NEWLINE = 0x0A
 BYTES = 256
+TOKENS = ("tokens", "prepared")
+"""Sources whose tokens are no bytes."""
+
+
+def words_of(data: DataConfig) -> Words | None:
+    """Return the tokenizer that lies with a run's prepared text; None where there is none here."""
+    folder = Path(data.paths[0]).expanduser() if data.source == "prepared" else None
+    return Words.of(folder) if folder is not None and (folder / FILE).is_file() else None
 
 
 def to_tokens(data: DataConfig, prompt: str) -> list[int]:
     """Return a prompt's tokens: its UTF-8 bytes, or its numbers where a run trains on tokens."""
-    if data.source != "tokens":
+    if data.source not in TOKENS:
         return list(prompt.encode()) or [0]
     try:
         return [int(word) for word in prompt.split()] or [0]
     except ValueError as error:
-        msg = "This run was trained on token shards: give the prompt as token numbers."
+        msg = (
+            "This run was trained on tokens: name their tokenizer with --tokenizer, or give the"
+            " prompt as token numbers."
+        )
         raise ConfigError(msg, path="prompt") from error
 
 
@@ -35,7 +48,7 @@ def to_text(data: DataConfig, tokens: Sequence[int]) -> str:
 
     A token that is no byte, and bytes that are no UTF-8, become replacement characters.
     """
-    if data.source == "tokens":
+    if data.source in TOKENS:
         return " ".join(map(str, tokens))
     return bytes(t if 0 <= t < BYTES else 0xFF for t in tokens).decode(errors="replace")
 
@@ -86,13 +99,15 @@ class SampleWriter:
     def __init__(self, model: object, config: RunConfig, params: Any) -> None:
         """``params`` are those that ``write`` will get, or their shapes."""
         self._data = config.data
+        self._words = words_of(config.data)
         self._count = min(config.eval.sample_tokens, config.data.seq_len - 1)
         self._sampler = Sampler(model, self._count, TEMPERATURE)
         self._sampler.compile(params)
 
     def write(self, params: Any, seed: int) -> str:
         """Return text of at most MOST_SAMPLE_BYTES, cut between two characters."""
-        start = [0 if self._data.source == "tokens" else NEWLINE]
+        start = [0 if self._data.source in TOKENS else NEWLINE]
         tokens = list(self._sampler.tokens(params, start, self._count, seed))
-        text = to_text(self._data, tokens).encode()
+        words = self._words
+        text = (to_text(self._data, tokens) if words is None else words.decode(tokens)).encode()
         return text[:MOST_SAMPLE_BYTES].decode(errors="ignore")

@@ -22,7 +22,7 @@ from skerry.client.meter import Meter
 from skerry.client.network import open_sync
 from skerry.client.telemetry import observe
 from skerry.client.weights import FolderWeights
-from skerry.data.stream import Prefetch, Stream
+from skerry.data.stream import Prefetch, stream_of
 from skerry.log.base import Bus
 from skerry.models.mesh import AUTO, make_mesh
 from skerry.protocol.messages import RunState
@@ -117,6 +117,7 @@ class _Service:
         session, network = open_sync(
             bus, place.learner, work.plan, work.config, trainer, place.start, call=self._call
         )
+        self._stream = stream_of(work.corpus, place.member.shard)
         self._training = TrainingLoop(
             place,
             work.config,
@@ -126,6 +127,7 @@ class _Service:
             feed=self._feed,
             restored=self._restored,
             saver=saver,
+            example=self._stream.read(0, work.config.data.batch),
         )
         self._membership = Membership(network, self._training)
 
@@ -173,9 +175,8 @@ class _Service:
 
     def _feed(self, cursor: int) -> Prefetch:
         self._settled()
-        stream = Stream(self._work.corpus, self._training.place.member.shard)
         vocab = getattr(self._work.model, "vocab", None)
-        return Prefetch(stream, cursor, batch=self._work.config.data.batch, vocab=vocab)
+        return Prefetch(self._stream, cursor, batch=self._work.config.data.batch, vocab=vocab)
 
     async def _restore(self) -> RestoredState:
         """Return the inner state that was saved, unless the disk hangs."""

@@ -17,6 +17,7 @@ import structlog
 
 from skerry.client.inner import RestoredState
 from skerry.client.island import Island
+from skerry.data.corpus import HostBatch
 from skerry.data.stream import Prefetched
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState, LearnerPhase
@@ -28,7 +29,7 @@ from skerry_learner.trainer.trainer import Trainer
 log = structlog.get_logger()
 
 Feed = Callable[[int], AbstractContextManager[Iterator[Prefetched]]]
-"""Opens the data at a cursor, as ``data.prefetch.Prefetch`` does ahead and in a thread."""
+"""Opens the data at a cursor, as ``data.stream.Prefetch`` does ahead and in a thread."""
 
 
 class SavesInnerState(Protocol):
@@ -55,13 +56,14 @@ class TrainingLoop(Island):
     """An island that trains a model of ours; ``life`` is the body of its thread.
 
     ``restored`` is how its inner optimizer begins, ``saver`` saves it; without them it begins as it
-    was made and is not saved.
+    was made and is not saved. ``example`` is a batch, for which steps are compiled.
     """
 
     trainer: Trainer
     feed: Feed
     restored: Future[RestoredState] | None = None
     saver: SavesInnerState | None = None
+    example: HostBatch | None = None
     _rewarms: bool = False
 
     def life(self) -> Generator[Pause]:
@@ -81,7 +83,7 @@ class TrainingLoop(Island):
         """
         yield from self.offer()
         began_s = self.meter.clock()
-        self.trainer.warm(self.tick)
+        self.trainer.warm(self.tick, self.example)
         log.info("compiled", seconds=round(self.meter.clock() - began_s, 2))
         yield from self.catch_up()
         while self.restored is not None and not self.stopping:
@@ -112,15 +114,15 @@ class TrainingLoop(Island):
         behind a step that was skipped, until one is not: no contribution then claims what is not
         known yet, and the device has nothing better to do.
         """
-        data, began_s = self.config.data, self.meter.clock()
+        began_s = self.meter.clock()
         replayed = self.now.cursor < self.place.seen
-        tokens, cursor = next(batches)
+        batch, cursor, tokens = next(batches)
         share = rewarm_share(self.config.train, self.now.steps) if self._rewarms else 1.0
-        after = self.trainer.step({"tokens": tokens}, self.progress(), share)
+        after = self.trainer.step(batch, self.progress(), share)
         if before is not None:
             self._note(before)
         yield None
-        self.advance(data.batch * data.seq_len, cursor, self.trainer.routed)
+        self.advance(tokens, cursor, self.trainer.routed)
         known = self.diverged > 0 or self.session.must_wait(self.now)
         if known:
             self._note(after)

@@ -16,6 +16,7 @@ from skerry.algorithm.fragments import LeafSpec, Plan, trainable
 from skerry.client.inner import RestoredState
 from skerry.client.telemetry import LearnerIdentity
 from skerry.client.weights import digest_of
+from skerry.data.source import with_tokenizer
 from skerry.errors import ConfigError, RunMismatch
 from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus
@@ -75,6 +76,7 @@ async def find_or_create(
         if record.created_ns == created_ns:
             log.info("run_created", run=run, parameters=work.plan.parameters)
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
+    config = loading.with_own_paths(config, given)
     weights = config.model.weights if given.model.path else given.model.weights
     wanted = _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)), weights)
     different = loading.differences(wanted, config)
@@ -124,7 +126,7 @@ def _recorded(config: RunConfig, parameters: int, weights: str) -> RunConfig:
     The contribution window has room for every learner's first offer, where none was chosen.
     """
     model = written_out(config.model).model_copy(update={"weights": weights})
-    config = config.model_copy(update={"model": model})
+    config = config.model_copy(update={"model": model, "data": with_tokenizer(config.data)})
     needed = _first_offers(config, parameters)
     if config.log.window_bytes == LogConfig().window_bytes and needed > config.log.window_bytes:
         log_config = config.log.model_copy(update={"window_bytes": 2 * needed})

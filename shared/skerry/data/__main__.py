@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skerry.service.entry import answer, application, exit_on_error
 
+if TYPE_CHECKING:
+    from skerry.data.documents import Article
+
+PROGRESS_S = 2.0
+
 app = application(bare_shows_help=True)
 
-Texts = Annotated[list[str], typer.Argument(help="Text files and folders.", metavar="PATH")]
+Sources = Annotated[list[str], typer.Argument(help="Files, folders, patterns.", metavar="SOURCE")]
 Out = Annotated[Path, typer.Option(help="New folder for the result.", metavar="FOLDER")]
-Suffixes = Annotated[str, typer.Option(help="Endings of a folder's text files.", metavar=".A,.B")]
-ENDINGS = ".py,.txt,.md,.rst"
+Field = Annotated[
+    str, typer.Option(help="Column or key of the text; messages: conversations.", metavar="NAME")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -24,39 +34,79 @@ def data() -> None:
 
 @app.command("train-tokenizer")
 def train(
-    paths: Texts,
+    sources: Sources,
     out: Out,
     vocab: Annotated[
         int, typer.Option(help="Most tokens of the vocabulary.", min=257, max=1 << 20, metavar="N")
     ] = 4096,
-    suffixes: Suffixes = ENDINGS,
+    field: Field = "text",
 ) -> None:
     """Train a byte-level BPE tokenizer on text."""
     with exit_on_error():
         from skerry.data.prepare import train_tokenizer
 
-        folder, size = train_tokenizer(paths, suffixes.split(","), vocab, out)
-        print(f"Wrote {folder}: {size:,} tokens.")
+        words = train_tokenizer(_articles(sources, field), vocab, out)
+        print(f"Wrote {out}: {words.size:,} tokens.")
 
 
 @app.command("prepare")
 def prepare_command(
-    paths: Texts,
+    sources: Sources,
     out: Out,
     tokenizer: Annotated[Path, typer.Option(help="Folder with tokenizer.json.", metavar="FOLDER")],
-    suffixes: Suffixes = ENDINGS,
+    field: Field = "text",
+    *,
+    json: AsJson = False,
 ) -> None:
-    """Write the tokens of text as shards, for data.source = "tokens"."""
+    """Write the tokens of text, JSON lines or Parquet, for data.source = "prepared"."""
     with exit_on_error():
         from skerry.data.prepare import prepare
         from skerry.data.tokenizer import Words
 
-        found = prepare(paths, suffixes.split(","), Words.of(tokenizer), out)
-        ratio = found.text_bytes / found.tokens
-        print(
-            f"Wrote {out}: {found.tokens:,} tokens of {found.documents:,} documents,"
-            f" {ratio:.2f} bytes per token."
+        words = Words.of(tokenizer)
+        found = prepare(_articles(sources, field), words, out, sources, _progress())
+        said = f"Wrote {out}: {found.tokens:,} tokens of {found.documents:,} documents."
+        print(found.model_dump_json() if json else said)
+
+
+@app.command()
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A prepared folder.", metavar="FOLDER")],
+    *,
+    json: AsJson = False,
+) -> None:
+    """Check a prepared folder, all of its bytes, and say what it holds."""
+    with exit_on_error():
+        from skerry.data.shards import verify
+
+        found = verify(folder)
+        said = (
+            f"{folder}: {found.tokens:,} tokens of {found.documents:,} documents in"
+            f" {len(found.shards)} shards, as they were prepared; a vocabulary of"
+            f" {found.vocab:,} tokens, tokenizer {found.tokenizer}."
         )
+        print(found.model_dump_json() if json else said)
+
+
+def _articles(sources: list[str], field: str) -> Iterator[Article]:
+    from skerry.data.documents import find_sources, read_documents
+
+    for file in find_sources(sources):
+        yield from read_documents(file, field)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Return a function that prints how far preparation is, every now and then."""
+    began_s = said_s = time.monotonic()
+
+    def say(documents: int, tokens: int) -> None:
+        nonlocal said_s
+        now_s = time.monotonic()
+        if now_s - said_s >= PROGRESS_S:
+            said_s, rate = now_s, tokens / (now_s - began_s)
+            print(f"{documents:,} documents, {tokens:,} tokens ({rate:,.0f}/s)", file=sys.stderr)
+
+    return say
 
 
 def main() -> None:

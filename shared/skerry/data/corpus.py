@@ -13,9 +13,10 @@ shards are files that machines share as they are, and are cut at equal lengths.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -26,6 +27,9 @@ from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 
 Batch = NDArray[np.int32]
+HostBatch = dict[str, NDArray[Any]]
+"""``tokens`` int32 [batch, seq + 1] and, where documents are kept apart, the further arrays of
+``models.base.Batch``."""
 Hashes = NDArray[np.uint64]
 PIECE_TOKENS = 4_096
 """Average tokens of a piece, unless ``PIECE_SEQUENCES`` sequences are more."""
@@ -43,15 +47,34 @@ WINDOW_WORDS = 6
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens that follow each other in the corpus.
+
+    ``ends`` are those of its documents, where they are known: ascending, the last is its length.
+    ``targets`` says which tokens are to be learnt; None: all.
+    """
+
+    tokens: Tokens
+    ends: Places | None = None
+    targets: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
 class Sequences:
     """Stretches of tokens as numbered sequences of ``seq_len + 1``; none crosses a stretch's end.
 
     Neighbours share one token, so that every token but a stretch's first is predicted once.
+    ``apart`` keeps the documents in a row from seeing each other.
     """
 
-    def __init__(self, stretches: Iterable[Tokens], seq_len: int) -> None:
+    def __init__(self, stretches: Iterable[Stretch], seq_len: int, *, apart: bool = False) -> None:
         self.stretches = tuple(s for s in stretches if len(s) > seq_len)
         self._seq_len = seq_len
+        self._apart = apart
+        self._masked = any(s.targets is not None for s in self.stretches)
         counts = [(len(s) - 1) // seq_len for s in self.stretches]
         self._ends = np.array(list(accumulate(counts)), np.int64)
 
@@ -67,27 +90,76 @@ class Sequences:
         digest = xxhash.xxh3_64()
         for stretch in self.stretches:
             digest.update(len(stretch).to_bytes(8, "little"))
-            digest.update(stretch.data.cast("B"))
+            digest.update(stretch.tokens.data.cast("B"))
         return digest.hexdigest()
 
     def read(self, indices: NDArray[np.integer]) -> Batch:
         """Copy the sequences with these numbers: int32 [len(indices), seq_len + 1]."""
         out = np.empty((len(indices), self._seq_len + 1), np.int32)
-        places = np.searchsorted(self._ends, indices.astype(np.int64), side="right")
-        for row, (place, index) in enumerate(zip(places, indices, strict=True)):
-            before = int(self._ends[place - 1]) if place else 0
-            start = (int(index) - before) * self._seq_len
-            out[row] = self.stretches[place][start : start + self._seq_len + 1]
+        for row, (stretch, start) in zip(out, self._places(indices), strict=True):
+            row[:] = stretch.tokens[start : start + self._seq_len + 1]
         return out
+
+    def batch(self, indices: NDArray[np.integer]) -> HostBatch:
+        """Return the sequences with these numbers as a batch, in new arrays."""
+        batch: HostBatch = {"tokens": self.read(indices)}
+        if self._apart:
+            segments, positions = (np.empty_like(batch["tokens"]) for _ in range(2))
+            for n, (stretch, start) in enumerate(self._places(indices)):
+                segments[n], positions[n] = _apart(stretch, start, self._seq_len + 1)
+            batch |= {"segments": segments, "positions": positions}
+        if self._masked:
+            weights = np.ones((len(indices), self._seq_len), np.float32)
+            for row, (stretch, start) in zip(weights, self._places(indices), strict=True):
+                if stretch.targets is not None:
+                    row[:] = stretch.targets[start + 1 : start + self._seq_len + 1]
+            batch["weights"] = weights
+        return batch
+
+    def _places(self, indices: NDArray[np.integer]) -> Iterator[tuple[Stretch, int]]:
+        """Yield the stretch of each sequence, and where it begins there."""
+        places = np.searchsorted(self._ends, indices.astype(np.int64), side="right")
+        for place, index in zip(places, indices, strict=True):
+            before = int(self._ends[place - 1]) if place else 0
+            yield self.stretches[place], (int(index) - before) * self._seq_len
+
+
+def _apart(stretch: Stretch, start: int, size: int) -> tuple[Places, Places]:
+    """Return the documents of a stretch's tokens from ``start`` on, and the places in them.
+
+    Documents count from 1; the first one's places count from ``start``.
+    """
+    at = np.arange(start, start + size)
+    if stretch.ends is None:
+        return np.ones(size, np.int64), at - start
+    document = np.searchsorted(stretch.ends, at, side="right")
+    begins = np.concatenate([[0], stretch.ends])[document]
+    return document - document[0] + 1, at - np.maximum(begins, start)
+
+
+def targets_in(batch: HostBatch) -> int:
+    """Return how many targets a batch's loss counts."""
+    tokens, segments, weights = (batch.get(name) for name in ("tokens", "segments", "weights"))
+    assert tokens is not None  # every batch has them
+    counted = np.ones((len(tokens), tokens.shape[1] - 1), np.bool_)
+    if segments is not None:
+        counted &= (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    if weights is not None:
+        counted &= weights > 0
+    return int(np.count_nonzero(counted))
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The training text and the held-out text of a run."""
+    """The training text and the held-out text of a run.
+
+    ``mixed`` are its parts where those are read by weight, one for each of ``data.paths``.
+    """
 
     train: Sequences
     held_out: Sequences
     config: DataConfig
+    mixed: tuple[Corpus, ...] = ()
 
     @cached_property
     def sequences_per_shard(self) -> int:
@@ -106,7 +178,11 @@ class Corpus:
 
 def load_corpus(config: DataConfig) -> Corpus:
     """Read the text and split it; CorpusError when it is unreadable, empty or too short."""
-    return split(read_source(config), config)
+    whole = split(read_source(config), config)
+    if not config.weights:
+        return whole
+    parts = (config.model_copy(update={"paths": (p,), "weights": ()}) for p in config.paths)
+    return replace(whole, mixed=tuple(load_corpus(part) for part in parts))
 
 
 def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
@@ -114,8 +190,9 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
     total = sum(len(document.tokens) for document in documents)
     cuts = [_Cut.of(document, config.seq_len, total) for document in documents]
     bound = np.uint64(_bound(cuts, config))
+    apart = config.packing == "documents"
     train, held_out = (
-        Sequences(_usable(list(side), config.seq_len), config.seq_len)
+        Sequences(_usable(list(side), config.seq_len), config.seq_len, apart=apart)
         for side in (
             chain.from_iterable(cut.stretches(cut.hashes > bound) for cut in cuts),
             chain.from_iterable(cut.stretches(cut.hashes <= bound) for cut in cuts),
@@ -147,7 +224,7 @@ def _bound(cuts: Sequence[_Cut], config: DataConfig) -> int:
     return min(2**64 - 1, max(int(config.held_out * 2**64), least))
 
 
-def _usable(stretches: Sequence[Tokens], seq_len: int) -> list[Tokens]:
+def _usable(stretches: Sequence[Stretch], seq_len: int) -> list[Stretch]:
     """Return the stretches that a sequence fits into.
 
     Short ones are joined where they are most of the text, as in a corpus of many small files.
@@ -157,31 +234,52 @@ def _usable(stretches: Sequence[Tokens], seq_len: int) -> list[Tokens]:
     )
     if sum(map(len, short)) <= sum(map(len, long)):
         return long
-    return [*long, np.concatenate(short)]
+    return [*long, _one(short)]
+
+
+def _one(stretches: Sequence[Stretch]) -> Stretch:
+    """Join stretches; each is a document of its own at least."""
+    begins = accumulate((len(s) for s in stretches[:-1]), initial=0)
+    ends = [
+        begin + (np.array([len(s)]) if s.ends is None else s.ends)
+        for begin, s in zip(begins, stretches, strict=True)
+    ]
+    masked = any(s.targets is not None for s in stretches)
+    targets = [np.ones(len(s), np.bool_) if s.targets is None else s.targets for s in stretches]
+    tokens = np.concatenate([s.tokens for s in stretches])
+    return Stretch(tokens, np.concatenate(ends), np.concatenate(targets) if masked else None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """A document with the ends of its pieces and the xxh3-64 of each."""
 
-    tokens: Tokens
+    document: Document
     ends: Places
     hashes: Hashes
 
     @classmethod
     def of(cls, document: Document, seq_len: int, total: int) -> _Cut:
+        if document.hashes is not None and document.files is not None:
+            return cls(document, document.files, document.hashes)
         ends, tokens = _ends(document, seq_len, total), document.tokens
         begins = chain([0], ends)
         parts = (tokens[begin:end] for begin, end in zip(begins, ends, strict=False))
         hashes = [xxhash.xxh3_64_intdigest(part.data.cast("B")) for part in parts]
-        return cls(tokens, ends, np.array(hashes, np.uint64))
+        return cls(document, ends, np.array(hashes, np.uint64))
 
-    def stretches(self, chosen: NDArray[np.bool_]) -> Iterator[Tokens]:
+    def stretches(self, chosen: NDArray[np.bool_]) -> Iterator[Stretch]:
         """Yield the chosen pieces, neighbours joined."""
         edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
-        at = np.concatenate([[0], self.ends])
+        at, whole = np.concatenate([[0], self.ends]), self.document
         for first, end in edges.reshape(-1, 2):
-            yield self.tokens[at[first] : at[end]]
+            begin, stop = int(at[first]), int(at[end])
+            targets = None if whole.targets is None else whole.targets[begin:stop]
+            ends = None
+            if whole.files is not None:
+                inside = whole.files[(whole.files > begin) & (whole.files < stop)]
+                ends = np.append(inside, stop) - begin
+            yield Stretch(whole.tokens[begin:stop], ends, targets)
 
 
 def _ends(document: Document, seq_len: int, total: int) -> Places:

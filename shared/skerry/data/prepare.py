@@ -1,52 +1,37 @@
-"""Text to token shards: train a tokenizer on it, and write its tokens as files that a run maps.
-
-Shards are ``.npy`` files of one row, for ``data.source = "tokens"``. A document's tokens end with
-the tokenizer's end token, where it has one.
-"""
+"""Text to token shards: train a tokenizer on documents, and write their tokens in a new folder."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from skerry.data.source import documents
+from skerry.data.chat import ChatTemplate
+from skerry.data.documents import Article
+from skerry.data.shards import DTYPES, MANIFEST, PreparedManifest, Shard
 from skerry.data.tokenizer import COMPANIONS, FILE, SETTINGS, Words
-from skerry.errors import CorpusError
+from skerry.errors import ConfigError, CorpusError
 
 END = "<|endoftext|>"
 SHARD_TOKENS = 1 << 26
-MANIFEST = "corpus.json"
-BATCH = 64
+TOGETHER = 512
 """Documents that are tokenised at once, on all cores."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What a folder of shards holds; ``tokenizer`` is xxh3-128 of the file that made them."""
+def train_tokenizer(articles: Iterable[Article], vocab: int, out: Path) -> Words:
+    """Train byte-level BPE (arXiv 1508.07909) on documents and write its folder.
 
-    documents: int
-    text_bytes: int
-    tokens: int
-    vocab: int
-    tokenizer: str
-
-
-def train_tokenizer(
-    paths: Sequence[str], suffixes: Sequence[str], vocab: int, out: Path
-) -> tuple[Path, int]:
-    """Train byte-level BPE (arXiv 1508.07909) on text; returns its folder and how many tokens.
-
-    Every text has tokens in it. Raises CorpusError for text that cannot be read, and for a folder
-    that holds anything.
+    Every text has tokens in it. Raises CorpusError for a folder that holds anything.
     """
     import tokenizers
 
@@ -59,59 +44,153 @@ def train_tokenizer(
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    trained.train_from_iterator(documents(paths, suffixes), trainer)
+    trained.train_from_iterator((article.text for article in articles), trainer)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     with _folder(out) as draft:
         trained.save(str(draft / FILE))
         (draft / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-    return out, trained.get_vocab_size()
+    return Words.of(out)
 
 
-def prepare(paths: Sequence[str], suffixes: Sequence[str], words: Words, out: Path) -> Prepared:
-    """Write the tokens of text files as shards beside a copy of their tokenizer's files.
+@dataclass(slots=True)
+class _Writer:
+    """Collects documents and writes a shard whenever there are enough tokens."""
 
-    Raises CorpusError for text that cannot be read, and for a folder that holds anything.
+    folder: Path
+    dtype: Any
+    masked: bool
+    shards: list[Shard] = field(default_factory=list[Shard])
+    _tokens: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
+    _hashes: list[int] = field(default_factory=list[int])
+    _targets: list[NDArray[np.bool_]] = field(default_factory=list[NDArray[np.bool_]])
+    _size: int = 0
+
+    def add(self, tokens: NDArray[Any], text: str, targets: NDArray[np.bool_] | None) -> None:
+        self._tokens.append(tokens.astype(self.dtype))
+        self._hashes.append(xxhash.xxh3_64_intdigest(text.encode()))
+        if self.masked:
+            self._targets.append(np.ones(len(tokens), np.bool_) if targets is None else targets)
+        self._size += len(tokens)
+        if self._size >= SHARD_TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._tokens:
+            return
+        name, tokens = f"{len(self.shards):05d}", np.concatenate(self._tokens)
+        ends = np.cumsum([len(one) for one in self._tokens], dtype=np.int64)
+        _array(self.folder / f"{name}.tokens", tokens)
+        _array(self.folder / f"{name}.ends", ends)
+        _array(self.folder / f"{name}.hashes", np.array(self._hashes, np.uint64))
+        if self.masked:
+            _array(self.folder / f"{name}.targets", np.concatenate(self._targets))
+        digest = xxhash.xxh3_64_hexdigest(tokens.data.cast("B"))
+        shard = Shard(name=name, tokens=len(tokens), documents=len(ends), xxh3=digest)
+        self.shards.append(shard)
+        self._tokens, self._hashes, self._targets, self._size = [], [], [], 0
+
+
+def _array(path: Path, values: NDArray[Any]) -> None:
+    values.astype(values.dtype.newbyteorder("<"), copy=False).tofile(path)
+
+
+def prepare(
+    articles: Iterable[Article],
+    words: Words,
+    out: Path,
+    sources: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> PreparedManifest:
+    """Tokenise documents into a new folder, each ended by the tokenizer's end-of-text token.
+
+    Conversations are rendered by the tokenizer's chat template; only what assistants say are
+    targets. Raises CorpusError for a folder that is there, or for no documents at all.
     """
-    kind = np.uint16 if words.size <= 1 << 16 else np.uint32
-    count = text_bytes = total = shards = 0
-    held: list[np.ndarray[Any, Any]] = []
     with _folder(out) as draft:
-
-        def flush() -> None:
-            nonlocal shards, held
-            if held:
-                np.save(draft / f"tokens-{shards:05d}.npy", np.concatenate(held))
-                shards, held = shards + 1, []
-
-        for texts in _batches(documents(paths, suffixes)):
-            for text, ids in zip(texts, words.encode_batch(texts), strict=True):
-                count, text_bytes = count + 1, text_bytes + len(text.encode())
-                held.append(np.array([*ids, *words.end], kind))
-                total += held[-1].size
-            if sum(part.size for part in held) >= SHARD_TOKENS:
-                flush()
-        flush()
-        if not total:
-            msg = "The text has no tokens: name files with text."
-            raise CorpusError(msg, path="data.paths")
+        wide = "uint16" if words.size <= np.iinfo(np.uint16).max + 1 else "uint32"
+        chats, writer, documents, tokens = False, None, 0, 0
+        for made, text, targets in _tokenised(articles, words):
+            if writer is None:
+                chats = targets is not None
+                writer = _Writer(draft, DTYPES[wide], chats)
+            if chats is not (targets is not None):
+                msg = "Texts and conversations are prepared into a folder each: split the sources."
+                raise CorpusError(msg, path="source")
+            writer.add(made, text, targets)
+            documents, tokens = documents + 1, tokens + len(made)
+            if progress is not None:
+                progress(documents, tokens)
+        if writer is None:
+            msg = f"The sources hold no document: {', '.join(sources) or 'name some'}."
+            raise CorpusError(msg, path="source")
+        writer.flush()
+        manifest = PreparedManifest(
+            format=1,
+            tokenizer=words.digest,
+            vocab=words.size,
+            dtype=wide,
+            masked=chats,
+            tokens=tokens,
+            documents=documents,
+            shards=tuple(writer.shards),
+            sources=tuple(sources),
+        )
         for name in COMPANIONS:
             if (words.folder / name).is_file():
                 shutil.copyfile(words.folder / name, draft / name)
-        digest = xxhash.xxh3_128_hexdigest((words.folder / FILE).read_bytes())
-        found = Prepared(count, text_bytes, total, words.size, digest)
-        (draft / MANIFEST).write_text(json.dumps(asdict(found), indent=2) + "\n")
-    return found
+        (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return manifest
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def _tokenised(
+    articles: Iterable[Article], words: Words
+) -> Iterator[tuple[NDArray[Any], str, NDArray[np.bool_] | None]]:
+    """Yield each document's tokens, its text and, for a conversation, which tokens are targets."""
+    if not words.end:
+        msg = (
+            f"The tokenizer of {words.folder} has no token that ends a text: name it as"
+            f" eos_token in its {SETTINGS}."
+        )
+        raise ConfigError(msg, path="tokenizer")
+    rest, end = iter(articles), np.array(words.end, np.uint32)
+    template: ChatTemplate | None = None
+    while some := list(islice(rest, TOGETHER)):
+        texts = [article.text for article in some if not article.messages]
+        encoded = iter(words.encode_batch(texts))
+        for article in some:
+            if not article.messages:
+                yield np.array([*next(encoded), *words.end], np.uint32), article.text, None
+                continue
+            template = template or ChatTemplate.of(words.folder)
+            parts = _turns(article, template)
+            pieces = words.encode_batch([text for text, _ in parts], named=True)
+            said = [np.full(len(p), wanted) for p, (_, wanted) in zip(pieces, parts, strict=True)]
+            tokens = np.concatenate([*(np.array(p, np.uint32) for p in pieces), end])
+            targets = np.concatenate([*said, np.array([True])])
+            yield tokens, "".join(text for text, _ in parts), targets
+
+
+def _turns(article: Article, template: ChatTemplate) -> list[tuple[str, bool]]:
+    """Return a conversation's text in parts, each with whether an assistant says it.
+
+    A template writes a conversation's beginning the same whatever follows: what a turn adds is what
+    its text has beyond that of the turns before. Where a template does not, all of it are targets.
+    """
+    parts: list[tuple[str, bool]] = []
+    before, messages = "", list(article.messages)
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        asked = template.render(messages[:number], answer=True)
+        answered = template.render(messages[: number + 1], answer=False)
+        if not (asked.startswith(before) and answered.startswith(asked)):
+            return [(template.render(messages, answer=False), True)]
+        parts += [(asked[len(before) :], False), (answered[len(asked) :], True)]
+        before = answered
+    if not parts:
+        msg = "A conversation without an assistant's answer has nothing to learn: leave it out."
+        raise CorpusError(msg, path="source")
+    return parts
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Reads a corpus: the standard library, text files, or memory-mapped token shards."""
+"""Reads a corpus: the standard library, text files, memory-mapped or prepared token shards."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.data.shards import open_shards, read_manifest
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 
@@ -27,11 +28,14 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", 
 class Document:
     """Tokens in order; ``files`` are the ends of its text files, None for token shards.
 
-    Zero bytes cannot mark the ends: text of two bytes a character is full of them.
+    Zero bytes cannot mark the ends: text of two bytes a character is full of them. A prepared shard
+    also has a hash of each file's text and, if not all are, says which tokens are targets.
     """
 
     tokens: Tokens
     files: Places | None = None
+    hashes: NDArray[np.uint64] | None = None
+    targets: NDArray[np.bool_] | None = None
 
 
 def read_source(config: DataConfig) -> list[Document]:
@@ -43,8 +47,38 @@ def read_source(config: DataConfig) -> list[Document]:
         raise CorpusError(msg, path="data.paths")
     if config.source == "text":
         return [_join(_expand(config.paths, config.suffixes))]
+    if config.source == "prepared":
+        return _prepared(config)
     shards = _expand(config.paths, (".bin", ".npy"))
     return [Document(_map(path, config.token_dtype)) for path in shards]
+
+
+def _prepared(config: DataConfig) -> list[Document]:
+    """Open prepared folders, all of the tokenizer that the run names, if it does already."""
+    found: list[Document] = []
+    wanted, whose = config.tokenizer, "this run's learners"
+    for named in config.paths:
+        folder = Path(named).expanduser()
+        manifest = read_manifest(folder)
+        if wanted and manifest.tokenizer != wanted:
+            msg = (
+                f"{folder} was prepared with tokenizer {manifest.tokenizer}, {whose} with {wanted}:"
+                " prepare it with the same one."
+            )
+            raise CorpusError(msg, path="data.paths")
+        wanted, whose = manifest.tokenizer, str(folder)
+        found += (
+            Document(s.tokens, s.ends, s.hashes, s.targets) for s in open_shards(folder, manifest)
+        )
+    return found
+
+
+def with_tokenizer(config: DataConfig) -> DataConfig:
+    """Return the config with its tokenizer's digest, as a run's record holds it."""
+    if config.source != "prepared" or config.tokenizer:
+        return config
+    manifest = read_manifest(Path(config.paths[0]).expanduser())
+    return config.model_copy(update={"tokenizer": manifest.tokenizer})
 
 
 def _stdlib_files() -> list[Path]:
@@ -93,18 +127,6 @@ def _below(folder: Path) -> Iterator[Path]:
 def _unreadable(error: OSError) -> CorpusError:
     msg = f"Cannot read {error.filename}: {error.strerror}. Make it readable or leave it out."
     return CorpusError(msg, path="data.paths")
-
-
-def documents(paths: Sequence[str], suffixes: Sequence[str]) -> Iterator[str]:
-    """Yield the text of each file; CorpusError for one that cannot be read as UTF-8."""
-    for path in _expand(paths, suffixes):
-        try:
-            yield path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise _unreadable(error) from error
-        except UnicodeDecodeError as error:
-            msg = f"{path} is no UTF-8 text: convert it, or leave it out."
-            raise CorpusError(msg, path="data.paths") from error
 
 
 def _join(paths: Sequence[Path]) -> Document:

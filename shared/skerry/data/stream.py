@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -20,7 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from skerry.data.corpus import Batch, Corpus
+from skerry.data.corpus import Batch, Corpus, HostBatch, targets_in
 from skerry.errors import CorpusError, SkerryError
 
 DEPTH = 4
@@ -95,16 +96,72 @@ class Stream:
                 indices[picked] = permutation(positions).astype(np.int64)
         return indices
 
-    def read(self, cursor: int, count: int) -> Batch:
-        """Return ``count`` sequences from ``cursor`` on, a new int32 [count, seq_len + 1]."""
-        return self._corpus.train.read(self.order(cursor, count))
+    def read(self, cursor: int, count: int) -> HostBatch:
+        """Return ``count`` sequences from ``cursor`` on, in new arrays."""
+        return self._corpus.train.batch(self.order(cursor, count))
+
+
+PERIOD = 1_000
+"""Sequences after which a mixture has read its sources exactly by their weights."""
+
+
+class Mixture:
+    """A stream of several corpora, read by weight; stateless as its parts are.
+
+    In each period source i has n_i turns, spread evenly: so a cursor alone says which turn of which
+    source comes next, and no sequence of a source is skipped or read before its turn.
+    """
+
+    def __init__(self, streams: Sequence[Stream], weights: Sequence[float]) -> None:
+        self._streams = tuple(streams)
+        exact = PERIOD * np.array(weights) / sum(weights)
+        self._turns = np.maximum(1, np.round(exact)).astype(np.int64)
+        owner = np.repeat(np.arange(len(streams)), self._turns)
+        rank = np.concatenate([np.arange(n) for n in self._turns])
+        order = np.lexsort((owner, (rank + 0.5) / self._turns[owner]))
+        self._owner, self._rank = owner[order], rank[order]
+
+    def places(self, cursor: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each sequence from ``cursor`` on, and its cursor in that source."""
+        periods, turns = np.divmod(np.arange(cursor, cursor + count), len(self._owner))
+        owner = self._owner[turns]
+        return owner, periods * self._turns[owner] + self._rank[turns]
+
+    def read(self, cursor: int, count: int) -> HostBatch:
+        """Return ``count`` sequences from ``cursor`` on, in new arrays."""
+        owner, own = self.places(cursor, count)
+        parts: dict[int, HostBatch] = {}
+        for source in np.unique(owner):
+            mine = own[owner == source]
+            parts[int(source)] = self._streams[source].read(int(mine[0]), len(mine))
+        names = {name for part in parts.values() for name in part}
+        out: HostBatch = {}
+        for source, part in parts.items():
+            tokens = part["tokens"]
+            whole = {"weights": np.ones((len(tokens), tokens.shape[1] - 1), np.float32)} | part
+            for name in names:
+                array = whole[name]
+                out.setdefault(name, np.empty((count, *array.shape[1:]), array.dtype))
+                out[name][owner == source] = array
+        return out
+
+
+def stream_of(corpus: Corpus, rank: int) -> Stream | Mixture:
+    """Return the stream of the learner of this rank."""
+    if not corpus.mixed:
+        return Stream(corpus, rank)
+    return Mixture([Stream(part, rank) for part in corpus.mixed], corpus.config.weights)
 
 
 class Prefetched(NamedTuple):
-    """``tokens`` int32 [batch, seq_len + 1] on the device; ``cursor`` once they are consumed."""
+    """A batch on the device (``models.base.Batch``).
 
-    tokens: jax.Array
+    ``cursor`` is the stream's once it is consumed, ``tokens`` the targets that its loss counts.
+    """
+
+    batch: dict[str, jax.Array]
     cursor: int
+    tokens: int
 
 
 class Prefetch:
@@ -114,7 +171,9 @@ class Prefetch:
     Every batch is a new array, because ``device_put`` may alias it.
     """
 
-    def __init__(self, stream: Stream, cursor: int, *, batch: int, vocab: int | None) -> None:
+    def __init__(
+        self, stream: Stream | Mixture, cursor: int, *, batch: int, vocab: int | None
+    ) -> None:
         self._stream = stream
         self._cursor = cursor
         self._batch = batch
@@ -144,9 +203,9 @@ class Prefetch:
         try:
             while not self._stop.is_set():
                 rows = self._stream.read(self._cursor, self._batch)
-                check_tokens(rows, self._vocab)
+                check_tokens(rows["tokens"], self._vocab)
                 self._cursor += self._batch
-                self._offer(Prefetched(jax.device_put(rows), self._cursor))
+                self._offer(Prefetched(jax.device_put(rows), self._cursor, targets_in(rows)))
         except SkerryError as error:
             self._offer(error)
         except (OSError, ValueError) as error:

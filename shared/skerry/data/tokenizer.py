@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from skerry.data.chat import end_of
 from skerry.errors import ConfigError
 
@@ -44,14 +46,28 @@ class Words:
         end = made.token_to_id(end_of(folder))
         return cls(folder, size, () if end is None else (end,), made)
 
+    @property
+    def digest(self) -> str:
+        """A hash of the tokenizer's file, 32 hexadecimal digits."""
+        return xxhash.xxh3_128_hexdigest((self.folder / FILE).read_bytes())
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return a text's tokens; ``special``: with what the tokenizer puts around every text."""
         ids: list[int] = self._made.encode(text, add_special_tokens=special).ids
         return ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of several texts, made on all cores."""
-        return [found.ids for found in self._made.encode_batch(list(texts))]
+    def encode_batch(self, texts: Sequence[str], *, named: bool = False) -> list[list[int]]:
+        """Return the tokens of several texts, made on all cores, and nothing around them.
+
+        ``named`` reads the names of special tokens as such. A text from a corpus must not: its
+        author could end documents, or speak for others.
+        """
+        self._made.encode_special_tokens = not named
+        try:
+            found = self._made.encode_batch_fast(list(texts), add_special_tokens=False)
+        finally:
+            self._made.encode_special_tokens = False
+        return [one.ids for one in found]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""

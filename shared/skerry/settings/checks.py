@@ -33,7 +33,8 @@ CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
 
 def check_run(run: RunConfig) -> None:
     """Raise ConfigError if two settings of a run contradict each other."""
-    for sentence in chain(_of_code(run), _of_mode(run), _of_sync(run), _of_tables(run)):
+    parts = _of_code, _of_mode, _of_sync, _of_data, _of_tables
+    for sentence in chain.from_iterable(part(run) for part in parts):
         raise ConfigError(sentence, path=sentence.partition(" ")[0])
 
 
@@ -137,8 +138,32 @@ def _of_sync(run: RunConfig) -> Iterator[str]:
         )
 
 
+def _of_data(run: RunConfig) -> Iterator[str]:
+    data, train = run.data, run.train
+    if data.source != "stdlib" and not data.paths:
+        yield (
+            f'data.paths is empty but data.source is "{data.source}": name the files or folders '
+            "to train on."
+        )
+    if data.weights and (len(data.weights) != len(data.paths) or min(data.weights) <= 0):
+        yield (
+            f"data.weights is {list(data.weights)} but data.paths names {len(data.paths)}: give "
+            "each a weight above 0."
+        )
+    if data.batch % train.accumulate:
+        yield (
+            f"train.accumulate is {train.accumulate} but data.batch is {data.batch}: a step takes "
+            "its batch in equal parts; choose a divisor."
+        )
+    if data.source == "stdlib" and data.paths:
+        yield (
+            'data.paths is set but data.source is "stdlib", which reads no paths: set data.source '
+            'to "text", "tokens" or "prepared".'
+        )
+
+
 def _of_tables(run: RunConfig) -> Iterator[str]:
-    model, data, train, outer = run.model, run.data, run.train, run.outer
+    model, train, outer = run.model, run.train, run.outer
     heads, width, kv_heads = model.heads, model.d_model, model.kv_heads
     if heads is not None and width is not None and width % heads:
         yield f"model.heads is {heads} but model.d_model is {width}: heads must divide d_model."
@@ -146,21 +171,6 @@ def _of_tables(run: RunConfig) -> Iterator[str]:
         yield f"model.kv_heads is {kv_heads} but model.heads is {heads}: it must divide heads."
     if model.options and not model.factory:
         yield "model.options is set but model.factory is empty: it is for a model of your own."
-    if data.source != "stdlib" and not data.paths:
-        yield (
-            f'data.paths is empty but data.source is "{data.source}": name the files or folders '
-            "to train on."
-        )
-    if data.source == "stdlib" and data.paths:
-        yield (
-            'data.paths is set but data.source is "stdlib", which reads no paths: set data.source '
-            'to "text" or "tokens".'
-        )
-    if data.batch % train.accumulate:
-        yield (
-            f"train.accumulate is {train.accumulate} but data.batch is {data.batch}: a step takes "
-            "its batch in equal parts; choose a divisor."
-        )
     if train.schedule == "warmup-stable-decay" and train.warmup + train.decay > 1:
         yield (
             f"train.decay is {train.decay} but train.warmup is {train.warmup}: together they are "

@@ -171,6 +171,14 @@ def decided(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"outer": outer})
 
 
+def with_own_paths(config: RunConfig, given: RunConfig) -> RunConfig:
+    """Return a run's config with this machine's own data, where ``given`` names some."""
+    if not given.data.paths:
+        return config
+    own = {"paths": given.data.paths, "weights": given.data.weights}
+    return config.model_copy(update={"data": config.data.model_copy(update=own)})
+
+
 def to_json(config: BaseModel) -> str:
     """Return a config as JSON with sorted keys: equal configs give equal text."""
     return json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

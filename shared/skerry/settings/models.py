@@ -81,10 +81,19 @@ class ModelConfig(Table):
 class DataConfig(Table):
     """The text to train on."""
 
-    source: Literal["stdlib", "text", "tokens"] = "stdlib"
-    """Sources of the Python standard library, text files, or memory-mapped token shards."""
+    source: Literal["stdlib", "text", "tokens", "prepared"] = "stdlib"
+    """Sources of the Python standard library, text files, memory-mapped token shards, or folders
+    that ``skerry data prepare`` wrote."""
     paths: tuple[str, ...] = ()
-    """Files and folders, for sources ``text`` and ``tokens``."""
+    """Files and folders, for all sources but ``stdlib``; a learner that names its own reads them
+    instead of those in the run's record."""
+    weights: tuple[float, ...] = ()
+    """Weight of each of ``paths``, by which a learner reads them; empty: by their size."""
+    packing: Literal["stream", "documents"] = "stream"
+    """``documents``: those in a sequence do not see each other; for models that take batches with
+    segments, as the built-in ones do."""
+    tokenizer: str = ""
+    """Digest of the tokenizer that all learners' text is prepared with; the first one sets it."""
     suffixes: tuple[str, ...] = (".py", ".txt", ".md", ".rst")
     """Name endings of the text files to read in a folder."""
     token_dtype: Literal["uint8", "uint16", "uint32"] = "uint16"  # noqa: S105 - a dtype

@@ -237,7 +237,7 @@ class Lab:
             parameters=self.work.plan.parameters,
             params_digests=[progress.params_digests[f.index] for f in self.work.plan.fragments],
             goodput=goodput(one.share(last.at_s) for one in self.islands),
-            bits_per_byte=None if data.source == "tokens" else last.loss / math.log(2),
+            bits_per_byte=last.loss / math.log(2) if data.source in {"stdlib", "text"} else None,
             training_text=self.work.corpus.train.digest,
             held_out_text=self.work.corpus.held_out.digest,
         )

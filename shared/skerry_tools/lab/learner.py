@@ -23,7 +23,8 @@ from skerry.client.inner import RestoredState, aged, fresh
 from skerry.client.joining import settle, take_place
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
-from skerry.data.stream import Prefetched, Stream, check_tokens
+from skerry.data.corpus import targets_in
+from skerry.data.stream import Mixture, Prefetched, Stream, check_tokens, stream_of
 from skerry.log.base import Bus
 from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress
@@ -112,17 +113,18 @@ class SavedOptimizer:
 
 @contextmanager
 def feed(
-    stream: Stream, batch: int, vocab: int | None, cursor: int
+    stream: Stream | Mixture, batch: int, vocab: int | None, cursor: int
 ) -> Generator[Iterator[Prefetched]]:
     """Read batches when they are asked for: what a prefetching thread would have given."""
 
     def batches(at: int) -> Iterator[Prefetched]:
         while True:
             rows = stream.read(at, AHEAD * batch)
-            check_tokens(rows, vocab)
-            for tokens in jax.device_put(np.split(rows, AHEAD)):
+            check_tokens(rows["tokens"], vocab)
+            for first in range(0, AHEAD * batch, batch):
                 at += batch
-                yield Prefetched(tokens, at)
+                part = {name: array[first : first + batch] for name, array in rows.items()}
+                yield Prefetched(jax.device_put(part), at, targets_in(part))
 
     yield batches(cursor)
 
@@ -152,7 +154,7 @@ async def live(
         restored = shelf.restore(incarnation, now.step, config.train.inner_max_age_steps)
     known = Future[RestoredState]()
     known.set_result(restored)
-    stream, vocab = Stream(work.corpus, place.member.shard), getattr(work.model, "vocab", None)
+    stream, vocab = stream_of(work.corpus, place.member.shard), getattr(work.model, "vocab", None)
     training = TrainingLoop(
         place,
         config,

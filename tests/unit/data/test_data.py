@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.data.corpus import Batch, Corpus, Sequences, load_corpus, split
+from skerry.data.corpus import Corpus, HostBatch, Sequences, Stretch, load_corpus, split
 from skerry.data.source import Document, text
 from skerry.data.stream import Permutation, Prefetch, Stream
 from skerry.errors import CorpusError
@@ -41,7 +41,7 @@ def test_a_text_is_told_by_what_it_says_however_it_is_read() -> None:
     assert len(set(told)) == len(told)
     halves = [np.arange(9, dtype=np.uint8), np.arange(9, 20, dtype=np.uint8)]
     cuts = ([np.concatenate(halves)], halves, halves[::-1])
-    assert len({Sequences(stretches, 8).digest for stretches in cuts}) == len(cuts)
+    assert len({Sequences(map(Stretch, stretches), 8).digest for stretches in cuts}) == len(cuts)
 
 
 @settings(max_examples=60)
@@ -94,8 +94,8 @@ def test_a_contiguous_stream_has_another_order_each_epoch_and_for_each_reader() 
 @given(st.integers(0, 500), st.integers(1, 40), st.integers(0, 9))
 def test_a_cursor_resumes_exactly_where_it_was(cursor: int, count: int, rank: int) -> None:
     stream = Stream(corpus_of(2000), rank)
-    whole = stream.read(0, cursor + count)
-    np.testing.assert_array_equal(stream.read(cursor, count), whole[cursor:])
+    whole = stream.read(0, cursor + count)["tokens"]
+    np.testing.assert_array_equal(stream.read(cursor, count)["tokens"], whole[cursor:])
 
 
 def test_ranks_beyond_the_streams_read_a_reshuffle() -> None:
@@ -133,7 +133,11 @@ def split_text(files: Sequence[bytes], held_out: float = 0.3) -> tuple[set[bytes
     """Return the lines that are trained on and those that are held out."""
     corpus = split([text(files)], DataConfig(seq_len=16, held_out=held_out))
     train, rest = (
-        {line for stretch in side.stretches for line in re.findall(rb"[^\n\0]+", stretch.tobytes())}
+        {
+            line
+            for stretch in side.stretches
+            for line in re.findall(rb"[^\n\0]+", stretch.tokens.tobytes())
+        }
         for side in (corpus.train, corpus.held_out)
     )
     return train, rest
@@ -246,7 +250,7 @@ def test_no_learner_of_any_rank_reads_held_out_text(
     held_out = {token for row in _rows(corpus) for token in np.frombuffer(row, np.int32).tolist()}
     per_shard = corpus.sequences_per_shard
     for rank in range(2 * corpus.config.streams + 1):
-        read = Stream(corpus, rank).read(0, 2 * per_shard)
+        read = Stream(corpus, rank).read(0, 2 * per_shard)["tokens"]
         # The text is random numbers of 32 bits: a token of it stands at one place only.
         assert held_out.isdisjoint(read.reshape(-1).tolist())
 
@@ -322,8 +326,8 @@ def test_prefetched_batches_follow_the_stream() -> None:
     stream = Stream(corpus_of(4000), 2)
     with Prefetch(stream, cursor=12, batch=4, vocab=None) as batches:
         first, second = next(batches), next(batches)
-    np.testing.assert_array_equal(first.tokens, stream.read(12, 4))
-    np.testing.assert_array_equal(second.tokens, stream.read(16, 4))
+    np.testing.assert_array_equal(first.batch["tokens"], stream.read(12, 4)["tokens"])
+    np.testing.assert_array_equal(second.batch["tokens"], stream.read(16, 4)["tokens"])
     assert (first.cursor, second.cursor) == (16, 20)
 
 
@@ -337,7 +341,7 @@ def test_a_token_out_of_range_reaches_the_trainer_as_an_error() -> None:
 
 def test_whatever_ends_the_prefetching_thread_reaches_the_trainer() -> None:
     class Broken(Stream):
-        def read(self, cursor: int, count: int) -> Batch:
+        def read(self, cursor: int, count: int) -> HostBatch:
             msg = f"device out of memory at {cursor} for {count}"
             raise RuntimeError(msg)
 

@@ -103,7 +103,7 @@ class Scene:
                     self.log.mailbox.stop()
                 first = POISON if step in self.poisoned else 1
                 tokens = jnp.full((BATCH, SEQ + 1), first, jnp.int32)
-                yield Prefetched(tokens, cursor + step * BATCH)
+                yield Prefetched({"tokens": tokens}, cursor + step * BATCH, BATCH * SEQ)
 
         yield batches()
 

@@ -119,11 +119,15 @@ class Trainer:
     def state(self, state: TrainState) -> None:
         self.fragments.params, self.moments = state
 
-    def warm(self, tick: Callable[[], None]) -> None:
-        """Compile everything, calling ``tick`` in between; nothing is run, nothing changes."""
+    def warm(self, tick: Callable[[], None], batch: Mapping[str, Any] | None = None) -> None:
+        """Compile everything, calling ``tick`` in between; nothing is run, nothing changes.
+
+        ``batch`` is one of those that steps will get; None: tokens alone.
+        """
         data = self._config.data
         self.fragments.warm(tick)
-        blank = self._placed({"tokens": np.zeros((data.batch, data.seq_len + 1), np.int32)})
+        blank = {"tokens": np.zeros((data.batch, data.seq_len + 1), np.int32)}
+        blank = self._placed(blank if batch is None else batch)
         self._programs.step.lower(self.state, blank, np.float32(0), np.float32(1)).compile()
         tick()
 

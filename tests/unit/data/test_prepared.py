@@ -1,0 +1,247 @@
+"""Prepared corpora: from files to shards and back, packed, mixed, masked, and refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]  it ships no types
+import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]  idem
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.data.corpus import load_corpus, targets_in
+from skerry.data.documents import Article, find_sources, read_documents
+from skerry.data.prepare import END, prepare, train_tokenizer
+from skerry.data.shards import MANIFEST, read_manifest, verify
+from skerry.data.source import with_tokenizer
+from skerry.data.stream import Mixture, Stream, stream_of
+from skerry.data.tokenizer import FILE, SETTINGS, Words
+from skerry.errors import ConfigError, CorpusError
+from skerry.settings.models import DataConfig
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TALK = [
+    {"role": "user", "content": "What floats?"},
+    {"role": "assistant", "content": "A skerry does not."},
+]
+
+
+def texts(count: int, about: str = "story") -> list[str]:
+    return [f"{about} {n}: " + " ".join(str((n * k) % 97) for k in range(60)) for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
+    return train_tokenizer(map(Article, texts(30)), 300, tmp_path_factory.mktemp("words") / "bpe")
+
+
+def prepared(tmp_path: Path, words: Words, documents: Sequence[str], name: str) -> Path:
+    prepare([Article(one) for one in documents], words, tmp_path / name)
+    return tmp_path / name
+
+
+def config_of(*folders: Path, **more: object) -> DataConfig:
+    paths = [str(folder) for folder in folders]
+    base = {"source": "prepared", "paths": paths, "seq_len": 16, "streams": 2, "held_out": 0.2}
+    return DataConfig.model_validate(base | more)
+
+
+def test_a_trained_tokenizer_reads_back_what_it_wrote(words: Words) -> None:
+    text = 'Ein Skerry, "ünïcode" & 日本 <|endoftext|>\n'
+    (tokens,) = words.encode_batch([text])
+    assert words.decode(tokens) == text
+    assert words.end[0] not in tokens  # a text cannot end a document
+    assert words.size == 300
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(words.folder)
+    assert (len(theirs), theirs.eos_token) == (300, END)
+    plain = text.replace(END, "")
+    assert theirs.encode(plain) == words.encode(plain)
+
+
+def test_text_lines_and_tables_give_the_same_documents(tmp_path: Path) -> None:
+    wanted = texts(5)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": t}) + "\n\n" for t in wanted))
+    pq.write_table(pa.table({"body": wanted, "n": range(5)}), tmp_path / "b.parquet")
+    for n, text in enumerate(wanted):
+        (tmp_path / f"c{n}.txt").write_text(text)
+    read = [
+        [one.text for file in find_sources([str(tmp_path / s)]) for one in read_documents(file, f)]
+        for s, f in (("a.jsonl", "body"), ("b.parquet", "body"), ("c*.txt", "text"))
+    ]
+    assert read == [wanted] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "field", "said"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text"', "text", "line 2 is no JSON"),
+        ("a.jsonl", b"[1]", "text", "line 1 is no JSON object"),
+        ("a.jsonl", b'{"body": "x"}', "text", "line 1 has no text in 'text'"),
+        ("a.jsonl", b'{"messages": [{"role": 1}]}', "messages", "line 1 has no list of messages"),
+        ("a.txt", b"\xff\xfe", "text", r"is not UTF-8 text \(byte 0\)"),
+        ("a.parquet", b"PAR1 this is none PAR1", "text", "cannot be read as Parquet"),
+    ],
+)
+def test_a_damaged_source_is_named_in_one_sentence(
+    tmp_path: Path, name: str, data: bytes, field: str, said: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CorpusError, match=said):
+        list(read_documents(tmp_path / name, field))
+
+
+def test_a_missing_column_and_a_missing_source_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(CorpusError, match="no column 'text', but body"):
+        list(read_documents(tmp_path / "b.parquet"))
+    with pytest.raises(CorpusError, match="names no file"):
+        find_sources([str(tmp_path / "nothing*")])
+
+
+def test_no_document_is_in_both_parts_and_all_are_in_one(tmp_path: Path, words: Words) -> None:
+    documents = texts(80)
+    corpus = load_corpus(config_of(prepared(tmp_path, words, documents, "a")))
+    train, held_out = (
+        {
+            words.decode(one.tolist())
+            for s in side.stretches
+            if s.ends is not None
+            for one in np.split(s.tokens, s.ends[:-1])
+        }
+        for side in (corpus.train, corpus.held_out)
+    )
+    assert train.isdisjoint(held_out)
+    assert train | held_out == set(documents)
+    assert len(held_out) >= 5
+
+
+def test_another_tokenizer_holds_out_the_same_documents(tmp_path: Path, words: Words) -> None:
+    other = train_tokenizer(map(Article, texts(30, "other")), 270, tmp_path / "bpe")
+    sides = []
+    for tokenizer, name in ((words, "a"), (other, "b")):
+        folder = prepared(tmp_path, tokenizer, texts(60), name)
+        stretches = load_corpus(config_of(folder)).held_out.stretches
+        sides.append("".join(tokenizer.decode(s.tokens.tolist()) for s in stretches))
+    assert sides[0] == sides[1]
+
+
+def test_documents_in_a_row_are_kept_apart(tmp_path: Path, words: Words) -> None:
+    folder = prepared(tmp_path, words, [f"{n}." for n in range(400)], "a")
+    batch = Stream(load_corpus(config_of(folder, packing="documents")), 0).read(0, 4)
+    tokens, segments, positions = (batch[n] for n in ("tokens", "segments", "positions"))
+    ended = tokens[:, :-1] == words.end[0]
+    np.testing.assert_array_equal(np.diff(segments, axis=1), ended)
+    assert (segments[:, 0] == 1).all()
+    np.testing.assert_array_equal(positions[:, 1:], np.where(ended, 0, positions[:, :-1] + 1))
+    assert targets_in(batch) == ended.size - ended.sum()
+
+
+def test_only_what_an_assistant_says_is_a_target(tmp_path: Path, words: Words) -> None:
+    for name in (FILE, SETTINGS):
+        (tmp_path / name).write_bytes((words.folder / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    chats = Words.of(tmp_path)
+    asked = ({"role": "user", "content": f"Question {n}?"} for n in range(40))
+    talks = (Article(messages=(*TALK, one, TALK[1])) for one in asked)
+    prepare(talks, chats, tmp_path / "a")
+    config = config_of(tmp_path / "a", streams=1, seq_len=256)
+    batch = Stream(load_corpus(config), 0).read(0, 5)
+    learnt = batch["tokens"][:, 1:][batch["weights"] > 0]
+    said = chats.decode(learnt.tolist())
+    assert "A skerry does not." in said
+    assert "What floats?" not in said
+    assert "Question" not in said
+    assert targets_in(batch) == len(learnt)
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=4), st.integers(0, 5000))
+def test_a_mixture_reads_every_source_in_order_and_by_its_weight(
+    weights: list[float], cursor: int
+) -> None:
+    class Numbers(Stream):
+        def __init__(self) -> None: ...
+
+        def read(self, cursor: int, count: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # of any kind
+            return {"tokens": np.arange(cursor, cursor + count).reshape(-1, 1)}
+
+    mixed = Mixture([Numbers() for _ in weights], weights)
+    owner, own = mixed.places(0, cursor + 50)
+    for source in range(len(weights)):
+        np.testing.assert_array_equal(own[owner == source], np.arange(np.sum(owner == source)))
+    np.testing.assert_array_equal(
+        mixed.read(cursor, 50)["tokens"][:, 0], own[cursor:]
+    )  # where one goes on, and from which cursor, changes nothing
+    counts = Counter(mixed.places(0, 3000)[0].tolist())
+    for source, weight in enumerate(weights):
+        assert abs(counts[source] / 3000 - weight / sum(weights)) < 0.01 + 1 / 500
+
+
+def test_a_mixture_of_folders_is_read_by_weight(tmp_path: Path, words: Words) -> None:
+    folders = [prepared(tmp_path, words, texts(60, name), name) for name in ("aaa", "bbb")]
+    corpus = load_corpus(config_of(*folders, weights=[3, 1]))
+    rows = stream_of(corpus, 0).read(0, 40)["tokens"]
+    own = {row.tobytes() for row in Stream(corpus.mixed[0], 0).read(0, 30)["tokens"]}
+    assert sum(row.tobytes() in own for row in rows) == 30
+
+
+def test_a_run_names_its_tokenizer_and_refuses_another(tmp_path: Path, words: Words) -> None:
+    mine = config_of(prepared(tmp_path, words, texts(60), "a"))
+    run = with_tokenizer(mine)
+    assert run.tokenizer == words.digest
+    other = train_tokenizer(map(Article, texts(9, "z")), 260, tmp_path / "bpe")
+    theirs = prepared(tmp_path, other, texts(60), "b")
+    with pytest.raises(CorpusError, match="prepare it with the same one"):
+        load_corpus(run.model_copy(update={"paths": (str(theirs),)}))
+
+
+def test_what_a_folder_says_must_be_so(tmp_path: Path, words: Words) -> None:
+    folder = prepared(tmp_path, words, texts(60), "a")
+    assert verify(folder) == read_manifest(folder)
+    tokens = folder / "00000.tokens"
+    whole = tokens.read_bytes()
+    tokens.write_bytes(whole[:-2] + b"\x09\x00")
+    with pytest.raises(CorpusError, match="is damaged"):
+        verify(folder)
+    tokens.write_bytes(whole[:-2])
+    with pytest.raises(CorpusError, match=r"bytes, .* by its manifest"):
+        load_corpus(config_of(folder))
+    (folder / MANIFEST).write_text('{"format": 2}')
+    with pytest.raises(CorpusError, match="is not valid"):
+        load_corpus(config_of(folder))
+    (folder / MANIFEST).unlink()
+    with pytest.raises(CorpusError, match="is no prepared corpus"):
+        load_corpus(config_of(folder))
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path, words: Words) -> None:
+    def broken() -> object:
+        yield Article("one")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(broken(), words, tmp_path / "a")  # type: ignore[arg-type]  # a generator that ends
+    assert not (tmp_path / "a").exists()
+    prepare([Article("one")], words, tmp_path / "a")
+    with pytest.raises(CorpusError, match="not empty"):
+        prepare([Article("one")], words, tmp_path / "a")
+    with pytest.raises(CorpusError, match="hold no document"):
+        prepare([], words, tmp_path / "b")
+
+
+def test_a_tokenizer_that_is_none_or_too_large_is_refused(tmp_path: Path, words: Words) -> None:
+    with pytest.raises(ConfigError, match="the model 256"):
+        Words.of(words.folder, 256)
+    (tmp_path / FILE).write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
+        Words.of(tmp_path)
+    with pytest.raises(ConfigError, match="name the folder that has"):
+        Words.of(tmp_path / "nowhere")
