@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from skerry.data.remote import copies, is_remote
 from skerry.errors import CorpusError
 
 Messages: TypeAlias = list[dict[str, str]]
@@ -27,12 +28,15 @@ class Article:
 
 
 def find_sources(sources: Sequence[str]) -> list[Path]:
-    """Return the files that sources name: files, folders, and patterns such as ``logs/*.jsonl``.
+    """Return the files that sources name: files, folders, patterns such as ``logs/*.jsonl``.
 
-    Raises CorpusError for a source that names none.
+    Objects at ``s3://bucket/prefix`` are copied here. Raises CorpusError for a source without any.
     """
     found: list[Path] = []
     for source in sources:
+        if is_remote(source):
+            found += copies(source, (*TEXT, *LINES, *TABLES))
+            continue
         path = Path(source).expanduser()
         named = [path] if path.exists() else sorted(Path(path.anchor).glob(_pattern(path)))
         files = sorted(

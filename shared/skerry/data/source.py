@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.data.remote import copies, is_remote
 from skerry.data.shards import open_shards, read_manifest
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
@@ -94,14 +95,22 @@ def _stdlib_files() -> list[Path]:
 
 
 def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
-    """Return every named file, and the files with these suffixes below every named folder."""
+    """Return every named file, and the files with these suffixes below every named folder.
+
+    A name may be a pattern, such as ``logs/*.txt``, or the address of objects in a bucket.
+    """
     files: list[Path] = []
     for named in paths:
+        if is_remote(named):
+            files += copies(named, suffixes)
+            continue
         path = Path(named).expanduser()
         if path.is_dir():
             files += sorted(p for p in _below(path) if p.suffix in suffixes and p.is_file())
         elif path.exists():
             files.append(path)
+        elif matching := sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))):
+            files += (match for match in matching if match.is_file())
         else:
             msg = f"Corpus path {named} does not exist: correct data.paths."
             raise CorpusError(msg, path="data.paths")

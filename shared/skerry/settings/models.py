@@ -85,8 +85,9 @@ class DataConfig(Table):
     """Sources of the Python standard library, text files, memory-mapped token shards, or folders
     that ``skerry data prepare`` wrote."""
     paths: tuple[str, ...] = ()
-    """Files and folders, for all sources but ``stdlib``; a learner that names its own reads them
-    instead of those in the run's record."""
+    """Files and folders, for all sources but ``stdlib``; for ``text`` and ``tokens`` also patterns
+    (``logs/*.txt``) and ``s3://bucket/prefix``, reached as SKERRY_STORE__... or AWS_... say. A
+    learner that names its own reads them instead of those in the run's record."""
     weights: tuple[float, ...] = ()
     """Weight of each of ``paths``, by which a learner reads them; empty: by their size."""
     packing: Literal["stream", "documents"] = "stream"

@@ -28,6 +28,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -224,6 +225,45 @@ class S3Draft:
         path = f"{self._url}/{self._name}/{file}"
         msg = f"{path} is not as it was sent: find out what else changes objects in this bucket."
         return CheckpointCorrupt(msg, path=path)
+
+
+def copies(url: str, access: StoreSettings, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Copy the object at ``s3://bucket/key``, or those with these suffixes below it, to a folder.
+
+    Each copy has a folder of its own, named by what tells the object's contents from others; what
+    was copied before is not read again.
+    """
+    bucket, _, key = url.partition("://")[2].strip("/").partition("/")
+    root = f"s3://{bucket}"
+    client = _connect(root, access)
+    with _refusals(url):
+        found = [meta for meta in _listed(client, key or None) if meta["path"].endswith(suffixes)]
+        if not found and key.endswith(suffixes):
+            found = [obstore.head(client, key)]
+    return [_copy(client, root, meta, folder) for meta in sorted(found, key=itemgetter("path"))]
+
+
+def _copy(client: Client, root: str, meta: ObjectMeta, folder: Path) -> Path:
+    """Return a whole copy of an object; it is as large as the bucket says, or StoreError."""
+    where = f"{root}/{meta['path']}"
+    contents = f"{client.config.get('endpoint')} {where} {meta['e_tag'] or meta['last_modified']}"
+    own = folder / hashlib.sha256(contents.encode()).hexdigest()[:32]
+    target = own / meta["path"].rpartition("/")[2]
+    if target.exists() and target.stat().st_size == meta["size"]:
+        return target
+    own.mkdir(parents=True, exist_ok=True)
+    size, draft = 0, own / f".{uuid.uuid4().hex}"
+    try:
+        with _refusals(where), draft.open("wb") as file:
+            for part in obstore.get(client, meta["path"]).stream(PART_BYTES):
+                size += file.write(part)
+        if size != meta["size"]:
+            msg = f"{where} changed while it was copied: try again once it is written."
+            raise StoreError(msg)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
 
 
 def _create(client: Client, path: str, data: bytes) -> bool:

@@ -1,0 +1,63 @@
+"""Corpora in a bucket and by pattern."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import obstore
+import pytest
+
+from skerry.data.documents import find_sources
+from skerry.data.remote import COPIES
+from skerry.data.source import read_source
+from skerry.errors import CorpusError
+from skerry.settings.models import DataConfig
+from skerry.store.kinds import s3
+from tests.support.s3_server import BUCKET, S3Server
+
+
+@pytest.fixture
+def url(s3_server: S3Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Two texts and a file of another kind in a bucket that the environment says how to reach."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SKERRY_STORE__ENDPOINT", s3_server.endpoint)
+    monkeypatch.setenv("SKERRY_STORE__CREDENTIALS", str(s3_server.credentials))
+    monkeypatch.setenv("SKERRY_STORE__PROFILE", "writer")
+    for name, text in (("a.txt", "one"), ("below/b.txt", "two"), ("c.png", "no")):
+        put(s3_server, f"{run_id}/{name}", text)
+    return f"s3://{BUCKET}/{run_id}"
+
+
+def read(sources: list[str]) -> list[str]:
+    return [path.read_text() for path in find_sources(sources)]
+
+
+def put(server: S3Server, key: str, text: str) -> None:
+    obstore.put(s3._connect(f"s3://{BUCKET}", server.access()), key, text.encode())
+
+
+def test_texts_below_an_address_are_read_and_copied_once(
+    url: str, s3_server: S3Server, run_id: str
+) -> None:
+    assert read([url]) == ["one", "two"]
+    assert read([f"{url}/below/b.txt"]) == ["two"]
+    copied = {path: path.stat().st_mtime_ns for path in COPIES.rglob("*.txt")}
+    assert len(copied) == 2
+    put(s3_server, f"{run_id}/a.txt", "new")
+    assert read([url]) == ["new", "two"]
+    assert {path: path.stat().st_mtime_ns for path in copied} == copied
+    assert read_source(DataConfig(source="text", paths=(url,)))[0].tokens.tobytes() == b"new\0two\0"
+
+
+@pytest.mark.parametrize("below", ["nothing", "nothing.txt"])
+def test_an_address_without_text_is_one_sentence(url: str, below: str) -> None:
+    with pytest.raises(CorpusError, match=below):
+        read([f"{url}/{below}"])
+
+
+def test_a_pattern_names_the_files_that_it_matches(tmp_path: Path) -> None:
+    for name in ("a1.txt", "a2.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    assert read([str(tmp_path / "a*.txt")]) == ["a1.txt", "a2.txt"]
+    with pytest.raises(CorpusError, match="names no file"):
+        read([str(tmp_path / "c*.txt")])
