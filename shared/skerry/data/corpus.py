@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from skerry.data.packing import Packed
 from skerry.data.source import Document, Places, Tokens, read_source
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
@@ -156,7 +157,7 @@ class Corpus:
     ``mixed`` are its parts where those are read by weight, one for each of ``data.paths``.
     """
 
-    train: Sequences
+    train: Sequences | Packed
     held_out: Sequences
     config: DataConfig
     mixed: tuple[Corpus, ...] = ()
@@ -190,14 +191,17 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
     total = sum(len(document.tokens) for document in documents)
     cuts = [_Cut.of(document, config.seq_len, total) for document in documents]
     bound = np.uint64(_bound(cuts, config))
-    apart = config.packing == "documents"
-    train, held_out = (
-        Sequences(_usable(list(side), config.seq_len), config.seq_len, apart=apart)
-        for side in (
-            chain.from_iterable(cut.stretches(cut.hashes > bound) for cut in cuts),
-            chain.from_iterable(cut.stretches(cut.hashes <= bound) for cut in cuts),
-        )
+    apart = config.packing != "stream"
+    chosen, left_out = (
+        list(chain.from_iterable(cut.stretches(cut.hashes > bound) for cut in cuts)),
+        list(chain.from_iterable(cut.stretches(cut.hashes <= bound) for cut in cuts)),
     )
+    held_out = Sequences(_usable(left_out, config.seq_len), config.seq_len, apart=apart)
+    train: Sequences | Packed
+    if config.packing == "fit":
+        train = Packed(chosen, config.seq_len)
+    else:
+        train = Sequences(_usable(chosen, config.seq_len), config.seq_len, apart=apart)
     if not len(train) or not len(held_out):
         msg = (
             f"The corpus has {total} tokens, too few to train on and hold out one sequence of"

@@ -90,9 +90,10 @@ class DataConfig(Table):
     learner that names its own reads them instead of those in the run's record."""
     weights: tuple[float, ...] = ()
     """Weight of each of ``paths``, by which a learner reads them; empty: by their size."""
-    packing: Literal["stream", "documents"] = "stream"
-    """``documents``: those in a sequence do not see each other; for models that take batches with
-    segments, as the built-in ones do."""
+    packing: Literal["stream", "documents", "fit"] = "stream"
+    """``documents``: those in a sequence do not see each other; ``fit``: nor are they cut where a
+    sequence can hold them, and the rest of it is padding. Both are for models that take batches
+    with segments, as the built-in ones do."""
     tokenizer: str = ""
     """Digest of the tokenizer that all learners' text is prepared with; the first one sets it."""
     suffixes: tuple[str, ...] = (".py", ".txt", ".md", ".rst")
