@@ -114,6 +114,7 @@ class RandomWalk:
     anchors: dict[int, Vector] = field(default_factory=dict[int, "Vector"])
     captured: dict[int, Vector] = field(default_factory=dict[int, "Vector"])
     captures: dict[int, int] = field(default_factory=dict[int, int])
+    routed: dict[str, Vector] = field(default_factory=dict[str, "Vector"])
 
     def genesis(self, fragment: int) -> Vector:
         """Return the outer gradient of the initial parameters relative to zero."""

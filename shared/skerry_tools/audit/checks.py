@@ -145,7 +145,9 @@ class Checks:
 
     def member(self, record: MemberRecord, sequence: int) -> list[Violation]:
         """Take a start of a learner."""
-        used = max((row.cursor for row in self.progress(record.learner)), default=0)
+        # Of others: it sends its first contributions while this record is on its way.
+        rows = self.progress(record.learner)
+        used = max((r.cursor for r in rows if r.incarnation < record.incarnation), default=0)
         return list(self.starts_of(record.learner).member(record, sequence, used))
 
     def commit(self, commit: Commit, sequence: int, at_ns: int) -> list[Violation]:

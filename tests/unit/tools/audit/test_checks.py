@@ -98,6 +98,7 @@ SECOND = member(incarnation=2)
 HOLDS = {
     "its learner took it back": [FIRST, commit(2, item(3, 4, 12))],
     "it was refused": [FIRST, commit(2, item(3, 8, 12), refused(2, 4, 8))],
+    "its learner's place came to be known after it": [FIRST, begun(1, 0)],
     "an offer of initial parameters lost": [GENESIS, commit(2, item(2, 0, 4))],
     "a start behind data that is refused later": [
         *(FIRST, SECOND, begun(2, 7)),
