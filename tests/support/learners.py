@@ -154,7 +154,7 @@ class RandomWalk:
 
     # what a training loop asks for beside
 
-    def warm(self, tick: Callable[[], None]) -> None:
+    def warm(self, tick: Callable[[], None], example: object) -> None:
         """Compile nothing."""
         tick()
 
@@ -165,9 +165,9 @@ class RandomWalk:
 
 
 @contextmanager
-def feed(batch: int, cursor: int) -> Generator[Iterator[Any]]:
+def feed(batch: int, seq_len: int, cursor: int) -> Generator[Iterator[Any]]:
     """Yield what counts sequences and holds none."""
-    yield ((None, at) for at in itertools.count(cursor + batch, batch))
+    yield ((None, at, batch * seq_len) for at in itertools.count(cursor + batch, batch))
 
 
 @dataclass(slots=True)
@@ -229,7 +229,7 @@ class FakeLearner:
             session,
             Meter(clock(), clock),
             trainer=trainer,
-            feed=partial(feed, config.data.batch),
+            feed=partial(feed, config.data.batch, config.data.seq_len),
         )
         self.training.report()
         async with TaskGroup() as group:
