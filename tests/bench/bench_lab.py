@@ -98,7 +98,7 @@ class Alone:
         return began.turn(steps * data.batch * data.seq_len)
 
     def _step(self) -> StepResult:
-        return self.trainer.step({"tokens": next(self.batches).tokens}, 0.5)
+        return self.trainer.step(next(self.batches).batch, 0.5)
 
 
 @dataclass(slots=True)

@@ -25,17 +25,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
-from bench_learner import (
-    CONFIG,
-    TIMED,
-    Times,
-    Turn,
-    Window,
-    take_turns,
-    turn,
-    until_training,
-    within,
-)
 from harness import Goal, parser, write
 
 from skerry.algorithm.planes import Planes
@@ -54,7 +43,7 @@ from skerry.telemetry.spans import Interval
 from skerry_syncer.telemetry import CommitTimes
 from skerry_syncer.telemetry import RoundTelemetry as SyncerTelemetry
 from tests.support.builders import commit, consumed, header, run_record
-from tests.support.cluster import Cluster, until_commit
+from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.nats_server import NatsServer
 
 SINK = Path(__file__).parent / "otlp_sink.py"
@@ -66,6 +55,69 @@ STEPS = 3
 """Steps from one round to the next, of whichever fragment: H = 24 over P = 8."""
 RECORD = run_record("bench", created_ns=1)
 ME = LearnerIdentity("bench", "a", 1, 1)
+
+
+WATCHED = Path(__file__).parent / "watched_learner.py"
+CONFIG = """
+[model]
+preset = "{preset}"
+[train]
+steps = 1000000
+[sync]
+learners = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one learner did while it had the core; seconds."""
+
+    steps: int
+    median_s: float
+    cpu_s: float
+
+
+Window = tuple[float, float]
+Times = Sequence[tuple[float, float, float]]
+
+
+def within(times: Times, windows: Sequence[Window]) -> list[float]:
+    """Return the durations that lie in one of the windows from beginning to end."""
+    return [took for end, took, _ in times if any(a <= end - took and end <= b for a, b in windows)]
+
+
+def turn(times: Times, window: Window) -> Turn:
+    """Return what one learner did in a turn; CPU time goes from one step's end to another's."""
+    durations = within(times, [window])
+    used = [cpu for end, _, cpu in times if window[0] <= end <= window[1]]
+    return Turn(
+        len(durations), statistics.median(durations), (used[-1] - used[0]) / (len(used) - 1)
+    )
+
+
+async def until_training(service: Service) -> None:
+    """Return once a learner says that it trains."""
+    async with asyncio.timeout(600):
+        while '"phase": "training"' not in service.said:
+            if service.process.returncode is not None:
+                raise RuntimeError(service.said[-2000:])
+            await asyncio.sleep(0.1)
+
+
+async def take_turns(
+    learners: Sequence[Service], turns: int, seconds: float
+) -> dict[int, list[Window]]:
+    """Let the learners have the core one after the other; return when each had it."""
+    windows: dict[int, list[Window]] = {i: [] for i in range(len(learners))}
+    for _ in range(turns):
+        for i, service in enumerate(learners):
+            service.resume()
+            await asyncio.sleep(0.5)  # pages and caches of the other are still there
+            began = time.monotonic()
+            await asyncio.sleep(seconds)
+            windows[i].append((began, time.monotonic()))
+            service.pause()
+    return windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +312,7 @@ async def _turns(
             await cluster.start("syncer", f"s-{cluster.run}")
             place = (str(folder / f"{cluster.run}.json"), str(core), str(config))
             learner = await cluster.start_script(
-                f"l-{cluster.run}", TIMED, "sync", *place, broker, cluster.run
+                f"l-{cluster.run}", WATCHED, *place, broker, cluster.run
             )
             learners.append(learner)
             await until_training(learner)

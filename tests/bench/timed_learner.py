@@ -105,7 +105,7 @@ def install(alternation: Alternation) -> None:
         work = self._work
         stream = Stream(work.corpus, 0)
         size = work.config.data.batch
-        rows = [stream.read(size * i, size) for i in range(BATCHES)]
+        rows = [stream.read(size * i, size)["tokens"] for i in range(BATCHES)]
         plain = PlainLoop(work.model, work.config.train, rows)
         with feed(self, cursor) as batches:
             yield alternation.batches(batches, self._training, plain)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from skerry.data.documents import Article
 from skerry.data.prepare import prepare, train_tokenizer
 from skerry.data.tokenizer import Words
 from skerry.models import hf
@@ -49,9 +50,10 @@ def site(tmp_path: Path) -> Path:
     """A folder with a model and its tokenizer, some text, and the page's settings, made short."""
     notes, model = tmp_path / "notes", random_folder(tmp_path / "models" / "mine")
     notes.mkdir()
-    (notes / "one.txt").write_text(NOTES)
-    words, _ = train_tokenizer([str(notes)], (".txt",), 260, tmp_path / "scratch")
-    for file in words.iterdir():
+    for n, start in enumerate(range(0, len(NOTES), 5000)):
+        (notes / f"{n}.txt").write_text(NOTES[start : start + 5000])
+    words = train_tokenizer([Article(NOTES)], 260, tmp_path / "scratch")
+    for file in words.folder.iterdir():
         file.rename(model / file.name)
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     for name, settings in re.findall(r"```toml\n# (.*?)\n(.*?)```", PAGE.read_text(), re.DOTALL):
@@ -82,9 +84,8 @@ def test_every_command_of_the_page_works(site: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_that_has_not_learnt_yet_holds_the_folders_weights(site: Path) -> None:
-    prepare(
-        [str(site / "notes")], (".txt",), Words.of(site / "models" / "mine"), site / "shards-mine"
-    )
+    lines = [Article(line) for line in NOTES.splitlines(keepends=True)]
+    prepare(lines, Words.of(site / "models" / "mine"), site / "shards-mine")
     nothing = ("--set", "train.steps=2", "--set", "train.lr=1e-12", "--set", "health.port=0")
     run(site, "up", "finetune.toml", "--from-hf", "models/mine", *nothing)
     run(site, "export", CHECKPOINTS, "--out", "out")

@@ -204,8 +204,9 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
         train = Sequences(_usable(chosen, config.seq_len), config.seq_len, apart=apart)
     if not len(train) or not len(held_out):
         msg = (
-            f"The corpus has {total} tokens, too few to train on and hold out one sequence of"
-            f" {config.seq_len + 1} each: add text or lower data.seq_len."
+            f"The corpus has {total} tokens in {sum(len(cut.ends) for cut in cuts)} pieces, too few"
+            f" to train on and hold out one sequence of {config.seq_len + 1} each: add text that"
+            " differs (prepared text is held out by whole documents), or lower data.seq_len."
         )
         raise CorpusError(msg, path="data.seq_len")
     corpus = Corpus(train, held_out, config)

@@ -294,7 +294,7 @@ async def test_a_contribution_with_feedback_that_is_sent_again_has_the_same_byte
     planes = [item.planes for item in await wire.logged()]
     assert len(planes) == 2
     owed = wire.gradient(1) - cpu().dequantise("int2", planes[0])
-    wanted = cpu().quantise("int2", np.array(second.gradient) + owed)
+    wanted = cpu().quantise("int2", np.asarray(np.array(second.gradient) + owed, np.float32))
     np.testing.assert_array_equal(planes[1].codes, wanted.codes)
 
 

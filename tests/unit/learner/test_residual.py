@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +29,8 @@ HEADER = header()
 
 
 def outgoing(gradient: F32, identity: int, scheme: str = "int2") -> OutgoingContribution:
-    return OutgoingContribution(replace(HEADER, identity=identity), jnp.asarray(gradient), scheme)
+    on_device: Any = jnp.asarray(gradient)
+    return OutgoingContribution(replace(HEADER, identity=identity), on_device, scheme)
 
 
 def send(residuals: Residuals, item: OutgoingContribution) -> Encoded:

@@ -70,9 +70,9 @@ def by_one_process(lab: Lab, streams: tuple[int, ...]) -> F32s:
     own = TrainState(params, jax.jit(make_optimizer(train).init)(params))
     batch = config.data.batch
     for number in range(train.steps):
-        rows = [Stream(work.corpus, shard).read(number * batch, batch) for shard in streams]
+        read = [Stream(work.corpus, shard).read(number * batch, batch) for shard in streams]
         done = np.float32(number / train.steps)
-        joined = {"tokens": jnp.asarray(np.concatenate(rows))}
+        joined = {"tokens": jnp.asarray(np.concatenate([rows["tokens"] for rows in read]))}
         own, _ = step(own, joined, done, np.float32(1.0))
     leaves = [np.array(leaf) for leaf in leaves_by_name(own.params)]
     return fragments.gather(work.plan.fragments[0], leaves)
