@@ -113,8 +113,8 @@ def _notes(plan: RunPlan) -> Iterator[str]:
     at, stored = plan.at, plan.at.hub_round.broker_bytes_s
     meshes = ", ".join(site.name for site in at.sites.values() if site.table.chips > 1)
     if meshes:
-        one = "today's code runs one device per learner: learners of several chips"
-        yield f"{one}, at {meshes}, cannot run yet, and only their traffic is planned"
+        one = "a learner is one process, on the chips of one machine"
+        yield f"{one}: learners over several machines, at {meshes}, cannot run yet"
     if at.hub.write is None and stored > measured.BROKER_WRITE_B_S / 2:
         here = f"one broker on two shared cores took {shown(measured.BROKER_WRITE_B_S, 'B/s')} here"
         need = f"the broker must store {shown(stored, 'B/s')}"

@@ -203,10 +203,10 @@ def test_what_nobody_gave_is_named_as_not_judged() -> None:
     assert "Not judged" not in answer(whole).first
 
 
-def test_learners_of_several_devices_are_said_not_to_run_yet() -> None:
-    assert not any("one device per learner" in note for note in as_read(planned())["mind"])
+def test_learners_of_several_machines_are_said_not_to_run_yet() -> None:
+    assert not any("one process" in note for note in as_read(planned())["mind"])
     notes = as_read(planned({"a": site(chips=8)}))["mind"]
-    assert any("today's code runs one device per learner" in note for note in notes)
+    assert any("a learner is one process, on the chips of one machine" in note for note in notes)
 
 
 def test_a_number_of_learners_that_does_no_good_is_named() -> None:
