@@ -136,6 +136,7 @@ def test_metrics_are_read_from_the_newest_pulse(collected: Collected) -> None:
     assert (time["train"], time["compile"], time["idle"]) == (6.0, 3.0, 1.0)
     assert "down" not in time
     recorded = {metrics.STEP_DURATION, metrics.STEPS_SKIPPED, metrics.CODEC_DURATION}
+    recorded |= {metrics.GRADIENT_NORM, metrics.EXPERT_SHARE}
     assert found.keys() == {m.name for m in {*metrics.of("learner")} - recorded}
 
 
