@@ -42,12 +42,14 @@ def failures(checks: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.timeout(400)
 def test_each_of_eight_devices_holds_and_sends_its_share() -> None:
     failed = failures(QUICK)
     assert not failed, "\n".join(failed.values())
 
 
 @pytest.mark.drill
+@pytest.mark.timeout(600)
 def test_eight_devices_train_and_meet_others_as_one_does() -> None:
     failed = failures(LONG)
     assert not failed, "\n".join(failed.values())
