@@ -13,6 +13,7 @@ from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.joined import Config, JoinedIsland, settings_of
 from skerry.models.base import Params, leaf_specs
+from skerry.models.names import unit_of
 from skerry.settings.models import RunConfig, Settings
 
 
@@ -90,7 +91,8 @@ def join(
             those of the run count if it is created here. Credentials are in table ``nats``.
         embeddings: Name parts that mark embeddings, which are averaged and not merged by direction;
             by default those with ``embed`` in a part.
-        units: By the name of a stack of tensors, how many elements one of them has.
+        units: By the name of a stack of tensors, how many elements one of them has; by default
+            the experts of Hugging Face's models.
 
     Raises:
         ConfigError: a setting that is none, or does not fit.
@@ -102,5 +104,8 @@ def join(
 
     """
     settings, sizes = settings_of(url, config), dict(units or {})
-    specs = (replace(s, unit=sizes.get(s.name, 0)) for s in leaf_specs(params, embeddings))
+    specs = (
+        replace(spec, unit=sizes.get(spec.name, unit_of(spec.name, spec.shape)))
+        for spec in leaf_specs(params, embeddings)
+    )
     return JaxIsland(settings, run, name, params, tuple(specs))

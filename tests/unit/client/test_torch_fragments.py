@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import skerry
 from skerry.algorithm import fragments
 from skerry.algorithm.fragments import Plan
 from skerry.errors import Diverged, ModelError
@@ -222,3 +223,17 @@ def test_a_module_with_nothing_to_train_is_refused_in_a_sentence() -> None:
     frozen = module().requires_grad_(requires_grad=False)
     with pytest.raises(ModelError, match="nothing to train"):
         torch_fragments.leaves_of(frozen)
+
+
+def test_stacked_experts_are_the_same_tensors_to_a_jax_and_a_torch_loop() -> None:
+    class Experts(torch.nn.Module):  # type: ignore[misc, name-defined] # torch counts as untyped
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_up_proj = torch.nn.Parameter(torch.zeros(4, 6, 8))
+
+    module = torch.nn.ModuleDict({"experts": Experts()})
+    (theirs,) = torch_fragments.leaves_of(module)
+    params = {"experts.gate_up_proj": np.zeros((4, 6, 8), np.float32)}
+    (ours,) = skerry.join("nats://127.0.0.1:1", params=params)._leaves
+    assert ours == theirs
+    assert ours.unit == 6 * 8
