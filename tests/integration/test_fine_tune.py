@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -10,11 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from skerry.data.documents import Article
 from skerry.data.prepare import prepare, train_tokenizer
 from skerry.data.tokenizer import Words
 from skerry.models import hf
+from skerry.models.adapters import ADAPTER
+from skerry.settings.models import StoreSettings
+from skerry.store import checkpoint
+from skerry.store.finding import locate
 from tests.support.hf_folder import random_folder
 from tests.support.processes import skerry
 
@@ -93,6 +99,41 @@ def test_a_run_that_has_not_learnt_yet_holds_the_folders_weights(site: Path) -> 
     before, after = (hf.read_tensors(site / f, arch) for f in ("models/mine", "out"))
     for name in before:
         assert np.asarray(after[name]) == pytest.approx(np.asarray(before[name]), abs=1e-6), name
+
+
+def test_two_learners_train_adapters_that_peft_loads(site: Path) -> None:
+    base, adapted = site / "models" / "mine", site / "adapters"
+    lines = [Article(line) for line in NOTES.splitlines(keepends=True)]
+    prepare(lines, Words.of(base), site / "shards-mine")
+    lora = "model.lora_rank=4", 'model.lora_targets=["q_proj","v_proj","o_proj"]', "health.port=0"
+    sets = [part for one in lora for part in ("--set", one)]
+    run(site, "up", "finetune.toml", "--from-hf", "models/mine", *sets)
+    named = "--set", "model.path=models/mine"
+    run(site, "export", CHECKPOINTS, "--to", "peft", "--out", "adapters", "--tokenizer", str(base))
+    run(site, "export", CHECKPOINTS, "--to", "hf", "--out", "out", *named)
+    saved, trained = checkpoint.params(*locate(str(site / CHECKPOINTS), StoreSettings()))
+    assert all(ADAPTER.fullmatch(name) for name in trained)
+    assert len(saved.learners) == 2
+    found = load_file(adapted / "adapter_model.safetensors")
+    assert all(np.any(leaf) for leaf in found.values())
+    transformers, torch = map(pytest.importorskip, ("transformers", "torch"))
+    ids = torch.arange(1, 40)[None]
+    whole = transformers.AutoModelForCausalLM.from_pretrained(site / "out")
+    if importlib.util.find_spec("peft") is not None:
+        peft = pytest.importorskip("peft")
+        plain = transformers.AutoModelForCausalLM.from_pretrained(base)
+        beside = peft.PeftModel.from_pretrained(plain, adapted)
+        np.testing.assert_allclose(
+            whole(ids).logits.detach(), beside(ids).logits.detach(), rtol=1e-3, atol=1e-4
+        )
+    arch = hf.read_config(base)
+    before, after = (hf.read_tensors(folder, arch) for folder in (base, site / "out"))
+    for name in before:
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        down, up = found.get(f"{key}.lora_A.weight"), found.get(f"{key}.lora_B.weight")
+        learnt = 0.0 if down is None or up is None else 2.0 * up @ down
+        wanted = np.asarray(before[name]) + learnt
+        np.testing.assert_allclose(np.asarray(after[name]), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_folder_that_is_no_model_starts_nothing(site: Path) -> None:

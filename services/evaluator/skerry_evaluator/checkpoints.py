@@ -15,7 +15,16 @@ from skerry.algorithm.fragments import trainable
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.data.tokenizer import Words
 from skerry.errors import ModelError
-from skerry.models.base import Model, Params, build_model, layout_of, specs_of, token_loss
+from skerry.models.base import (
+    Model,
+    Params,
+    build_model,
+    layout_of,
+    specs_of,
+    token_loss,
+    whole,
+)
+from skerry.models.mesh import frozen_leaves
 from skerry.settings import loading
 from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
@@ -26,7 +35,7 @@ from skerry_evaluator.sampling import TOKENS, Sampler, to_text, to_tokens, words
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The model and parameters of a checkpoint."""
+    """The model of a checkpoint, and its parameters with what is frozen beside them."""
 
     path: str
     config: RunConfig
@@ -79,7 +88,7 @@ def restore(path: str | Path, sets: Sequence[str] = ()) -> Restored:
         msg = f"{path} holds other parameters than its model has now: use the model code it was"
         raise ModelError(msg + " trained with.", path="model.factory")
     leaves = [jnp.asarray(tensors[spec.name]) for spec in trainable(specs)]
-    params = layout_of(model).params(leaves)
+    params = whole(layout_of(model).params(leaves), frozen_leaves(model))
     return Restored(str(path), config, model, params, saved.step, saved.tokens)
 
 

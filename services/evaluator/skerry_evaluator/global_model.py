@@ -18,7 +18,8 @@ from skerry.algorithm.fragments import Plan, scatter
 from skerry.data.corpus import Batch, Corpus, load_corpus
 from skerry.data.stream import check_tokens
 from skerry.errors import ModelError
-from skerry.models.base import build_model, layout_of, specs_of, token_loss
+from skerry.models.base import build_model, layout_of, specs_of, token_loss, whole
+from skerry.models.mesh import frozen_leaves
 from skerry.settings.models import RunConfig
 from skerry_evaluator.sampling import TOKENS, SampleWriter
 
@@ -82,7 +83,7 @@ class GlobalModel:
         self._writes = config.eval.sample_tokens > 0 and hasattr(model, "logits")
         self._writer: SampleWriter | None = None
         self._leaves = [np.zeros(spec.shape, np.float32) for spec in plan.leaves]
-        self._layout = layout_of(model)
+        self._layout, self._frozen = layout_of(model), frozen_leaves(model)
         vocab: int | None = getattr(model, "vocab", None)
         self.held_out = HeldOutText.of(load_corpus(config.data), config.eval.batches, vocab)
         # Ahead of time, so that no evaluation includes a compilation.
@@ -117,8 +118,8 @@ class GlobalModel:
     def _params(self) -> Any:
         """Return the parameters on the device, copied: ``set_fragment`` must not change them."""
         leaves = [jax.device_put(leaf, may_alias=False) for leaf in self._leaves]
-        return self._layout.params(leaves)
+        return whole(self._layout.params(leaves), self._frozen)
 
     def _shapes(self) -> Any:
         shapes = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) for leaf in self._leaves]
-        return self._layout.params(shapes)
+        return whole(self._layout.params(shapes), self._frozen)

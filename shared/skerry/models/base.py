@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
 from skerry import code
 from skerry.algorithm.fragments import LeafSpec
@@ -20,6 +21,9 @@ from skerry.settings.models import ModelConfig, TrainConfig
 
 Params: TypeAlias = Any
 """A pytree of float32 arrays, of any structure."""
+
+Frozen: TypeAlias = Mapping[str, jax.Array]
+"""Leaves by name that are not trained: no part of a run's fragments."""
 
 Batch: TypeAlias = Mapping[str, jax.Array]
 """``tokens`` i32 [batch, seq + 1]; optional ``segments`` i32 [batch, seq + 1] (0: padding; the
@@ -58,6 +62,9 @@ class Model(Protocol):
     - ``trainable(name) -> bool``: a tensor that is not is no part of the run's fragments.
     - ``unit(name, shape) -> int``: elements of one tensor to a merge by direction, where a leaf
       stacks several (an expert each); 0: the whole leaf.
+    - ``frozen``, specs of more leaves, which are not trained. ``frozen_leaves(places)`` returns
+      them by name where ``places`` say, in ``frozen_dtype`` (default: float32); ``loss`` and
+      ``logits`` get them among the parameters, as ``whole`` has them.
     - ``axes``, ``{regex: (logical axis or None, ...)}``: the axes of the tensors whose whole name
       matches, for a mesh: ``embed``, ``heads``, ``kv_heads``, ``mlp``, ``vocab``, ``experts``.
     """
@@ -160,6 +167,14 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
     return (*(replace(spec, unit=unit(spec.name, spec.shape)) for spec in specs), *frozen)
 
 
+def whole(params: Params, frozen: Frozen | None) -> Params:
+    """Return what a model's loss and logits take: its parameters, and frozen leaves beside them.
+
+    A program gets both as arguments: what it closes over is written into it as a constant.
+    """
+    return {**frozen, **params} if frozen else params
+
+
 def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
     """Return the loss of a batch, ``(params, batch) -> (loss, Aux)``, of a model of either kind."""
     if getattr(model, "takes_batch", False):
@@ -193,7 +208,6 @@ class TrainedPart:
         self._model = model
         self._layout = layout_of(model)
         self._seed = seed
-        self._frozen: dict[str, jax.Array] = {}
         self._trained = [spec.name for spec in specs if model.trainable(spec.name)]
         self.frozen = tuple(replace(s, trainable=False) for s in specs if s.name in self._rest)
 
@@ -201,7 +215,12 @@ class TrainedPart:
         return self._pick(key, self._trained)
 
     def loss(self, params: Params, tokens: Any) -> Any:
-        return self._model.loss(self._whole(params), tokens)
+        return self._model.loss(self._layout.named(params), tokens)
+
+    def frozen_leaves(self, places: Mapping[str, Sharding]) -> Frozen:
+        make = jax.jit(partial(self._pick, names=self._rest), out_shardings=dict(places))
+        made: Frozen = make(jax.random.key(self._seed))
+        return made
 
     @property
     def _rest(self) -> list[str]:
@@ -212,19 +231,12 @@ class TrainedPart:
         named = dict(zip(self._layout.names, leaves, strict=True))
         return {name: named[name] for name in names}
 
-    def _whole(self, params: Params) -> Params:
-        if not self._frozen:
-            with jax.ensure_compile_time_eval():
-                make = jax.jit(partial(self._pick, names=self._rest))
-                self._frozen = make(jax.random.key(self._seed))
-        return self._layout.named({**self._frozen, **params})
-
     def __getattr__(self, name: str) -> Any:
         """Return what else the model has: ``logits``, ``vocab``, ``axes``, ``unit`` and so on."""
         found = getattr(self._model, name)
         if name != "logits":
             return found
-        return lambda params, *rest: found(self._whole(params), *rest)
+        return lambda params, *rest: found(self._layout.named(params), *rest)
 
 
 def without_frozen(model: Any, seed: int) -> Model:

@@ -172,25 +172,22 @@ def digest(folder: str | Path) -> str:
 
 
 def load(
-    folder: str | Path, arch: Arch, shardings: Mapping[str, Any] | None = None
+    folder: str | Path, arch: Arch, places: Mapping[str, Any], dtype: Any = np.float32
 ) -> dict[str, Any]:
-    """Return a folder's weights as f32 JAX arrays by name, each device's part read on its own."""
+    """Return a folder's weights as JAX arrays by name, each device's part read on its own."""
     import jax  # the rest of this module runs without it
 
-    found: dict[str, Any] = {}
-    for name, tensor in read_tensors(folder, arch).items():
-        if shardings is None:
-            found[name] = jax.device_put(np.asarray(tensor))
-            continue
-        found[name] = jax.make_array_from_callback(
-            tensor.shape, shardings[name], partial(_block, tensor)
+    return {
+        name: jax.make_array_from_callback(
+            tensor.shape, places[name], partial(_block, tensor, np.dtype(dtype))
         )
-    return found
+        for name, tensor in read_tensors(folder, arch).items()
+    }
 
 
-def _block(tensor: LazyTensor, at: Any) -> NDArray[np.float32]:
+def _block(tensor: LazyTensor, dtype: np.dtype[Any], at: Any) -> NDArray[Any]:
     """Return a device's part of a tensor, given the slices that JAX names it by."""
-    return tensor.read(tuple(at))
+    return tensor.read(tuple(at)).astype(dtype, copy=False)
 
 
 def _files(folder: Path) -> dict[str, str]:

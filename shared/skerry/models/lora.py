@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from skerry.algorithm.fragments import LeafSpec
-from skerry.models import hf
+from skerry.models import hf, names
 from skerry.models.adapters import PREFIX, UP, adapters_of, alpha_of, base_folder
-from skerry.models.presets import arch_of
 from skerry.models.tensors import Tensor, leaf_specs_of
 
 if TYPE_CHECKING:
-    from skerry.models.base import Aux, Batch
+    from jax.sharding import Sharding
+
+    from skerry.models.base import Aux, Batch, Frozen
     from skerry.models.decoder import Decoder
     from skerry.settings.models import ModelConfig
 
@@ -31,7 +32,8 @@ class Lora:
     decoder: Decoder
     config: ModelConfig
     seed: int
-    takes_batch = True
+    takes_batch: ClassVar[bool] = True
+    axes: ClassVar[Mapping[str, names.Axes]] = names.AXES
 
     def __post_init__(self) -> None:
         base_folder(self.config)  # a machine without the weights is refused at once
@@ -53,6 +55,25 @@ class Lora:
     def logits(self, params: Mapping[str, Any], tokens: Any) -> Any:
         return self.decoder.logits(self._whole(params), tokens)
 
+    def frozen_leaves(self, places: Mapping[str, Sharding]) -> Frozen:
+        """Return the weights in the arithmetic's type: this machine's copy, or a preset's own."""
+        import jax
+
+        folder, compute = base_folder(self.config), self.frozen_dtype
+        if folder is not None:
+            return hf.load(folder, self.decoder.arch, places, compute)
+
+        def made(key: Any) -> dict[str, Any]:
+            drawn = self.decoder.init(key)
+            return {name: leaf.astype(compute) for name, leaf in drawn.items()}
+
+        found: Frozen = jax.jit(made, out_shardings=dict(places))(jax.random.key(self.seed))
+        return found
+
+    @property
+    def frozen_dtype(self) -> Any:
+        return self.decoder.compute
+
     @property
     def vocab(self) -> int:
         return self.decoder.vocab
@@ -67,35 +88,10 @@ class Lora:
     def _tensors(self) -> Mapping[str, Tensor]:
         return adapters_of(self.decoder.arch, self.config.lora_rank, self.config.lora_targets)
 
-    @cached_property
-    def _weights(self) -> Mapping[str, Any]:
-        """The frozen weights in the arithmetic's type, on the device."""
-        import jax
-
-        with jax.ensure_compile_time_eval():
-            whole = fresh_or_read(self.config, self.seed)
-            return {
-                name: jax.device_put(whole[name]).astype(self.decoder.compute) for name in whole
-            }
-
     def _whole(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return frozen weights and adapters by the names within the decoder."""
         scale = alpha_of(self.config) / self.config.lora_rank
-        own = {
+        return {
             name.removeprefix(PREFIX): leaf * scale if name.endswith(UP) else leaf
             for name, leaf in params.items()
         }
-        return {**self._weights, **own}
-
-
-def fresh_or_read(model: ModelConfig, seed: int) -> Mapping[str, Any]:
-    """Return what a run's adapters stand beside: a folder's weights, or a preset's fresh ones."""
-    folder = base_folder(model)
-    if folder is not None:
-        return hf.load(folder, arch_of(model))
-    import jax
-
-    from skerry.models.decoder import Decoder
-
-    weights: Mapping[str, Any] = jax.jit(Decoder(arch_of(model)).init)(jax.random.key(seed))
-    return weights

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ConfigError
-from skerry.models.base import path_name
+from skerry.models.base import Frozen, path_name
 
 AXES = ("data", "fsdp", "tensor", "expert")
 RULES: Mapping[str, str] = MappingProxyType(
@@ -132,6 +132,22 @@ def shardings(model: Any, specs: Sequence[LeafSpec], mesh: Mesh) -> tuple[NamedS
     )
 
 
+def frozen_shapes(model: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the leaves of a model that are not trained, by name, as shapes and where they lie."""
+    specs: tuple[LeafSpec, ...] = getattr(model, "frozen", ())
+    dtype = getattr(model, "frozen_dtype", "float32")
+    return {
+        spec.name: jax.ShapeDtypeStruct(spec.shape, dtype, sharding=place)
+        for spec, place in zip(specs, shardings(model, specs, mesh), strict=True)
+    }
+
+
+def frozen_leaves(model: Any, mesh: Mesh | None = None) -> Frozen:
+    """Return the leaves of a model that are not trained, each device with its own part of them."""
+    shapes = frozen_shapes(model, mesh or one_device())
+    return model.frozen_leaves({n: s.sharding for n, s in shapes.items()}) if shapes else {}
+
+
 def split(
     shape: Sequence[int], logical: Sequence[str | None], sizes: Mapping[str, int]
 ) -> tuple[Split | None, ...]:
@@ -181,12 +197,13 @@ def put(values: NDArray[Any], place: Sharding) -> jax.Array:
     return jax.make_array_from_single_device_arrays(values.shape, place, parts)
 
 
-def held_bytes(shapes: Any, places: Any) -> int:
+def held_bytes(shapes: Any, places: Any = None) -> int:
     """Return the bytes of a tree of arrays, or of their shapes, on each device of the mesh."""
 
     def held(leaf: Any, place: NamedSharding) -> int:
         return math.prod(place.shard_shape(tuple(leaf.shape))) * int(leaf.dtype.itemsize)
 
+    places = jax.tree.map(lambda leaf: leaf.sharding, shapes) if places is None else places
     return sum(jax.tree.leaves(jax.tree.map(held, shapes, places)))
 
 

@@ -7,7 +7,6 @@ it is half as long as with boxes, and takes half the time without rich.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -50,11 +49,6 @@ def assignments(
     return [*(sets or []), *allowed, *folder]
 
 
-JAX_ARGUMENTS = "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS"
-"""JAX's variable, read when it is imported: arrays that a jitted function closes over, such as the
-frozen weights beside adapters, become arguments of its program, not constants written into it."""
-
-
 def application(*, bare_shows_help: bool = False) -> typer.Typer:
     """Return a command line that has no commands yet."""
     return typer.Typer(
@@ -72,7 +66,6 @@ def answer(app: typer.Typer, name: str, also: Container[str] = ()) -> None:
     ``also`` are commands of the app that ``skerry`` itself has too: they go without NAME.
     """
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    os.environ.setdefault(JAX_ARGUMENTS, "true")
     app(prog_name="skerry" if first in also else f"skerry {name}")
 
 

@@ -26,7 +26,7 @@ from skerry.errors import LabError, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
-from skerry.models.base import token_loss
+from skerry.models.base import token_loss, whole
 from skerry.settings.checks import check_run
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
@@ -247,17 +247,20 @@ def compiled(work: Work) -> tuple[Programs, Loss]:
     """Return what this work needs, traced when it is first called; shapes may differ.
 
     An experiment runs one configuration with many seeds and scenarios, and compiling takes longer
-    than some of them. Neither seed, text nor policy of the syncer enters what is compiled.
+    than some of them. Neither text nor policy of the syncer enters what is compiled, and the seed
+    only where it makes frozen leaves.
     """
     config = work.config
-    train = config.train.model_dump(mode="json", exclude={"seed", "steps", "duration_s"})
+    seed = set[str]() if getattr(work.model, "frozen", ()) else {"seed"}
+    train = config.train.model_dump(mode="json", exclude={*seed, "steps", "duration_s"})
     model = config.model.model_dump(mode="json")
     key = json.dumps((model, train, config.data.batch), sort_keys=True)
     if key not in _compiled:
         if len(_compiled) == MOST_COMPILED:
             del _compiled[next(iter(_compiled))]
         programs = Programs.of(work.model, config)
-        _compiled[key] = programs, jax.jit(token_loss(work.model))
+        loss = jax.jit(token_loss(work.model))
+        _compiled[key] = programs, lambda params, row: loss(whole(params, programs.frozen), row)
     return _compiled[key]
 
 

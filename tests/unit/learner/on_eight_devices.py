@@ -136,6 +136,23 @@ def each_device_holds_an_eighth() -> None:
         assert abs(mine - each * plan.parameters / 8) < 0.05 * each * plan.parameters / 8, kind
 
 
+def frozen_weights_are_spread() -> None:
+    """Beside adapters each device holds an eighth of the frozen weights, which change no loss."""
+    plain = config_of(width=256)
+    adapted = plain.model.model_copy(update={"lora_rank": 2})
+    config = plain.model_copy(update={"model": adapted})
+    (spread, plan), (alone, _) = trainer_of("fsdp=8", config), trainer_of("", config)
+    frozen = spread._programs.frozen
+    assert frozen.keys() == {spec.name for spec in plan.frozen}
+    mine = sum(leaf.addressable_shards[0].data.nbytes for leaf in frozen.values())
+    total = sum(leaf.nbytes for leaf in frozen.values())
+    assert mine < 1.05 * total / 8, (mine, total)
+    losses = [[float(t.step(batch(n), 0.1).loss) for n in range(3)] for t in (spread, alone)]
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+    for name, leaf in alone._programs.frozen.items():
+        np.testing.assert_array_equal(np.array(frozen[name]), np.array(leaf), name)
+
+
 def no_leaf_is_gathered() -> None:
     """No program of a fragment has an all-gather, for whole leaves and for parts of them."""
     for setting in ("fsdp=8", "fsdp=4,tensor=2"):
@@ -214,6 +231,7 @@ CHECKS = (
     like_one_device_bit_by_bit,
     trains_as_on_one_device,
     each_device_holds_an_eighth,
+    frozen_weights_are_spread,
     no_leaf_is_gathered,
     quantised_where_it_lies,
     layers_share_their_programs,

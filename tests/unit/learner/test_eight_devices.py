@@ -12,6 +12,7 @@ import pytest
 
 QUICK = (
     "each_device_holds_an_eighth",
+    "frozen_weights_are_spread",
     "no_leaf_is_gathered",
     "quantised_where_it_lies",
 )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,12 @@ from skerry import folders
 from skerry.algorithm.fragments import plan
 from skerry.errors import ModelError
 from skerry.models import adapters, hf
-from skerry.models.base import build_model, layout_of, specs_of
+from skerry.models.base import build_model, layout_of, specs_of, whole
 from skerry.models.decoder import Decoder
+from skerry.models.mesh import frozen_leaves, frozen_shapes, one_device
 from skerry.models.presets import PRESETS, arch_of
-from skerry.service.entry import JAX_ARGUMENTS
 from skerry.settings.models import ModelConfig, TrainConfig
+from skerry_learner.trainer.step import TrainState, gradients_of, make_step, optimizer_of
 
 SIZES: dict[str, Any] = {"layers": 1, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 48}
 CONFIG = ModelConfig(lora_rank=3, vocab=64, lora_targets=("q_proj", "down_proj"), **SIZES)
@@ -36,7 +34,7 @@ def text() -> jax.Array:
 
 
 def scores(model: Any, params: Any) -> jax.Array:
-    found: jax.Array = jax.jit(model.logits)(params, text())
+    found: jax.Array = jax.jit(model.logits)(whole(params, frozen_leaves(model)), text())
     return found
 
 
@@ -64,32 +62,23 @@ def test_fresh_adapters_change_nothing_and_then_only_they_learn() -> None:
     params, plain = jax.jit(model.init)(jax.random.key(0)), Decoder(arch_of(CONFIG))
     weights = jax.jit(plain.init)(jax.random.key(5))
     np.testing.assert_array_equal(scores(model, params), scores(plain, weights))
-    step = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
-    (loss, _), gradients = step(params, {"tokens": text()})
-    assert float(loss) == pytest.approx(float(jax.jit(plain.loss)(weights, {"tokens": text()})[0]))
-    assert gradients.keys() == params.keys()
-    assert float(abs(gradients[B]).max()) > 0
+    found = jax.jit(gradients_of(model, frozen_leaves(model)))(params, {"tokens": text()})
+    loss, _ = jax.jit(plain.loss)(weights, {"tokens": text()})
+    assert float(found.loss) == pytest.approx(float(loss))
+    assert found.of_params.keys() == params.keys()
+    assert float(abs(found.of_params[B]).max()) > 0
 
 
-PROGRAM = """
-import skerry.models.base as base
-from skerry.settings.models import ModelConfig, TrainConfig
-import jax
-model = base.build_model(ModelConfig(layers=1, lora_rank=2), TrainConfig())
-params = jax.eval_shape(model.init, jax.random.key(0))
-batch = {"tokens": jax.ShapeDtypeStruct((1, 9), "int32")}
-print(jax.jit(model.loss).lower(params, batch).as_text())
-"""
-
-
-def test_frozen_weights_are_arguments_of_a_program_and_not_written_into_it() -> None:
-    environ = os.environ | {JAX_ARGUMENTS: "true"}  # as every program of ours has it
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
-    program = done.stdout
+def test_frozen_weights_are_arguments_of_a_step_and_not_written_into_it() -> None:
+    model: Any = build_model(CONFIG, TrainConfig())
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    state = TrainState(params, jax.eval_shape(optimizer_of(model, TrainConfig()).init, params))
+    batch = {"tokens": jax.ShapeDtypeStruct((1, 9), "int32")}
+    given = state, batch, np.float32(0), np.float32(1), frozen_shapes(model, one_device())
+    program = make_step(model, TrainConfig()).lower(*given).as_text()
+    assert "tensor<64x32xf32>" in program
     constants = re.findall(r'dense<"0x[0-9A-F]+"> : tensor<([0-9x]+)xf32>', program)
-    assert "tensor<256x128xf32>" in program
-    assert not {"256x128", "352x128"} & set(constants)
+    assert all(shape.startswith("1x8x") for shape in constants), constants  # cosines and sines
 
 
 def test_merged_weights_score_as_adapters_do() -> None:

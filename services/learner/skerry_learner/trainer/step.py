@@ -12,7 +12,7 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 
 from skerry.algorithm.rates import learning_rate
-from skerry.models.base import Batch, Model, Params, batch_loss, specs_of
+from skerry.models.base import Batch, Frozen, Model, Params, batch_loss, specs_of, whole
 from skerry.settings.models import TrainConfig
 from skerry_learner.trainer.optimizers import make_optimizer
 
@@ -42,7 +42,13 @@ class StepFunction(Protocol):
     """A jitted step; what ``lower`` returns can be compiled without a run."""
 
     def __call__(
-        self, state: TrainState, batch: Batch, done: np.float32, share: np.float32, /
+        self,
+        state: TrainState,
+        batch: Batch,
+        done: np.float32,
+        share: np.float32,
+        frozen: Frozen | None = None,
+        /,
     ) -> tuple[TrainState, StepResult]: ...
     def lower(self, *args: Any) -> Any: ...
 
@@ -56,12 +62,14 @@ class Gradients(NamedTuple):
     of_params: Params = None
 
 
-def gradients_of(model: Model) -> Callable[[Params, Batch], Gradients]:
+def gradients_of(
+    model: Model, frozen: Frozen | None = None
+) -> Callable[[Params, Batch], Gradients]:
     """Return the function ``(params, batch) -> Gradients``: means over the targets of a batch."""
     loss = batch_loss(model)
 
     def counted(params: Params, batch: Batch) -> tuple[jax.Array, Gradients]:
-        mean, aux = loss(params, batch)
+        mean, aux = loss(whole(params, frozen), batch)
         return mean, Gradients(mean - aux.balance, aux.tokens, dict(aux.expert_tokens))
 
     differentiate = jax.value_and_grad(counted, has_aux=True)
@@ -113,21 +121,26 @@ def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformat
 
 
 def make_step(model: Model, config: TrainConfig, places: TrainState | None = None) -> StepFunction:
-    """Return the jitted ``(state, batch, done, share) -> (state, result)``.
+    """Return the jitted ``(state, batch, done, share, frozen) -> (state, result)``.
 
     ``done`` (f32) is the progress of the run, ``share`` (f32) a factor on the learning rate. A step
     whose loss or gradient is not finite leaves the state as it was and says so. Where the inner
     loop gives bare gradients neither matters: the step subtracts the mean gradient itself, so that
     anchor - local is that gradient, up to half a unit in the last place of the parameters.
-    ``places`` are the shardings of the state; gradients lie as their parameters do.
+    ``places`` are the shardings of the state; gradients lie as their parameters do. ``frozen`` are
+    the model's leaves that are not trained.
     """
     optimizer = optimizer_of(model, config)
-    gradients = accumulated(gradients_of(model), config.accumulate)
     bare = config.inner == "gradient"
 
     def step(
-        state: TrainState, batch: Batch, done: jax.Array, share: jax.Array
+        state: TrainState,
+        batch: Batch,
+        done: jax.Array,
+        share: jax.Array,
+        frozen: Frozen | None = None,
     ) -> tuple[TrainState, StepResult]:
+        gradients = accumulated(gradients_of(model, frozen), config.accumulate)
         found = gradients(state.params, batch)
         if places is not None:
             lying = jax.lax.with_sharding_constraint(found.of_params, places.params)

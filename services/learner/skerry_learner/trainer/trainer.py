@@ -20,7 +20,7 @@ from skerry.algorithm.fragments import Plan
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.weights import FolderWeights
 from skerry.models import mesh as meshes
-from skerry.models.base import Batch, Layout, Model, Params, path_name, specs_of
+from skerry.models.base import Batch, Frozen, Layout, Model, Params, path_name, specs_of
 from skerry.settings.models import RunConfig
 from skerry_learner.trainer.step import (
     StepFunction,
@@ -35,7 +35,8 @@ from skerry_learner.trainer.step import (
 class Programs:
     """What is compiled for a model and a config on a mesh; trainers may share it.
 
-    ``places`` are the shardings of all that a step changes.
+    ``places`` are the shardings of all that a step changes, ``frozen`` the model's leaves that none
+    does.
     """
 
     mesh: Mesh
@@ -43,6 +44,7 @@ class Programs:
     init: Callable[[jax.Array], Params]
     init_moments: Callable[[Params], Any]
     step: StepFunction
+    frozen: Frozen
 
     @classmethod
     def of(cls, model: Model, config: RunConfig, mesh: Mesh | None = None) -> Programs:
@@ -64,14 +66,16 @@ class Programs:
         )
         held = meshes.held_bytes(shapes, places.params)
         anchors = held // 2 if config.sync.global_scheme == "bf16" else held
+        frozen = meshes.held_bytes(meshes.frozen_shapes(model, mesh))
         moving = meshes.held_bytes(moments, places.optimizer)
-        meshes.check_memory(mesh, 2 * held + moving + anchors)
+        meshes.check_memory(mesh, 2 * held + moving + anchors + frozen)
         return cls(
             mesh=mesh,
             places=places,
             init=jax.jit(model.init, out_shardings=places.params),
             init_moments=jax.jit(init_moments, out_shardings=places.optimizer),
             step=make_step(model, config.train, places),
+            frozen=meshes.frozen_leaves(model, mesh),
         )
 
 
@@ -128,7 +132,8 @@ class Trainer:
         self.fragments.warm(tick)
         blank = {"tokens": np.zeros((data.batch, data.seq_len + 1), np.int32)}
         blank = self._placed(blank if batch is None else batch)
-        self._programs.step.lower(self.state, blank, np.float32(0), np.float32(1)).compile()
+        factors = np.float32(0), np.float32(1)
+        self._programs.step.lower(self.state, blank, *factors, self._programs.frozen).compile()
         tick()
 
     def step(self, batch: Batch, done: float, share: float = 1.0) -> StepResult:
@@ -137,7 +142,9 @@ class Trainer:
         ``share`` in (0, 1] is a factor on the learning rate.
         """
         factors = np.float32(done), np.float32(share)
-        self.state, result = self._programs.step(self.state, self._placed(batch), *factors)
+        self.state, result = self._programs.step(
+            self.state, self._placed(batch), *factors, self._programs.frozen
+        )
         if result.expert_tokens:
             self.routed = _added(self.routed or _zeros_of(result), result.expert_tokens)
         return result
