@@ -24,7 +24,8 @@ from skerry.client.telemetry import observe
 from skerry.client.weights import FolderWeights
 from skerry.data.stream import Prefetch, stream_of
 from skerry.log.base import Bus
-from skerry.models.mesh import AUTO, make_mesh
+from skerry.models.axes import AUTO
+from skerry.models.mesh import make_mesh
 from skerry.protocol.messages import RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import structlog
 
+from skerry.models.memory import CHUNK
+
 log = structlog.get_logger()
 
-CHUNK = 1024
-"""Queries whose scores are held at once."""
 MOST_CHUNKS = 16
 HIDDEN = -1e30
 """Score of a key that a query must not see."""

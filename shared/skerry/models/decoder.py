@@ -27,12 +27,12 @@ from skerry.models import experts, names
 from skerry.models.arch import Arch, Kind, Layer, Rope
 from skerry.models.attention import attention, trusted
 from skerry.models.base import Aux, Batch
+from skerry.models.memory import LOGITS
+from skerry.models.mesh import rows_apart
 from skerry.models.tensors import tensors_of
 
 Params: TypeAlias = Mapping[str, jax.Array]
 
-LOGITS = 1 << 27
-"""Scores of the vocabulary that the loss holds at once, in f32."""
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
@@ -186,7 +186,8 @@ class Decoder:
             block = self._remembering(partial(self._block, layer, text))
             shared = None if layer.source is None else held[layer.source]
             extra = None if extras is None else extras[:, number]
-            x, held[number], where = block(parts[number], x, shared, extra)
+            x, held[number], where = block(parts[number], rows_apart(x), shared, extra)
+            x = rows_apart(x)
             if where is not None:
                 routed[number] = where
         return self._norm(x, params["model.norm.weight"]), routed

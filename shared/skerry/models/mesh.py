@@ -1,17 +1,13 @@
 """A learner's devices as one mesh, and where each of its arrays lies on it.
 
-The mesh is a setting of the machine (``learner.mesh``), never of the run: the axes ``data``,
-``fsdp``, ``tensor`` and ``expert``, each with a number of devices. A model names the logical axes
-of its tensors; one table maps these to the mesh. On one device everything lies there.
+``models.axes`` says how a mesh splits tensors. On one device everything lies there.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
@@ -19,57 +15,9 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ConfigError
+from skerry.models.axes import AUTO, AXES, SETTING, MeshSizes, sizes_of, splits
 from skerry.models.base import Frozen, path_name
-
-AXES = ("data", "fsdp", "tensor", "expert")
-RULES: Mapping[str, str] = MappingProxyType(
-    {
-        "embed": "fsdp",
-        "heads": "tensor",
-        "kv_heads": "tensor",
-        "mlp": "tensor",
-        "vocab": "tensor",
-        "experts": "expert",
-    }
-)
-"""The mesh axis over which a logical axis is split; ``layers``, like any other, is not."""
-
-SHARDED = ("fsdp", "tensor", "expert")
-"""The axes that split parameters; over ``data`` they are copied."""
-SMALL = 1024
-"""Elements below which a tensor is copied to every device."""
-AUTO = "auto"
-SETTING = "learner.mesh"
-
-Split: TypeAlias = tuple[str, ...]
-"""The mesh axes over which one dimension is split, outermost first."""
-
-
-def sizes_of(setting: str, devices: int) -> tuple[int, int, int, int]:
-    """Return the devices along each of ``AXES``: "auto" is all of them on fsdp.
-
-    Raises ConfigError for what is no mesh, or one of more devices than there are.
-    """
-    if setting == AUTO:
-        setting = f"fsdp={devices}"
-    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
-    for part in setting.replace(" ", "").split(","):
-        found = re.fullmatch(r"([a-z]+)=([1-9][0-9]{0,5})", part)
-        if found is None or found[1] not in sizes:
-            msg = (
-                f"{SETTING} {setting!r} is not a mesh: write auto, or devices by axis such as"
-                f" data=2,fsdp=4; the axes are {', '.join(AXES)}."
-            )
-            raise ConfigError(msg, path=SETTING)
-        sizes[found[1]] = int(found[2])
-    needed = math.prod(sizes.values())
-    if needed > devices:
-        msg = (
-            f"{SETTING} {setting!r} needs {needed} devices and this learner has {devices}: "
-            f"set {SETTING} to at most that many, or let it use more (CUDA_VISIBLE_DEVICES)."
-        )
-        raise ConfigError(msg, path=SETTING)
-    return sizes["data"], sizes["fsdp"], sizes["tensor"], sizes["expert"]
+from skerry.models.memory import MemoryNeed
 
 
 def make_mesh(setting: str = AUTO, devices: Sequence[Any] | None = None) -> Mesh:
@@ -77,7 +25,12 @@ def make_mesh(setting: str = AUTO, devices: Sequence[Any] | None = None) -> Mesh
     devices = jax.devices() if devices is None else devices
     sizes = sizes_of(setting, len(devices))
     automatic = (AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(sizes, AXES, axis_types=automatic, devices=devices[: math.prod(sizes)])
+    return jax.make_mesh(sizes, AXES, axis_types=automatic, devices=devices[: sizes.devices])
+
+
+def sizes_on(mesh: Mesh) -> MeshSizes:
+    """Return the devices along each axis of a mesh."""
+    return MeshSizes(**mesh.shape)
 
 
 def one_device() -> Mesh:
@@ -107,29 +60,27 @@ def by_rows(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
+def rows_apart(rows: jax.Array) -> jax.Array:
+    """Have activations, ``[batch * seq, ...]``, lie by rows on the mesh that is traced for.
+
+    Left alone, XLA splits them like the weights that they meet, and holds them several times over.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return rows
+    lying: jax.Array = jax.lax.with_sharding_constraint(rows, PartitionSpec(("data", "fsdp")))
+    return lying
+
+
 def flat(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a vector or of rows over every device of the mesh."""
     return NamedSharding(mesh, PartitionSpec(AXES))
 
 
 def shardings(model: Any, specs: Sequence[LeafSpec], mesh: Mesh) -> tuple[NamedSharding, ...]:
-    """Return where each tensor lies, by the model's ``axes`` where it has them.
-
-    An axis that the model's names leave unused, or that does not divide, splits the largest
-    dimension that it divides; a small tensor, or one that nothing divides, is copied.
-    """
-    axes: Mapping[str, Sequence[str | None]] = getattr(model, "axes", {})
-    compiled = [(re.compile(pattern), logical) for pattern, logical in axes.items()]
-
-    def logical_of(spec: LeafSpec) -> Sequence[str | None]:
-        found = [logical for pattern, logical in compiled if pattern.fullmatch(spec.name)]
-        fits = bool(found) and len(found[0]) == len(spec.shape)
-        return found[0] if fits else (None,) * len(spec.shape)
-
-    return tuple(
-        NamedSharding(mesh, PartitionSpec(*split(spec.shape, logical_of(spec), mesh.shape)))
-        for spec in specs
-    )
+    """Return where each tensor lies, by the model's ``axes`` where it has them."""
+    found = splits(specs, getattr(model, "axes", {}), mesh.shape)
+    return tuple(NamedSharding(mesh, PartitionSpec(*names)) for names in found)
 
 
 def frozen_shapes(model: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -146,29 +97,6 @@ def frozen_leaves(model: Any, mesh: Mesh | None = None) -> Frozen:
     """Return the leaves of a model that are not trained, each device with its own part of them."""
     shapes = frozen_shapes(model, mesh or one_device())
     return model.frozen_leaves({n: s.sharding for n, s in shapes.items()}) if shapes else {}
-
-
-def split(
-    shape: Sequence[int], logical: Sequence[str | None], sizes: Mapping[str, int]
-) -> tuple[Split | None, ...]:
-    """Return for each dimension the mesh axes over which it is split, None for none."""
-    splits: list[Split] = [() for _ in shape]
-    left = [axis for axis in SHARDED if sizes[axis] > 1] if math.prod(shape) >= SMALL else []
-
-    def divides(dimension: int, axis: str) -> bool:
-        ways = math.prod(sizes[one] for one in splits[dimension]) * sizes[axis]
-        return shape[dimension] % ways == 0
-
-    for dimension, name in enumerate(logical):
-        axis = RULES.get(name or "", "")
-        if axis in left and divides(dimension, axis):
-            splits[dimension] = (axis,)
-            left.remove(axis)
-    for axis in left:
-        largest = sorted(range(len(shape)), key=lambda d: (bool(splits[d]), -shape[d]))
-        for dimension in [d for d in largest if divides(d, axis)][:1]:
-            splits[dimension] += (axis,)
-    return tuple(names or None for names in splits)
 
 
 def with_params(state: Any, specs: Sequence[LeafSpec], places: Sequence[NamedSharding]) -> Any:
@@ -207,17 +135,25 @@ def held_bytes(shapes: Any, places: Any = None) -> int:
     return sum(jax.tree.leaves(jax.tree.map(held, shapes, places)))
 
 
-def check_memory(mesh: Mesh, needed: int) -> None:
-    """Raise ConfigError if a device cannot hold ``needed`` bytes of training state.
+def check_memory(mesh: Mesh, need: MemoryNeed) -> None:
+    """Raise ConfigError if a device cannot hold what training needs, before anything is compiled.
 
-    Activations come on top. Nothing is raised where a device does not say what it has, as a CPU.
+    Nothing is raised where a device does not say what it has, as a CPU.
     """
     for device in mesh.local_devices:
         limit = (device.memory_stats() or {}).get("bytes_limit", 0)
-        if limit and needed > limit:
-            msg = (
-                f"Parameters, their gradients, moments and anchors need {needed:,} bytes on each of"
-                f" {mesh.size} devices, and device {device.id} has {limit:,}: give this learner"
-                f" more devices ({SETTING} with a larger fsdp), or the run a smaller model."
-            )
-            raise ConfigError(msg, path=SETTING)
+        if limit and need.total > limit:
+            raise ConfigError(too_little(need, limit, mesh.size), path=SETTING)
+
+
+def too_little(need: MemoryNeed, limit: int, devices: int) -> str:
+    """Say what does not fit into ``limit`` bytes of each device, and what to change."""
+    fewer = "set train.remat=blocks, or train.accumulate to take the batch in more parts"
+    more = (
+        f"give this learner more devices ({SETTING} with a larger fsdp), or the run a smaller model"
+    )
+    remedy = fewer if need.total - need.activations <= limit else more
+    return (
+        f"Training needs {need.total:,.0f} bytes on each of {devices} devices, and one has"
+        f" {limit:,}: {need}; {remedy}."
+    )

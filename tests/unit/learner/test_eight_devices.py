@@ -13,6 +13,7 @@ import pytest
 QUICK = (
     "each_device_holds_an_eighth",
     "frozen_weights_are_spread",
+    "the_formula_is_what_a_step_takes",
     "no_leaf_is_gathered",
     "quantised_where_it_lies",
 )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import ConfigError
-from skerry.models.mesh import SHARDED, SMALL, sizes_of, split
+from skerry.models.axes import SHARDED, SMALL, sizes_of, split
 
 LOGICAL = (None, "embed", "heads", "kv_heads", "mlp", "vocab", "experts", "layers")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -141,7 +142,8 @@ def make_step(model: Model, config: TrainConfig, places: TrainState | None = Non
         frozen: Frozen | None = None,
     ) -> tuple[TrainState, StepResult]:
         gradients = accumulated(gradients_of(model, frozen), config.accumulate)
-        found = gradients(state.params, batch)
+        with traced_for(places):
+            found = gradients(state.params, batch)
         if places is not None:
             lying = jax.lax.with_sharding_constraint(found.of_params, places.params)
             found = found._replace(of_params=lying)
@@ -164,6 +166,14 @@ def make_step(model: Model, config: TrainConfig, places: TrainState | None = Non
         return kept, StepResult(found.loss, norm, finite, share_of_one, {} if bare else routed)
 
     return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+
+
+def traced_for(places: TrainState | None) -> AbstractContextManager[object]:
+    """Have a model see the mesh that it is traced for; no more than one device is none."""
+    mesh = None if places is None else jax.tree.leaves(places.params)[0].mesh
+    if mesh is None or mesh.size == 1:
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def taken_if(

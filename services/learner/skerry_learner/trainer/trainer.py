@@ -5,8 +5,8 @@ Used by one thread. Every call only dispatches; nothing here waits for the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,14 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import Plan
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.weights import FolderWeights
 from skerry.models import mesh as meshes
+from skerry.models.axes import held_elements
 from skerry.models.base import Batch, Frozen, Layout, Model, Params, path_name, specs_of
+from skerry.models.decoder import Decoder
+from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory
 from skerry.settings.models import RunConfig
 from skerry_learner.trainer.step import (
     StepFunction,
@@ -35,12 +38,13 @@ from skerry_learner.trainer.step import (
 class Programs:
     """What is compiled for a model and a config on a mesh; trainers may share it.
 
-    ``places`` are the shardings of all that a step changes, ``frozen`` the model's leaves that none
-    does.
+    ``places`` are the shardings of all that a step changes, ``need`` is what each device holds,
+    ``frozen`` are the model's leaves that no step changes.
     """
 
     mesh: Mesh
     places: TrainState
+    need: MemoryNeed
     init: Callable[[jax.Array], Params]
     init_moments: Callable[[Params], Any]
     step: StepFunction
@@ -64,19 +68,47 @@ class Programs:
         places = TrainState(
             layout.named(named), meshes.with_params(moments, specs, tuple(named.values()))
         )
-        held = meshes.held_bytes(shapes, places.params)
-        anchors = held // 2 if config.sync.global_scheme == "bf16" else held
-        frozen = meshes.held_bytes(meshes.frozen_shapes(model, mesh))
-        moving = meshes.held_bytes(moments, places.optimizer)
-        meshes.check_memory(mesh, 2 * held + moving + anchors + frozen)
+        need = memory_of(model, config, specs, mesh, moments, places)
+        meshes.check_memory(mesh, need)
         return cls(
             mesh=mesh,
             places=places,
+            need=need,
             init=jax.jit(model.init, out_shardings=places.params),
             init_moments=jax.jit(init_moments, out_shardings=places.optimizer),
             step=make_step(model, config.train, places),
             frozen=meshes.frozen_leaves(model, mesh),
         )
+
+
+def memory_of(
+    model: Model,
+    config: RunConfig,
+    specs: Sequence[LeafSpec],
+    mesh: Mesh,
+    moments: Any,
+    places: TrainState,
+) -> MemoryNeed:
+    """Return what each device will hold, activations included where the model's arch is known."""
+    sizes, train, data = meshes.sizes_on(mesh), config.train, config.data
+    cut, decoder = plan(specs, config.sync.fragments), getattr(model, "decoder", model)
+    activations = 0.0
+    if isinstance(decoder, Decoder):
+        width, shape = jnp.dtype(decoder.compute).itemsize, (data.batch, data.seq_len)
+        activations = activation_bytes(
+            decoder.arch, sizes, train, *shape, width=width, fused=decoder.fused
+        )
+    need = learner_memory(
+        cut.parameters,
+        sizes,
+        train,
+        config.sync,
+        held=held_elements(specs, getattr(model, "axes", {}), sizes),
+        fragment=max(fragment.size for fragment in cut.fragments),
+        moments=meshes.held_bytes(moments, places.optimizer),
+        activations=activations,
+    )
+    return replace(need, frozen=meshes.held_bytes(meshes.frozen_shapes(model, mesh)))
 
 
 class Trainer:

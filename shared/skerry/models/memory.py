@@ -1,0 +1,182 @@
+"""What a learner holds on each of its devices: one formula, for its own check and for a plan.
+
+Without JAX. Parameters, moments and anchors are exact; activations are an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from skerry.algorithm.schedule import Schedule, learner_room
+from skerry.models.arch import Arch, Layer
+from skerry.models.axes import MeshSizes
+from skerry.models.tensors import tensors_of
+from skerry.settings.models import SyncConfig, TrainConfig
+
+F32, BF16 = 4, 2
+MOMENTS = {"gradient": 0, "muon": 4}
+"""Bytes per parameter of an inner optimizer's state; AdamW, and whatever is not known, has 8. Muon
+keeps one moment of matrices; of embeddings, which AdamW trains here, it has two."""
+ADAM = 8
+CHUNK = 1024
+"""Queries whose scores attention holds at once, where no fused kernel takes them; for long texts
+more."""
+LOGITS = 1 << 27
+"""Scores of the vocabulary that the loss holds at once, in f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes on one device.
+
+    ``flight`` are fragments on their way in and out, ``frozen`` parameters that are not trained.
+    """
+
+    parameters: float
+    moments: float
+    anchors: float
+    gradients: float
+    activations: float
+    flight: float
+    frozen: float = 0.0
+
+    @property
+    def state(self) -> float:
+        """What is there between steps, when nothing is in flight."""
+        return self.parameters + self.frozen + self.moments + self.anchors
+
+    @property
+    def total(self) -> float:
+        """The most that is there at once."""
+        return self.state + self.gradients + self.activations + self.flight
+
+    def __str__(self) -> str:
+        parts = (
+            ("parameters", self.parameters),
+            ("frozen weights", self.frozen),
+            ("moments", self.moments),
+            ("anchors", self.anchors),
+            ("gradients", self.gradients),
+            ("activations (an estimate)", self.activations),
+            ("fragments in flight", self.flight),
+        )
+        return ", ".join(f"{name} {size:,.0f}" for name, size in parts if size)
+
+
+def learner_memory(
+    parameters: float,
+    sizes: MeshSizes,
+    train: TrainConfig,
+    sync: SyncConfig,
+    *,
+    held: float | None = None,
+    fragment: float | None = None,
+    moments: float | None = None,
+    activations: float = 0.0,
+) -> MemoryNeed:
+    """Return what each device of a mesh holds of a model of so many trained parameters.
+
+    ``held`` are the parameters that a device has (``axes.held_elements``), by default an even
+    share; ``fragment`` those of the largest fragment, by default an even one. ``moments`` are the
+    bytes of the inner optimizer's state on a device, where they are known. A fragment in flight is
+    two vectors, spread over all devices: the outer gradient, and what was captured.
+    """
+    held = parameters * sizes.data / sizes.devices if held is None else held
+    fragment = parameters / sync.fragments if fragment is None else fragment
+    if moments is None:
+        moments = held * MOMENTS.get(train.inner, ADAM)
+    kept = BF16 if sync.global_scheme == "bf16" else F32
+    schedule = Schedule(sync.fragments, sync.h_steps, sync.overlap_steps)
+    vectors = 2 * learner_room(schedule, sync.shards)
+    return MemoryNeed(
+        parameters=F32 * held,
+        moments=moments,
+        anchors=kept * parameters / sizes.devices,
+        gradients=F32 * held * (1 + (train.accumulate > 1)),
+        activations=activations,
+        flight=F32 * vectors * fragment / sizes.devices,
+    )
+
+
+def activation_bytes(
+    arch: Arch,
+    sizes: MeshSizes,
+    train: TrainConfig,
+    batch: int,
+    seq: int,
+    *,
+    width: int = BF16,
+    fused: bool = True,
+) -> float:
+    """Estimate what a device holds for the gradient of one part of a batch, besides gradients.
+
+    ``width`` is the bytes of a number in the model's arithmetic, ``fused`` says whether a kernel
+    computes attention without its scores in memory. What one block needs while its gradient is
+    computed comes on top of what every block keeps; so do the matrices that fsdp gathers for it.
+    """
+    rows = batch / train.accumulate / sizes.rows
+    tokens = rows * seq
+    blocks = [_Block.of(arch, layer, sizes, seq, width, fused=fused) for layer in arch.layers]
+    kept = sum(block.kept(train.remat) for block in blocks) * tokens
+    largest = max((block.whole for block in blocks), default=0.0) * tokens
+    again = 0.0 if train.remat == "none" else largest
+    chunk = max((block.chunk for block in blocks), default=0.0) * rows
+    scores = min(tokens * arch.vocab / sizes.tensor, LOGITS / sizes.rows / sizes.tensor)
+    ends = width * 4 * arch.width * tokens + 3 * F32 * scores
+    return kept + max(again, chunk, ends) + _gathered(arch, sizes, width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Bytes per token of one block's activations; ``chunk`` is per row of a batch."""
+
+    stream: float
+    attention: float
+    mlp: float
+    whole: float
+    chunk: float
+
+    @classmethod
+    def of(
+        cls, arch: Arch, layer: Layer, sizes: MeshSizes, seq: int, width: int, *, fused: bool
+    ) -> _Block:
+        heads = arch.heads / sizes.tensor
+        query = heads * layer.head_dim
+        keys = 2 * layer.kv_heads * layer.head_dim / sizes.tensor
+        inner = layer.mlp / sizes.tensor
+        if layer.experts and arch.experts is not None:
+            inner += arch.experts.chosen * arch.experts.width / sizes.tensor
+        seen = min(seq, arch.window or seq) if layer.kind != "full_attention" else seq
+        scores = 0.0 if fused else 3.5 * F32 * heads * seen
+        streams = 4 + 2 * arch.sandwich
+        routed = 3 * arch.experts.chosen * arch.width if layer.experts and arch.experts else 0
+        plain = width * (streams * arch.width + query + keys + 5 * inner + routed)
+        short = seq <= CHUNK
+        return cls(
+            stream=width * arch.width,
+            attention=width * query,
+            mlp=width * inner,
+            whole=plain + (scores if short else 0.0),
+            chunk=0.0 if short else CHUNK * scores,
+        )
+
+    def kept(self, remat: str) -> float:
+        """Return what stays until the block's gradient is computed."""
+        if remat == "none":
+            return self.whole
+        named = {"attention": self.attention, "mlp": self.mlp}
+        return self.stream + sum(named.get(name, 0.0) for name in remat.split(","))
+
+
+def _gathered(arch: Arch, sizes: MeshSizes, width: int) -> float:
+    """Return the matrices of one block, which fsdp gathers while it is computed."""
+    if sizes.fsdp == 1:
+        return 0.0
+    tensors = tensors_of(arch)
+    blocks: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        block = name.split(".")[2] if name.startswith("model.layers.") else name
+        blocks[block] = blocks.get(block, 0) + tensor.size
+    ways = math.prod((sizes.tensor, sizes.expert))
+    return width * max(blocks.values()) / ways
