@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from skerry.data.documents import Article
-from skerry.data.prepare import prepare, train_tokenizer
-from skerry.data.tokenizer import Words
+from skerry.data.prepare import prepare
+from skerry.data.tokenizer import Words, train_tokenizer
 from skerry.models import hf
 from skerry.models.adapters import ADAPTER
 from skerry.settings.models import StoreSettings
@@ -58,7 +58,7 @@ def site(tmp_path: Path) -> Path:
     notes.mkdir()
     for n, start in enumerate(range(0, len(NOTES), 5000)):
         (notes / f"{n}.txt").write_text(NOTES[start : start + 5000])
-    words = train_tokenizer([Article(NOTES)], 260, tmp_path / "scratch")
+    words = train_tokenizer([NOTES], 260, tmp_path / "scratch")
     for file in words.folder.iterdir():
         file.rename(model / file.name)
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")

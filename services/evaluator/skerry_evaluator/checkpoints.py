@@ -19,9 +19,9 @@ from skerry.models.base import (
     Model,
     Params,
     build_model,
+    judged_loss,
     layout_of,
     specs_of,
-    token_loss,
     whole,
 )
 from skerry.models.mesh import frozen_leaves
@@ -59,9 +59,9 @@ class CheckpointScore(Score):
 def evaluate(restored: Restored, corpus: Corpus, *, batches: int | None = None) -> CheckpointScore:
     """Return a checkpoint's score on held-out text; ``batches`` None: as its run's evaluator."""
     wanted = restored.config.eval.batches if batches is None else batches
-    held_out = HeldOutText.of(corpus, wanted, getattr(restored.model, "vocab", None))
-    loss = jax.jit(token_loss(restored.model))
-    score = held_out.score([float(loss(restored.params, row)) for row in held_out.rows])
+    held_out = HeldOutText.of(corpus, wanted, restored.model)
+    loss = jax.jit(judged_loss(restored.model))
+    score = held_out.score([loss(restored.params, batch) for batch in held_out.batches])
     return CheckpointScore(
         **asdict(score),
         checkpoint=restored.path,

@@ -15,20 +15,28 @@ import xxhash
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan, scatter
-from skerry.data.corpus import Batch, Corpus, load_corpus
-from skerry.data.stream import check_tokens
+from skerry.data.corpus import Corpus, HostBatch, load_corpus, targets_in
+from skerry.data.stream import check_batches, check_tokens
 from skerry.errors import ModelError
-from skerry.models.base import build_model, layout_of, specs_of, token_loss, whole
+from skerry.models.base import (
+    Model,
+    build_model,
+    judged_loss,
+    layout_of,
+    mean_loss,
+    specs_of,
+    whole,
+)
 from skerry.models.mesh import frozen_leaves
 from skerry.settings.models import RunConfig
-from skerry_evaluator.sampling import TOKENS, SampleWriter
+from skerry_evaluator.sampling import SampleWriter
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """``loss`` in nats per token; ``bits_per_byte`` only where a token is a byte."""
+    """``loss`` in nats per target; ``bits_per_byte`` only where it is known what tokens write."""
 
     loss: float
     perplexity: float
@@ -37,31 +45,35 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutText:
-    """Batches int32 [batch, seq_len + 1], and xxh3-64 over all of them."""
+    """Batches of one shape, xxh3-64 over all of them, and the bytes that a target writes, or 0."""
 
-    rows: tuple[Batch, ...]
+    batches: tuple[HostBatch, ...]
     digest: int
-    of_bytes: bool
+    bytes_per_token: float
 
     @classmethod
-    def of(cls, corpus: Corpus, batches: int, vocab: int | None) -> HeldOutText:
-        """Return the batches of a corpus; CorpusError for a token beyond the model's ``vocab``."""
-        rows = tuple(corpus.held_out_batches(corpus.config.batch, batches))
+    def of(cls, corpus: Corpus, batches: int, model: Model) -> HeldOutText:
+        """Return the batches of a corpus; CorpusError for text that the model cannot judge."""
+        check_batches(corpus, model)
+        found = tuple(corpus.held_out_batches(corpus.config.batch, batches))
         digest = xxhash.xxh3_64()
-        for row in rows:
-            check_tokens(row, vocab)
-            digest.update(row.astype("<i4", copy=False).data.cast("B"))
-        return cls(rows, digest.intdigest(), corpus.config.source not in TOKENS)
+        for batch in found:
+            check_tokens(batch["tokens"], getattr(model, "vocab", None))
+            for name in ("tokens", "weights"):
+                if (array := batch.get(name)) is not None:
+                    wide = array.dtype.newbyteorder("<")
+                    digest.update(array.astype(wide, copy=False).data.cast("B"))
+        return cls(found, digest.intdigest(), corpus.bytes_per_token)
 
     @property
     def tokens(self) -> int:
         """Tokens that are predicted."""
-        return sum(row[:, 1:].size for row in self.rows)
+        return sum(map(targets_in, self.batches))
 
-    def score(self, losses: Sequence[float]) -> Score:
-        """Return the score for the mean losses of all batches, one each."""
-        loss = sum(losses) / len(losses)
-        bits = loss / math.log(2) if self.of_bytes else None
+    def score(self, judged: Sequence[tuple[Any, Any]]) -> Score:
+        """Return the score for what each batch's targets lose in the mean, and weigh together."""
+        loss = mean_loss(judged)
+        bits = loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
         return Score(loss, perplexity=math.exp(min(loss, 700.0)), bits_per_byte=bits)
 
 
@@ -84,22 +96,24 @@ class GlobalModel:
         self._writer: SampleWriter | None = None
         self._leaves = [np.zeros(spec.shape, np.float32) for spec in plan.leaves]
         self._layout, self._frozen = layout_of(model), frozen_leaves(model)
-        vocab: int | None = getattr(model, "vocab", None)
-        self.held_out = HeldOutText.of(load_corpus(config.data), config.eval.batches, vocab)
+        self.held_out = HeldOutText.of(load_corpus(config.data), config.eval.batches, model)
         # Ahead of time, so that no evaluation includes a compilation.
-        row = self.held_out.rows[0]
-        tokens, loss = jax.ShapeDtypeStruct(row.shape, row.dtype), jax.jit(token_loss(model))
-        self._loss: Any = loss.lower(self._shapes(), tokens).compile()
+        loss = jax.jit(judged_loss(model))
+        self._loss: Any = loss.lower(self._shapes(), self.held_out.batches[0]).compile()
 
     def set_fragment(self, fragment: int, vector: NDArray[np.float32]) -> None:
         """Set the parameters of a fragment: f32 [padded_size]."""
         scatter(self._plan.fragments[fragment], vector, self._leaves)
 
-    def losses(self) -> Iterator[float]:
-        """Yield the mean loss of each held-out batch, in nats per token; each takes a while."""
+    def losses(self) -> Iterator[tuple[float, float]]:
+        """Yield the mean loss of each batch, in nats per target, and what its targets weigh.
+
+        Each takes a while.
+        """
         params = self._params()
-        for row in self.held_out.rows:
-            yield float(self._loss(params, row))
+        for batch in self.held_out.batches:
+            loss, weight = self._loss(params, batch)
+            yield float(loss), float(weight)
 
     def compile_writer(self) -> None:
         """Compile what ``write`` needs, once; a model that cannot be sampled writes nothing."""

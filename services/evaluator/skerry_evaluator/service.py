@@ -171,7 +171,7 @@ class Evaluator:
         """Evaluate what the model holds; a cancellation takes effect between two batches."""
         commits = [self.held[fragment.index] for fragment in self.plan.fragments]
         versions = tuple(commit.version for commit in commits)
-        rest, losses = model.losses(), list[float]()
+        rest, losses = model.losses(), list[tuple[float, float]]()
         while (loss := await in_thread(next, rest, None)) is not None:
             losses.append(loss)
         score = model.held_out.score(losses)

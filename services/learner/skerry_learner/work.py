@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from skerry.algorithm.fragments import Plan, plan
 from skerry.client import joining
 from skerry.data.corpus import Corpus, load_corpus
-from skerry.errors import ConfigError
+from skerry.data.stream import check_batches
 from skerry.log.base import Bus
 from skerry.models.base import Model, build_model, specs_of
 from skerry.protocol.messages import RunRecord
@@ -27,14 +27,10 @@ class Work:
 def prepare(config: RunConfig) -> Work:
     """Build the model, the plan and the corpus; the first thing that is wrong raises its error."""
     model = build_model(config.model, config.train)
-    if config.data.packing != "stream" and not getattr(model, "takes_batch", False):
-        msg = (
-            f"data.packing is {config.data.packing} but this model takes tokens alone and would see"
-            " documents as one: set data.packing=stream, or let its loss take batches."
-        )
-        raise ConfigError(msg, path="data.packing")
     cut = plan(specs_of(model), config.sync.fragments)
-    return Work(config, model, cut, load_corpus(config.data))
+    corpus = load_corpus(config.data)
+    check_batches(corpus, model)
+    return Work(config, model, cut, corpus)
 
 
 async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecord, Work]:

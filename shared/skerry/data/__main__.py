@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,13 +41,16 @@ def train(
         int, typer.Option(help="Most tokens of the vocabulary.", min=257, max=1 << 20, metavar="N")
     ] = 4096,
     field: Field = "text",
+    *,
+    json: AsJson = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on text."""
     with exit_on_error():
-        from skerry.data.prepare import train_tokenizer
+        from skerry.data.tokenizer import train_tokenizer
 
-        words = train_tokenizer(_articles(sources, field), vocab, out)
-        print(f"Wrote {out}: {words.size:,} tokens.")
+        words = train_tokenizer(_texts(_articles(sources, field)), vocab, out)
+        found = {"folder": str(out), "tokens": words.size, "digest": words.digest}
+        print(dumps(found) if json else f"Wrote {out}: {words.size:,} tokens.")
 
 
 @app.command("prepare")
@@ -58,13 +62,18 @@ def prepare_command(
     *,
     json: AsJson = False,
 ) -> None:
-    """Write the tokens of text, JSON lines or Parquet, for data.source = "prepared"."""
+    """Write the tokens of text, JSON lines or Parquet, for data.source = "prepared".
+
+    Where it was killed, the same command goes on.
+    """
     with exit_on_error():
-        from skerry.data.prepare import prepare
+        from skerry.data.documents import find_sources, fingerprint, read_all
+        from skerry.data.prepare import key_of, prepare
         from skerry.data.tokenizer import Words
 
-        words = Words.of(tokenizer)
-        found = prepare(_articles(sources, field), words, out, sources, _progress())
+        words, files = Words.of(tokenizer), find_sources(sources)
+        key = key_of(fingerprint(files, field), words)
+        found = prepare(read_all(files, field), words, out, sources, _progress(), key=key)
         said = f"Wrote {out}: {found.tokens:,} tokens of {found.documents:,} documents."
         print(found.model_dump_json() if json else said)
 
@@ -79,32 +88,45 @@ def inspect(
     with exit_on_error():
         from skerry.data.shards import verify
 
-        found = verify(folder)
+        found = verify(folder, _progress())
         said = (
             f"{folder}: {found.tokens:,} tokens of {found.documents:,} documents in"
-            f" {len(found.shards)} shards, as they were prepared; a vocabulary of"
-            f" {found.vocab:,} tokens, tokenizer {found.tokenizer}."
+            f" {len(found.shards)} shards, as they were prepared, that write"
+            f" {found.text_bytes:,} bytes; a vocabulary of {found.vocab:,} tokens, tokenizer"
+            f" {found.tokenizer or 'unknown'}."
         )
         print(found.model_dump_json() if json else said)
 
 
 def _articles(sources: list[str], field: str) -> Iterator[Article]:
-    from skerry.data.documents import find_sources, read_documents
+    from skerry.data.documents import find_sources, read_all
 
-    for file in find_sources(sources):
-        yield from read_documents(file, field)
+    return read_all(find_sources(sources), field)
 
 
-def _progress() -> Callable[[int, int], None]:
-    """Return a function that prints how far preparation is, every now and then."""
+def _texts(articles: Iterable[Article]) -> Iterator[str]:
+    """Yield the text of documents and of what is said in conversations; say how far it is."""
+    say, characters = _progress("characters"), 0
+    for number, one in enumerate(articles, 1):
+        text = one.text or "\n".join(message["content"] for message in one.messages)
+        yield text
+        characters += len(text)
+        say(number, characters)
+
+
+def _progress(unit: str = "tokens") -> Callable[[int, int], None]:
+    """Return a function that prints how far the work is, every now and then."""
     began_s = said_s = time.monotonic()
 
-    def say(documents: int, tokens: int) -> None:
-        nonlocal said_s
+    begun: int | None = None
+
+    def say(documents: int, done: int) -> None:
+        nonlocal said_s, begun
+        begun = done if begun is None else begun
         now_s = time.monotonic()
         if now_s - said_s >= PROGRESS_S:
-            said_s, rate = now_s, tokens / (now_s - began_s)
-            print(f"{documents:,} documents, {tokens:,} tokens ({rate:,.0f}/s)", file=sys.stderr)
+            said_s, rate = now_s, (done - begun) / (now_s - began_s)
+            print(f"{documents:,} documents, {done:,} {unit} ({rate:,.0f}/s)", file=sys.stderr)
 
     return say
 

@@ -53,12 +53,12 @@ class Stretch:
     """Tokens that follow each other in the corpus.
 
     ``ends`` are those of its documents, where they are known: ascending, the last is its length.
-    ``targets`` says which tokens are to be learnt; None: all.
+    ``weights`` is how much each token counts as a target; None: all alike.
     """
 
     tokens: Tokens
     ends: Places | None = None
-    targets: NDArray[np.bool_] | None = None
+    weights: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -75,7 +75,7 @@ class Sequences:
         self.stretches = tuple(s for s in stretches if len(s) > seq_len)
         self._seq_len = seq_len
         self._apart = apart
-        self._masked = any(s.targets is not None for s in self.stretches)
+        self.weighted = any(s.weights is not None for s in self.stretches)
         counts = [(len(s) - 1) // seq_len for s in self.stretches]
         self._ends = np.array(list(accumulate(counts)), np.int64)
 
@@ -109,11 +109,11 @@ class Sequences:
             for n, (stretch, start) in enumerate(self._places(indices)):
                 segments[n], positions[n] = _apart(stretch, start, self._seq_len + 1)
             batch |= {"segments": segments, "positions": positions}
-        if self._masked:
+        if self.weighted:
             weights = np.ones((len(indices), self._seq_len), np.float32)
             for row, (stretch, start) in zip(weights, self._places(indices), strict=True):
-                if stretch.targets is not None:
-                    row[:] = stretch.targets[start + 1 : start + self._seq_len + 1]
+                if stretch.weights is not None:
+                    row[:] = stretch.weights[start + 1 : start + self._seq_len + 1]
             batch["weights"] = weights
         return batch
 
@@ -139,7 +139,7 @@ def _apart(stretch: Stretch, start: int, size: int) -> tuple[Places, Places]:
 
 
 def targets_in(batch: HostBatch) -> int:
-    """Return how many targets a batch's loss counts."""
+    """Return how many targets a batch's loss counts, whatever each of them weighs."""
     tokens, segments, weights = (batch.get(name) for name in ("tokens", "segments", "weights"))
     assert tokens is not None  # every batch has them
     counted = np.ones((len(tokens), tokens.shape[1] - 1), np.bool_)
@@ -155,26 +155,34 @@ class Corpus:
     """The training text and the held-out text of a run.
 
     ``mixed`` are its parts where those are read by weight, one for each of ``data.paths``.
+    ``bytes_per_token`` are those of the text that a target of the held-out text writes, 0 where
+    that is not known.
     """
 
     train: Sequences | Packed
     held_out: Sequences
     config: DataConfig
     mixed: tuple[Corpus, ...] = ()
+    bytes_per_token: float = 0.0
+
+    @property
+    def needs_batches(self) -> bool:
+        """True where tokens alone do not say what there is to learn."""
+        return self.config.packing != "stream" or self.train.weighted or self.held_out.weighted
 
     @cached_property
     def sequences_per_shard(self) -> int:
         """Sequences in one epoch of one stream."""
         return len(self.train) // self.config.streams
 
-    def held_out_batches(self, batch: int, limit: int) -> Iterator[Batch]:
+    def held_out_batches(self, batch: int, limit: int) -> Iterator[HostBatch]:
         """Yield at most ``limit`` batches, spread evenly over the held-out text, always equal."""
         total = len(self.held_out)
         batch = min(batch, total)
         batches = min(limit, total // batch)
         picked = np.linspace(0, total - 1, batches * batch).astype(np.int64)
         for rows in picked.reshape(batches, batch):
-            yield self.held_out.read(rows)
+            yield self.held_out.batch(rows)
 
 
 def load_corpus(config: DataConfig) -> Corpus:
@@ -209,7 +217,7 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
             " differs (prepared text is held out by whole documents), or lower data.seq_len."
         )
         raise CorpusError(msg, path="data.seq_len")
-    corpus = Corpus(train, held_out, config)
+    corpus = Corpus(train, held_out, config, bytes_per_token=_bytes_per_token(cuts, bound))
     if corpus.sequences_per_shard == 0:
         msg = (
             f"The corpus has {len(corpus.train)} training sequences for data.streams ="
@@ -217,6 +225,20 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
         )
         raise CorpusError(msg, path="data.streams")
     return corpus
+
+
+def _bytes_per_token(cuts: Sequence[_Cut], bound: np.uint64) -> float:
+    """Return the bytes that a target of held-out text writes; 0 where that is not known."""
+    written, targets = 0, 0
+    for cut in cuts:
+        held, whole = cut.hashes <= bound, cut.document
+        if whole.text_bytes is None:
+            return 1.0 if whole.files is not None and whole.hashes is None else 0.0
+        written += int(whole.text_bytes[held].sum())
+        for stretch in cut.stretches(held):
+            weights = stretch.weights
+            targets += len(stretch) if weights is None else int(np.count_nonzero(weights))
+    return written / max(1, targets)
 
 
 def _bound(cuts: Sequence[_Cut], config: DataConfig) -> int:
@@ -249,10 +271,10 @@ def _one(stretches: Sequence[Stretch]) -> Stretch:
         begin + (np.array([len(s)]) if s.ends is None else s.ends)
         for begin, s in zip(begins, stretches, strict=True)
     ]
-    masked = any(s.targets is not None for s in stretches)
-    targets = [np.ones(len(s), np.bool_) if s.targets is None else s.targets for s in stretches]
+    weighted = any(s.weights is not None for s in stretches)
+    weights = [np.ones(len(s), np.bool_) if s.weights is None else s.weights for s in stretches]
     tokens = np.concatenate([s.tokens for s in stretches])
-    return Stretch(tokens, np.concatenate(ends), np.concatenate(targets) if masked else None)
+    return Stretch(tokens, np.concatenate(ends), np.concatenate(weights) if weighted else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +301,12 @@ class _Cut:
         at, whole = np.concatenate([[0], self.ends]), self.document
         for first, end in edges.reshape(-1, 2):
             begin, stop = int(at[first]), int(at[end])
-            targets = None if whole.targets is None else whole.targets[begin:stop]
+            weights = None if whole.weights is None else whole.weights[begin:stop]
             ends = None
             if whole.files is not None:
                 inside = whole.files[(whole.files > begin) & (whole.files < stop)]
                 ends = np.append(inside, stop) - begin
-            yield Stretch(whole.tokens[begin:stop], ends, targets)
+            yield Stretch(whole.tokens[begin:stop], ends, weights)
 
 
 def _ends(document: Document, seq_len: int, total: int) -> Places:

@@ -8,54 +8,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from skerry.data.remote import copies, is_remote
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from skerry.data.files import find_files, unreadable
 from skerry.errors import CorpusError
 
 Messages: TypeAlias = list[dict[str, str]]
 TEXT, LINES, TABLES = (".txt", ".md", ".rst", ".py"), (".jsonl", ".ndjson"), (".parquet",)
 MESSAGES = "messages"
 MOST_LINE_BYTES = 256 << 20
+MOST_FILE_BYTES = 1 << 30
+"""Of a text file, which is one document."""
 ROWS = 1_024
 """Rows of a table that are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """A document: text, or the messages of a conversation."""
+    """A document: text, the messages of a conversation, or tokens and their weights as targets."""
 
     text: str = ""
     messages: tuple[dict[str, str], ...] = ()
+    tokens: NDArray[np.uint32] | None = None
+    weights: NDArray[Any] | None = None
 
 
-def find_sources(sources: Sequence[str]) -> list[Path]:
-    """Return the files that sources name: files, folders, patterns such as ``logs/*.jsonl``.
-
-    Objects at ``s3://bucket/prefix`` are copied here. Raises CorpusError for a source without any.
-    """
-    found: list[Path] = []
-    for source in sources:
-        if is_remote(source):
-            found += copies(source, (*TEXT, *LINES, *TABLES))
-            continue
-        path = Path(source).expanduser()
-        named = [path] if path.exists() else sorted(Path(path.anchor).glob(_pattern(path)))
-        files = sorted(
-            file
-            for one in named
-            for file in (one.rglob("*") if one.is_dir() else [one])
-            if file.is_file() and (file == path or file.suffix in (*TEXT, *LINES, *TABLES))
-        )
-        if not files:
-            endings = ", ".join((*TEXT, *LINES, *TABLES))
-            msg = f"{source} names no file that ends in {endings}: correct it."
-            raise CorpusError(msg, path="source")
-        found += files
-    return found
+def find_sources(sources: Sequence[str], text: Sequence[str] = TEXT) -> list[Path]:
+    """Return the files with documents that sources name; in folders, text ends in ``text``."""
+    return find_files(sources, (*text, *LINES, *TABLES))
 
 
-def _pattern(path: Path) -> str:
-    """Return a pattern relative to its root, or to the working folder."""
-    return str(path.relative_to(path.anchor))
+def fingerprint(files: Sequence[Path], field: str) -> str:
+    """Return what changes when one of these files does, without reading them."""
+    stats = ((file.absolute(), file.stat()) for file in files)
+    known = [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+    return xxhash.xxh3_128_hexdigest(json.dumps([field, known]).encode())
+
+
+def read_all(files: Sequence[Path], field: str = "text") -> Iterator[Article]:
+    """Yield the documents of files, one file after another."""
+    for file in files:
+        yield from read_documents(file, field)
 
 
 def read_documents(file: Path, field: str = "text") -> Iterator[Article]:
@@ -69,14 +64,16 @@ def read_documents(file: Path, field: str = "text") -> Iterator[Article]:
             yield from _lines(file, field)
         elif file.suffix in TABLES:
             yield from _rows(file, field)
+        elif (size := file.stat().st_size) > MOST_FILE_BYTES:
+            msg = f"{file} is one document of {size} bytes: split it, or write it as JSON lines."
+            raise CorpusError(msg, path="source")
         elif text := file.read_text(encoding="utf-8"):
             yield Article(text)
     except UnicodeDecodeError as error:
         msg = f"{file} is not UTF-8 text (byte {error.start}): convert it or leave it out."
         raise CorpusError(msg, path="source") from error
     except OSError as error:
-        msg = f"Cannot read {file}: {error.strerror or error}. Make it readable or leave it out."
-        raise CorpusError(msg, path="source") from error
+        raise unreadable(error) from error
 
 
 def _lines(file: Path, field: str) -> Iterator[Article]:
@@ -94,7 +91,7 @@ def _lines(file: Path, field: str) -> Iterator[Article]:
             if not isinstance(found, dict):
                 msg = f"{file}, line {number} is no JSON object: correct or remove it."
                 raise CorpusError(msg, path="source")
-            yield from _article(
+            yield from article(
                 cast("dict[str, Any]", found).get(field), f"{file}, line {number}", field
             )
 
@@ -113,15 +110,15 @@ def _rows(file: Path, field: str) -> Iterator[Article]:
             for batch in table.iter_batches(batch_size=ROWS, columns=[field]):
                 for value in batch.column(0).to_pylist():
                     row += 1
-                    yield from _article(value, f"{file}, row {row}", field)
+                    yield from article(value, f"{file}, row {row}", field)
     except pa.ArrowException as error:
         reason = str(error).partition("\n")[0]
         msg = f"{file} cannot be read as Parquet ({reason}): write it again or leave it out."
         raise CorpusError(msg, path="source") from error
 
 
-def _article(value: object, place: str, field: str) -> Iterator[Article]:
-    """Yield what a field holds; nothing for an empty text."""
+def article(value: object, place: str, field: str) -> Iterator[Article]:
+    """Yield the document that a field holds; nothing for an empty text."""
     if isinstance(value, str):
         if value:
             yield Article(value)

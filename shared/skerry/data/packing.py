@@ -119,7 +119,7 @@ class Packed:
         found = pieces(self.stretches, self._size)
         order, self._ends = pack(found.size, self._size)
         self._pieces = Piece(*(column[order] for column in found))
-        self._masked = any(s.targets is not None for s in self.stretches)
+        self.weighted = any(s.weights is not None for s in self.stretches)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -159,10 +159,10 @@ class Packed:
                 tokens[row, at:stop] = stretch.tokens[start : start + size]
                 segments[row, at:stop] = segment
                 positions[row, at:stop] = counting[:size]
-                if stretch.targets is not None:
-                    counted[row, at:stop] = stretch.targets[start : start + size]
+                if stretch.weights is not None:
+                    counted[row, at:stop] = stretch.weights[start : start + size]
                 at = stop
-        if self._masked:
+        if self.weighted:
             batch["weights"] = counted[:, 1:].copy()
         return batch
 

@@ -1,173 +1,320 @@
-"""Text to token shards: train a tokenizer on documents, and write their tokens in a new folder."""
+"""Documents to token shards, in a folder that is whole or not there.
+
+What a killed preparation has written lies beside its folder, and the next one of the same sources
+goes on from there.
+"""
 
 from __future__ import annotations
 
-import json
+import fcntl
+import os
 import shutil
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import structlog
 import xxhash
 from numpy.typing import NDArray
 
 from skerry.data.chat import ChatTemplate
 from skerry.data.documents import Article
-from skerry.data.shards import DTYPES, MANIFEST, PreparedManifest, Shard
-from skerry.data.tokenizer import COMPANIONS, FILE, SETTINGS, Words
+from skerry.data.shards import (
+    DTYPES,
+    MANIFEST,
+    PreparedManifest,
+    Shard,
+    open_shards,
+    read_manifest,
+)
+from skerry.data.tokenizer import SETTINGS, Words
 from skerry.errors import ConfigError, CorpusError
 
-END = "<|endoftext|>"
+log = structlog.get_logger()
+
+UNFINISHED = "unfinished.json"
+"""The manifest of what a draft holds so far."""
 SHARD_TOKENS = 1 << 26
-TOGETHER = 512
-"""Documents that are tokenised at once, on all cores."""
+TOGETHER, TOGETHER_CHARACTERS = 512, 1 << 24
+"""Documents that are tokenised at once, on all cores, and most of their text."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many documents and tokens there are so far."""
 
 
-def train_tokenizer(articles: Iterable[Article], vocab: int, out: Path) -> Words:
-    """Train byte-level BPE (arXiv 1508.07909) on documents and write its folder.
+class _Made(NamedTuple):
+    """A document's tokens, what it is known by, what its targets write, and their weights."""
 
-    Every text has tokens in it. Raises CorpusError for a folder that holds anything.
-    """
-    import tokenizers
-
-    trained: Any = tokenizers.Tokenizer(tokenizers.models.BPE())
-    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trained.decoder = tokenizers.decoders.ByteLevel()
-    trainer: Any = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=[END],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    trained.train_from_iterator((article.text for article in articles), trainer)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
-    with _folder(out) as draft:
-        trained.save(str(draft / FILE))
-        (draft / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-    return Words.of(out)
+    tokens: NDArray[Any]
+    content: bytes
+    text_bytes: int
+    weights: NDArray[Any] | None
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Collects documents and writes a shard whenever there are enough tokens."""
+    """Collects documents and writes a shard whenever there are enough tokens.
+
+    ``manifest`` says what has been written, and stands in the folder.
+    """
 
     folder: Path
-    dtype: Any
-    masked: bool
-    shards: list[Shard] = field(default_factory=list[Shard])
-    _tokens: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
-    _hashes: list[int] = field(default_factory=list[int])
-    _targets: list[NDArray[np.bool_]] = field(default_factory=list[NDArray[np.bool_]])
+    manifest: PreparedManifest
+    _waiting: list[_Made] = field(default_factory=list[_Made])
     _size: int = 0
 
-    def add(self, tokens: NDArray[Any], text: str, targets: NDArray[np.bool_] | None) -> None:
-        self._tokens.append(tokens.astype(self.dtype))
-        self._hashes.append(xxhash.xxh3_64_intdigest(text.encode()))
-        if self.masked:
-            self._targets.append(np.ones(len(tokens), np.bool_) if targets is None else targets)
-        self._size += len(tokens)
+    def add(self, made: _Made) -> None:
+        kind = "" if made.weights is None else str(made.weights.dtype)
+        if not self.manifest.documents and not self._waiting:
+            self.manifest = self.manifest.model_copy(update={"weights": kind})
+        if kind != self.manifest.weights:
+            msg = (
+                "Texts, all of whose tokens are learnt, and conversations or other documents with"
+                " weights are prepared into a folder each: split the sources."
+            )
+            raise CorpusError(msg, path="source")
+        self._waiting.append(made)
+        self._size += len(made.tokens)
         if self._size >= SHARD_TOKENS:
             self.flush()
 
+    @property
+    def written(self) -> tuple[int, int]:
+        """How many documents and tokens there are so far."""
+        return self.manifest.documents + len(self._waiting), self.manifest.tokens + self._size
+
     def flush(self) -> None:
-        if not self._tokens:
+        """Write what waits as a shard, and then that it is there."""
+        if not self._waiting:
             return
-        name, tokens = f"{len(self.shards):05d}", np.concatenate(self._tokens)
-        ends = np.cumsum([len(one) for one in self._tokens], dtype=np.int64)
-        _array(self.folder / f"{name}.tokens", tokens)
-        _array(self.folder / f"{name}.ends", ends)
-        _array(self.folder / f"{name}.hashes", np.array(self._hashes, np.uint64))
-        if self.masked:
-            _array(self.folder / f"{name}.targets", np.concatenate(self._targets))
-        digest = xxhash.xxh3_64_hexdigest(tokens.data.cast("B"))
-        shard = Shard(name=name, tokens=len(tokens), documents=len(ends), xxh3=digest)
-        self.shards.append(shard)
-        self._tokens, self._hashes, self._targets, self._size = [], [], [], 0
+        known, some = self.manifest, self._waiting
+        name = f"{len(known.shards):05d}"
+        arrays: dict[str, NDArray[Any]] = {
+            "tokens": np.concatenate([one.tokens for one in some]).astype(DTYPES[known.dtype]),
+            "ends": np.cumsum([len(one.tokens) for one in some], dtype=np.int64),
+            "hashes": np.array([xxhash.xxh3_64_intdigest(one.content) for one in some], np.uint64),
+            "bytes": np.array([one.text_bytes for one in some], np.int64),
+        }
+        if known.weights:
+            weights = [one.weights for one in some if one.weights is not None]
+            arrays["weights"] = np.concatenate(weights)
+        for kind, values in arrays.items():
+            with (self.folder / f"{name}.{kind}").open("wb") as file:
+                file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data)
+                os.fsync(file.fileno())
+        tokens = arrays["tokens"]
+        shard = Shard(
+            name=name,
+            tokens=len(tokens),
+            documents=len(some),
+            text_bytes=int(arrays["bytes"].sum()),
+            xxh3=xxhash.xxh3_64_hexdigest(tokens.data.cast("B")),
+        )
+        self._note(shard, int(tokens.max()))
+        self._waiting, self._size = [], 0
+
+    def _note(self, shard: Shard, most: int) -> None:
+        """Say in the folder that a shard is there; ``most`` is its largest token."""
+        known = self.manifest
+        more = {
+            "vocab": max(known.vocab, most + 1),
+            "tokens": known.tokens + shard.tokens,
+            "documents": known.documents + shard.documents,
+            "text_bytes": known.text_bytes + shard.text_bytes,
+            "shards": (*known.shards, shard),
+        }
+        self.manifest = known.model_copy(update=more)
+        draft = self.folder / f".{UNFINISHED}"
+        draft.write_text(self.manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        draft.replace(self.folder / UNFINISHED)
 
 
-def _array(path: Path, values: NDArray[Any]) -> None:
-    values.astype(values.dtype.newbyteorder("<"), copy=False).tofile(path)
+def key_of(sources: str, words: Words | None) -> str:
+    """Return what tells prepared folders apart: their sources, and all that makes tokens of them.
+
+    ``sources`` is what ``documents.fingerprint`` returns, or ``items.fingerprint``.
+    """
+    digest = xxhash.xxh3_128(sources.encode())
+    for file in words.files if words is not None else ():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def prepare(
     articles: Iterable[Article],
-    words: Words,
+    words: Words | None,
     out: Path,
     sources: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda *_: None,
+    *,
+    key: str = "",
 ) -> PreparedManifest:
     """Tokenise documents into a new folder, each ended by the tokenizer's end-of-text token.
 
     Conversations are rendered by the tokenizer's chat template; only what assistants say are
-    targets. Raises CorpusError for a folder that is there, or for no documents at all.
+    targets. Documents that are tokens already are taken as they are; ``words`` None: all are. What
+    an earlier preparation with the same ``key`` has written is not made again. Raises CorpusError
+    for a folder that is there, or for no documents at all.
     """
-    with _folder(out) as draft:
-        wide = "uint16" if words.size <= np.iinfo(np.uint16).max + 1 else "uint32"
-        chats, writer, documents, tokens = False, None, 0, 0
-        for made, text, targets in _tokenised(articles, words):
-            if writer is None:
-                chats = targets is not None
-                writer = _Writer(draft, DTYPES[wide], chats)
-            if chats is not (targets is not None):
-                msg = "Texts and conversations are prepared into a folder each: split the sources."
+    wide = words is None or words.size > np.iinfo(np.uint16).max + 1
+    blank = PreparedManifest(
+        format=1,
+        tokenizer="" if words is None else words.digest,
+        vocab=1 if words is None else words.size,
+        dtype="uint32" if wide else "uint16",
+        tokens=0,
+        documents=0,
+        text_bytes=0,
+        shards=(),
+        sources=tuple(sources),
+        key=key,
+    )
+    try:
+        with _draft(out, blank) as (draft, done):
+            writer = _Writer(draft, done)
+            for made in _tokenised(islice(articles, done.documents, None), words):
+                writer.add(made)
+                progress(*writer.written)
+            writer.flush()
+            if not writer.manifest.documents:
+                msg = f"The sources hold no document: {', '.join(sources) or 'name some'}."
                 raise CorpusError(msg, path="source")
-            writer.add(made, text, targets)
-            documents, tokens = documents + 1, tokens + len(made)
-            if progress is not None:
-                progress(documents, tokens)
-        if writer is None:
-            msg = f"The sources hold no document: {', '.join(sources) or 'name some'}."
-            raise CorpusError(msg, path="source")
-        writer.flush()
-        manifest = PreparedManifest(
-            format=1,
-            tokenizer=words.digest,
-            vocab=words.size,
-            dtype=wide,
-            masked=chats,
-            tokens=tokens,
-            documents=documents,
-            shards=tuple(writer.shards),
-            sources=tuple(sources),
+            for file in words.files if words is not None else ():
+                shutil.copyfile(file, draft / file.name)
+            (draft / UNFINISHED).replace(draft / MANIFEST)
+    except OSError as error:
+        msg = (
+            f"Cannot write {out}: {error.strerror or error}. Mend or free that disk, and run the"
+            " same again: it goes on from what is written."
         )
-        for name in COMPANIONS:
-            if (words.folder / name).is_file():
-                shutil.copyfile(words.folder / name, draft / name)
-        (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    return manifest
+        raise CorpusError(msg, path="out") from error
+    return writer.manifest
 
 
-def _tokenised(
-    articles: Iterable[Article], words: Words
-) -> Iterator[tuple[NDArray[Any], str, NDArray[np.bool_] | None]]:
-    """Yield each document's tokens, its text and, for a conversation, which tokens are targets."""
+@contextmanager
+def _draft(target: Path, blank: PreparedManifest) -> Generator[tuple[Path, PreparedManifest]]:
+    """Yield a draft of a folder, which appears when it is whole, and what it holds already.
+
+    Raises CorpusError for a folder that holds anything, and while another process writes it.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        msg = f"{target} is not empty: name a new folder."
+        raise CorpusError(msg, path="out")
+    draft = target.with_name(f".{target.name}.unfinished")
+    draft.mkdir(parents=True, exist_ok=True)
+    handle = os.open(draft, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            msg = f"Another process is preparing {target}: wait for it, or name another folder."
+            raise CorpusError(msg, path="out") from error
+        done = _resumed(draft, blank)
+        try:
+            yield draft, done
+        except BaseException:
+            if not blank.key or not (draft / UNFINISHED).exists():
+                shutil.rmtree(draft, ignore_errors=True)
+            raise
+        draft.chmod(0o755)
+        with suppress(FileNotFoundError):
+            target.rmdir()
+        draft.rename(target)
+    finally:
+        os.close(handle)
+
+
+def _resumed(draft: Path, blank: PreparedManifest) -> PreparedManifest:
+    """Return what a draft holds of the same sources; one of others, or damaged, is emptied."""
+    with suppress(CorpusError):
+        held = read_manifest(draft, UNFINISHED)
+        if blank.key and held.key == blank.key:
+            for _ in open_shards(draft, held):
+                pass
+            log.info("preparation_resumed", documents=held.documents, tokens=held.tokens)
+            return held
+    for file in draft.iterdir():
+        file.unlink()
+    return blank
+
+
+def _together(articles: Iterable[Article]) -> Iterator[list[Article]]:
+    """Yield documents in lists that are worth handing to all cores and fit into memory."""
+    some: list[Article] = []
+    size = 0
+    for article in articles:
+        some.append(article)
+        size += len(article.text)
+        if len(some) >= TOGETHER or size >= TOGETHER_CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _tokenised(articles: Iterable[Article], words: Words | None) -> Iterator[_Made]:
+    """Yield each document's tokens and, for a conversation, which of them are targets."""
+    template: ChatTemplate | None = None
+    for some in _together(articles):
+        texts = [one.text for one in some if not one.messages and one.tokens is None]
+        encoded = iter(_ending(words).encode_batch(texts) if texts else ())
+        for article in some:
+            if article.tokens is not None:
+                yield _given(article, words)
+            elif article.messages:
+                template = template or ChatTemplate.of(_ending(words).folder)
+                yield _spoken(article, _ending(words), template)
+            else:
+                tokens = np.array([*next(encoded), *_ending(words).end], np.uint32)
+                content = article.text.encode()
+                yield _Made(tokens, content, len(content), None)
+
+
+def _ending(words: Words | None) -> Words:
+    """Return a tokenizer that can end a text."""
+    if words is None:
+        msg = "The documents are text: name a tokenizer's folder with data.tokenizer_folder."
+        raise ConfigError(msg, path="data.tokenizer_folder")
     if not words.end:
         msg = (
             f"The tokenizer of {words.folder} has no token that ends a text: name it as"
             f" eos_token in its {SETTINGS}."
         )
         raise ConfigError(msg, path="tokenizer")
-    rest, end = iter(articles), np.array(words.end, np.uint32)
-    template: ChatTemplate | None = None
-    while some := list(islice(rest, TOGETHER)):
-        texts = [article.text for article in some if not article.messages]
-        encoded = iter(words.encode_batch(texts))
-        for article in some:
-            if not article.messages:
-                yield np.array([*next(encoded), *words.end], np.uint32), article.text, None
-                continue
-            template = template or ChatTemplate.of(words.folder)
-            parts = _turns(article, template)
-            pieces = words.encode_batch([text for text, _ in parts], named=True)
-            said = [np.full(len(p), wanted) for p, (_, wanted) in zip(pieces, parts, strict=True)]
-            tokens = np.concatenate([*(np.array(p, np.uint32) for p in pieces), end])
-            targets = np.concatenate([*said, np.array([True])])
-            yield tokens, "".join(text for text, _ in parts), targets
+    return words
+
+
+def _given(article: Article, words: Words | None) -> _Made:
+    """Take a document that is tokens already; what it writes says the tokenizer, if any."""
+    tokens = article.tokens
+    assert tokens is not None  # the caller has seen them
+    most = int(tokens.max())
+    if words is not None and most >= words.size:
+        msg = (
+            f"A document has token {most}, but {words.folder} a tokenizer of {words.size}: name the"
+            " one it was made with."
+        )
+        raise CorpusError(msg, path="data.tokenizer_folder")
+    written = 0
+    if words is not None:
+        learnt = tokens if article.weights is None else tokens[article.weights > 0]
+        written = len(words.decode(learnt.tolist()).encode())
+    return _Made(tokens, tokens.tobytes(), written, article.weights)
+
+
+def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Made:
+    """Return a conversation's tokens, of which those are targets that an assistant says."""
+    parts = _turns(article, template)
+    pieces = words.encode_batch([text for text, _ in parts], named=True)
+    said = [np.full(len(p), wanted) for p, (_, wanted) in zip(pieces, parts, strict=True)]
+    tokens = np.array([token for piece in (*pieces, words.end) for token in piece], np.uint32)
+    weights = np.concatenate([*said, np.array([True])])
+    written = sum(len(text.encode()) for text, wanted in parts if wanted)
+    return _Made(tokens, "".join(text for text, _ in parts).encode(), written, weights)
 
 
 def _turns(article: Article, template: ChatTemplate) -> list[tuple[str, bool]]:
@@ -191,25 +338,3 @@ def _turns(article: Article, template: ChatTemplate) -> list[tuple[str, bool]]:
         msg = "A conversation without an assistant's answer has nothing to learn: leave it out."
         raise CorpusError(msg, path="source")
     return parts
-
-
-@contextmanager
-def _folder(target: Path) -> Generator[Path]:
-    """Yield a draft of a folder that appears when it is whole.
-
-    Raises CorpusError for one that holds anything.
-    """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        msg = f"{target} is not empty: name a new folder."
-        raise CorpusError(msg, path="out")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield draft
-        draft.chmod(0o755)
-        with suppress(FileNotFoundError):
-            target.rmdir()
-        draft.rename(target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise

@@ -1,13 +1,14 @@
 """A corpus as tokens in a folder of its own: shards that are mapped into memory, and a manifest.
 
 ``data.source = "prepared"`` trains on such folders, ``skerry data prepare`` writes them. A shard
-has its tokens, the ends of its documents, a hash of each document's text and, where some tokens are
-no targets, a byte for each. A folder is complete, or it has no manifest.
+has its tokens, the ends of its documents, of each document a hash of its text and the bytes that
+its targets write, and where not all tokens are targets alike, a weight for each. A folder is
+complete, or it has no manifest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from skerry.errors import CorpusError
 
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 64 << 20
+SUFFIXES = (".json", ".jinja", ".tokens", ".ends", ".hashes", ".bytes", ".weights")
+"""Of all files of a folder."""
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 
 
@@ -31,37 +34,49 @@ class Shard(BaseModel):
     name: str = Field(pattern=r"^[0-9]{5}$")
     tokens: int = Field(ge=1)
     documents: int = Field(ge=1)
+    text_bytes: int = Field(ge=0)
     xxh3: str
 
 
 class PreparedManifest(BaseModel):
-    """What a folder holds. ``masked``: some tokens are no targets."""
+    """What a folder holds. ``weights`` is the type of each token's weight as a target, if any.
+
+    ``text_bytes`` are those that its targets write; ``key`` tells what it was made of from other
+    sources, where that is known.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: int = Field(ge=1, le=1)
     tokenizer: str
     vocab: int = Field(ge=1)
     dtype: str = Field(pattern="^uint(16|32)$")
-    masked: bool
+    weights: str = Field(default="", pattern="^(bool|float32)?$")
     tokens: int
     documents: int
+    text_bytes: int
     shards: tuple[Shard, ...]
     sources: tuple[str, ...] = ()
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedShard:
-    """A shard's arrays: tokens, document ends (the last is the length), text hashes, targets."""
+    """A shard's arrays.
+
+    Tokens, the ends of its documents (the last is the length), the hashes of their texts, the bytes
+    that their targets write, and the weights of tokens as targets.
+    """
 
     tokens: NDArray[np.unsignedinteger[Any]]
     ends: NDArray[np.int64]
     hashes: NDArray[np.uint64]
-    targets: NDArray[np.bool_] | None
+    text_bytes: NDArray[np.int64]
+    weights: NDArray[Any] | None
 
 
-def read_manifest(folder: Path) -> PreparedManifest:
+def read_manifest(folder: Path, name: str = MANIFEST) -> PreparedManifest:
     """Return a prepared folder's manifest; CorpusError for a folder that is none, or not whole."""
-    path = folder / MANIFEST
+    path = folder / name
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
             msg = f"{path} has more than {MOST_MANIFEST_BYTES} bytes: prepare the folder again."
@@ -86,19 +101,27 @@ def open_shards(folder: Path, manifest: PreparedManifest) -> Iterator[PreparedSh
         if ends[-1] != shard.tokens or ends[0] < 1 or np.any(np.diff(ends) < 1):
             msg = f"{folder / shard.name}.ends does not cut its tokens: prepare the folder again."
             raise CorpusError(msg, path="data.paths")
-        targets = None
-        if manifest.masked:
-            targets = _mapped(folder, f"{shard.name}.targets", np.bool_, shard.tokens)
-        yield PreparedShard(tokens, ends, hashes, targets)
+        sizes = np.array(_mapped(folder, f"{shard.name}.bytes", np.int64, shard.documents))
+        weights = None
+        if kind := manifest.weights:
+            weights = _mapped(folder, f"{shard.name}.weights", np.dtype(kind), shard.tokens)
+        yield PreparedShard(tokens, ends, hashes, sizes, weights)
 
 
-def verify(folder: Path) -> PreparedManifest:
-    """Read all tokens of a folder; CorpusError where they are not those that were prepared."""
-    manifest = read_manifest(folder)
+def verify(
+    folder: Path, progress: Callable[[int, int], None] = lambda *_: None
+) -> PreparedManifest:
+    """Read all tokens of a folder; CorpusError where they are not those that were prepared.
+
+    ``progress`` gets how many documents and tokens have been read.
+    """
+    manifest, documents, tokens = read_manifest(folder), 0, 0
     for shard, opened in zip(manifest.shards, open_shards(folder, manifest), strict=True):
         if xxhash.xxh3_64_hexdigest(opened.tokens.data.cast("B")) != shard.xxh3:
             msg = f"{folder / shard.name}.tokens is damaged: prepare the folder again."
             raise CorpusError(msg, path="data.paths")
+        documents, tokens = documents + shard.documents, tokens + shard.tokens
+        progress(documents, tokens)
     return manifest
 
 

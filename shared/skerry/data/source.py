@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.data.remote import copies, is_remote
-from skerry.data.shards import open_shards, read_manifest
+from skerry.data.files import copied_folder, find_files, is_remote, matching, unreadable
+from skerry.data.shards import MANIFEST, SUFFIXES, open_shards, read_manifest
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 
@@ -30,13 +30,15 @@ class Document:
     """Tokens in order; ``files`` are the ends of its text files, None for token shards.
 
     Zero bytes cannot mark the ends: text of two bytes a character is full of them. A prepared shard
-    also has a hash of each file's text and, if not all are, says which tokens are targets.
+    also has of each file a hash of its text and the bytes that its targets write, and where not all
+    tokens are targets alike, what each weighs.
     """
 
     tokens: Tokens
     files: Places | None = None
     hashes: NDArray[np.uint64] | None = None
-    targets: NDArray[np.bool_] | None = None
+    text_bytes: Places | None = None
+    weights: NDArray[Any] | None = None
 
 
 def read_source(config: DataConfig) -> list[Document]:
@@ -47,10 +49,10 @@ def read_source(config: DataConfig) -> list[Document]:
         msg = f"data.source is {config.source!r} but data.paths is empty: name files or folders."
         raise CorpusError(msg, path="data.paths")
     if config.source == "text":
-        return [_join(_expand(config.paths, config.suffixes))]
+        return [_join(find_files(config.paths, config.suffixes))]
     if config.source == "prepared":
         return _prepared(config)
-    shards = _expand(config.paths, (".bin", ".npy"))
+    shards = find_files(config.paths, (".bin", ".npy"))
     return [Document(_map(path, config.token_dtype)) for path in shards]
 
 
@@ -58,8 +60,7 @@ def _prepared(config: DataConfig) -> list[Document]:
     """Open prepared folders, all of the tokenizer that the run names, if it does already."""
     found: list[Document] = []
     wanted, whose = config.tokenizer, "this run's learners"
-    for named in config.paths:
-        folder = Path(named).expanduser()
+    for folder in prepared_folders(config.paths):
         manifest = read_manifest(folder)
         if wanted and manifest.tokenizer != wanted:
             msg = (
@@ -69,8 +70,27 @@ def _prepared(config: DataConfig) -> list[Document]:
             raise CorpusError(msg, path="data.paths")
         wanted, whose = manifest.tokenizer, str(folder)
         found += (
-            Document(s.tokens, s.ends, s.hashes, s.targets) for s in open_shards(folder, manifest)
+            Document(s.tokens, s.ends, s.hashes, s.text_bytes, s.weights)
+            for s in open_shards(folder, manifest)
         )
+    return found
+
+
+def prepared_folders(paths: Sequence[str]) -> list[Path]:
+    """Return the prepared folders that paths name: one each, or those that match a pattern.
+
+    One in a bucket is copied. Raises CorpusError for a name without any.
+    """
+    found: list[Path] = []
+    for named in paths:
+        if is_remote(named):
+            found.append(copied_folder(named, SUFFIXES, MANIFEST))
+            continue
+        folders = [path for path in matching(named) if (path / MANIFEST).is_file()]
+        if not folders:
+            msg = f"{named} is no prepared corpus: write one with `skerry data prepare`."
+            raise CorpusError(msg, path="data.paths")
+        found += folders
     return found
 
 
@@ -78,7 +98,7 @@ def with_tokenizer(config: DataConfig) -> DataConfig:
     """Return the config with its tokenizer's digest, as a run's record holds it."""
     if config.source != "prepared" or config.tokenizer:
         return config
-    manifest = read_manifest(Path(config.paths[0]).expanduser())
+    manifest = read_manifest(prepared_folders(config.paths)[0])
     return config.model_copy(update={"tokenizer": manifest.tokenizer})
 
 
@@ -94,56 +114,12 @@ def _stdlib_files() -> list[Path]:
     return sorted(found)
 
 
-def _expand(paths: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
-    """Return every named file, and the files with these suffixes below every named folder.
-
-    A name may be a pattern, such as ``logs/*.txt``, or the address of objects in a bucket.
-    """
-    files: list[Path] = []
-    for named in paths:
-        if is_remote(named):
-            files += copies(named, suffixes)
-            continue
-        path = Path(named).expanduser()
-        if path.is_dir():
-            files += sorted(p for p in _below(path) if p.suffix in suffixes and p.is_file())
-        elif path.exists():
-            files.append(path)
-        elif matching := sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))):
-            files += (match for match in matching if match.is_file())
-        else:
-            msg = f"Corpus path {named} does not exist: correct data.paths."
-            raise CorpusError(msg, path="data.paths")
-    if not files:
-        msg = f"No file below {', '.join(paths)} ends in {', '.join(suffixes)}:"
-        raise CorpusError(msg + " correct data.paths or data.suffixes.", path="data.paths")
-    return files
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield every file below a folder; CorpusError for a folder that cannot be read.
-
-    ``rglob`` would skip it, and two learners would read different texts without a warning.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise _unreadable(error)
-
-    for root, _, names in os.walk(folder, onerror=refuse):
-        yield from (Path(root, name) for name in names)
-
-
-def _unreadable(error: OSError) -> CorpusError:
-    msg = f"Cannot read {error.filename}: {error.strerror}. Make it readable or leave it out."
-    return CorpusError(msg, path="data.paths")
-
-
 def _join(paths: Sequence[Path]) -> Document:
     """Read files as bytes, each closed by a zero byte."""
     try:
         files = [path.read_bytes() for path in paths]
     except OSError as error:
-        raise _unreadable(error) from error
+        raise unreadable(error) from error
     if not any(files):
         msg = "The corpus is empty: name files with text in data.paths."
         raise CorpusError(msg, path="data.paths")

@@ -22,7 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from skerry.data.corpus import Batch, Corpus, HostBatch, targets_in
-from skerry.errors import CorpusError, SkerryError
+from skerry.errors import ConfigError, CorpusError, SkerryError
 
 DEPTH = 4
 """Batches that are read ahead."""
@@ -232,3 +232,14 @@ def check_tokens(rows: Batch, vocab: int | None) -> None:
             " raise model.vocab."
         )
         raise CorpusError(msg, path="model.vocab")
+
+
+def check_batches(corpus: Corpus, model: object) -> None:
+    """Raise ConfigError for a model that cannot see what a corpus says besides its tokens."""
+    if corpus.needs_batches and not getattr(model, "takes_batch", False):
+        msg = (
+            f"data.packing is {corpus.config.packing} but this model takes tokens alone, and would"
+            " see documents as one and learn prompts and padding: let its loss take batches, or"
+            " give it text without weights and set data.packing=stream."
+        )
+        raise ConfigError(msg, path="data.packing")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,14 @@ from typing import Any
 import xxhash
 
 from skerry.data.chat import end_of
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, CorpusError
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 COMPANIONS = (
     *(FILE, SETTINGS, "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
 )
+END = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,11 @@ class Words:
         """A hash of the tokenizer's file, 32 hexadecimal digits."""
         return xxhash.xxh3_128_hexdigest((self.folder / FILE).read_bytes())
 
+    @property
+    def files(self) -> list[Path]:
+        """The files of the folder that go with its tokens."""
+        return [path for name in COMPANIONS if (path := self.folder / name).is_file()]
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return a text's tokens; ``special``: with what the tokenizer puts around every text."""
         ids: list[int] = self._made.encode(text, add_special_tokens=special).ids
@@ -73,3 +82,33 @@ class Words:
         """Return the text of tokens, without special ones."""
         text: str = self._made.decode(list(tokens))
         return text
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
+    """Train byte-level BPE (arXiv 1508.07909) on texts and write its folder.
+
+    Every text has tokens in it. Raises CorpusError for a folder that holds anything.
+    """
+    import tokenizers
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        msg = f"{out} is not empty: name a new folder."
+        raise CorpusError(msg, path="out")
+    trained: Any = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = tokenizers.decoders.ByteLevel()
+    trainer: Any = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(texts, trainer)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:
+        trained.save(str(Path(draft, FILE)))
+        Path(draft, SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        for name in (SETTINGS, FILE):  # without the last there is no tokenizer
+            shutil.move(Path(draft, name), out / name)
+    return Words.of(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -187,15 +188,28 @@ def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
     return loss
 
 
-def token_loss(model: Any) -> Callable[[Params, jax.Array], jax.Array]:
-    """Return the plain loss of text, ``(params, tokens) -> nats per token``, to judge a model."""
+def judged_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
+    """Return the plain loss of a batch, ``(params, batch) -> (nats per target, targets)``."""
     loss = batch_loss(model)
 
-    def plain(params: Params, tokens: jax.Array) -> jax.Array:
-        value, aux = loss(params, {"tokens": tokens})
-        return value - aux.balance
+    def plain(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        value, aux = loss(params, batch)
+        return value - aux.balance, aux.tokens
 
     return plain
+
+
+def mean_loss(judged: Sequence[tuple[Any, Any]]) -> float:
+    """Return the loss per target of batches, each with its mean loss and what its targets weigh."""
+    weights = [float(weight) for _, weight in judged]
+    losses = [float(loss) * weight for (loss, _), weight in zip(judged, weights, strict=True)]
+    return sum(losses) / sum(weights) if sum(weights) else math.nan
+
+
+def token_loss(model: Any) -> Callable[[Params, jax.Array], jax.Array]:
+    """Return the plain loss of text, ``(params, tokens) -> nats per token``, to judge a model."""
+    loss = judged_loss(model)
+    return lambda params, tokens: loss(params, {"tokens": tokens})[0]
 
 
 class TrainedPart:

@@ -201,7 +201,7 @@ class Decoder:
                 angles[layer.kind] = _angles(rope, layer.head_dim, seq)
             else:
                 turn = jnp.asarray(frequencies(rope, layer.head_dim), jnp.float32)
-                angle = positions.astype(jnp.float32)[:, :, None, None] * turn
+                angle = positions.astype(jnp.float32)[:, :, None, None] * turn[None, None, None]
                 angles[layer.kind] = jnp.cos(angle), jnp.sin(angle)
         text = Text(batch, seq, angles, packed.get("segments"))
         if text.segments is None:

@@ -26,7 +26,7 @@ from skerry.errors import LabError, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
-from skerry.models.base import token_loss, whole
+from skerry.models.base import judged_loss, whole
 from skerry.settings.checks import check_run
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
@@ -215,8 +215,8 @@ class Lab:
         return self.broker.connect(distant)
 
     def _result(self, seen: list[LabEvaluation], last: LabEvaluation, rho: Rho) -> LabResult:
-        progress, data = self.progress, self.config.data
-        steps = sum(one.tally.steps for one in self.islands)
+        progress, data, corpus = self.progress, self.config.data, self.work.corpus
+        steps, per_token = sum(one.tally.steps for one in self.islands), corpus.bytes_per_token
         return LabResult(
             name=self.scenario.name,
             digest=self.scenario.digest,
@@ -237,9 +237,9 @@ class Lab:
             parameters=self.work.plan.parameters,
             params_digests=[progress.params_digests[f.index] for f in self.work.plan.fragments],
             goodput=goodput(one.share(last.at_s) for one in self.islands),
-            bits_per_byte=last.loss / math.log(2) if data.source in {"stdlib", "text"} else None,
-            training_text=self.work.corpus.train.digest,
-            held_out_text=self.work.corpus.held_out.digest,
+            bits_per_byte=last.loss / math.log(2) / per_token if per_token else None,
+            training_text=corpus.train.digest,
+            held_out_text=corpus.held_out.digest,
         )
 
 
@@ -259,8 +259,8 @@ def compiled(work: Work) -> tuple[Programs, Loss]:
         if len(_compiled) == MOST_COMPILED:
             del _compiled[next(iter(_compiled))]
         programs = Programs.of(work.model, config)
-        loss = jax.jit(token_loss(work.model))
-        _compiled[key] = programs, lambda params, row: loss(whole(params, programs.frozen), row)
+        loss = jax.jit(judged_loss(work.model))
+        _compiled[key] = programs, lambda params, rows: loss(whole(params, programs.frozen), rows)
     return _compiled[key]
 
 

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan, scatter
 from skerry.algorithm.outer import MOMENTUM, Outer
-from skerry.data.corpus import Batch
+from skerry.data.corpus import HostBatch
 from skerry.errors import Overtaken
 from skerry.log import ledger, run_records, state
 from skerry.log.base import Bus
-from skerry.models.base import Params, layout_of
+from skerry.models.base import Params, layout_of, mean_loss
 from skerry.protocol.messages import Commit, Manifest, RefusalCause
 from skerry.protocol.subjects import Subjects
 from skerry_learner.work import Work
 from skerry_tools.lab.scenario import Judging
 
-Loss: TypeAlias = Callable[[Params, Batch], jax.Array]
-"""The compiled mean loss of int32 [batch, seq + 1]: an f32 scalar."""
+Loss: TypeAlias = Callable[[Params, HostBatch], tuple[jax.Array, jax.Array]]
+"""The compiled loss of a batch: its mean, and what its targets weigh, f32 scalars."""
 Vector: TypeAlias = NDArray[np.float32]
 OUTER_MOMENTUM = f"outer.{MOMENTUM}"
 """The outer optimizer's momentum in a manifest."""
@@ -115,7 +115,7 @@ class LabEvaluator:
         self._layout = layout_of(work.model)
         self.seen: list[LabEvaluation] = []
 
-    def _rows(self, batches: int) -> Sequence[Batch]:
+    def _batches(self, batches: int) -> Sequence[HostBatch]:
         return list(self._work.corpus.held_out_batches(self._judging.batch, batches))
 
     async def follow(
@@ -126,18 +126,18 @@ class LabEvaluator:
     ) -> None:
         """Evaluate each time the global clock has come a share of the run further."""
         due = every = max(1, progress.steps // self._judging.points)
-        rows = self._rows(self._judging.batches)
+        batches = self._batches(self._judging.batches)
         while True:
             await progress.reached(due)
             due = (progress.step // every + 1) * every
-            self.seen.append(await self._evaluate(clock(), rows))
+            self.seen.append(await self._evaluate(clock(), batches))
             report(self.seen[-1])
 
     async def last(self, at_s: float) -> LabEvaluation:
         """Evaluate the newest global state on all the text that a run's result is of."""
-        return await self._evaluate(at_s, self._rows(self._judging.final_batches))
+        return await self._evaluate(at_s, self._batches(self._judging.final_batches))
 
-    async def _evaluate(self, at_s: float, rows: Sequence[Batch]) -> LabEvaluation:
+    async def _evaluate(self, at_s: float, batches: Sequence[HostBatch]) -> LabEvaluation:
         step, tokens, plan = 0, 0, self._work.plan
         for fragment in plan.fragments:
             found = await state.read_latest(self._bus, self._run, plan, fragment, [state.MASTER])
@@ -148,7 +148,7 @@ class LabEvaluator:
             step = max(step, manifest.commit.step)
             tokens += sum(row.tokens for row in manifest.commit.progress)
         params = self._layout.params([jax.device_put(leaf) for leaf in self._leaves])
-        loss = sum(float(self._loss(params, row)) for row in rows) / len(rows)
+        loss = mean_loss([self._loss(params, batch) for batch in batches])
         return LabEvaluation(at_s, step, tokens // len(plan.fragments), loss)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skerry.data import prepare as prepare_module
 from skerry.data.corpus import load_corpus, targets_in
 from skerry.data.documents import Article, find_sources, read_documents
-from skerry.data.prepare import END, prepare, train_tokenizer
+from skerry.data.prepare import prepare
 from skerry.data.shards import MANIFEST, read_manifest, verify
 from skerry.data.source import with_tokenizer
 from skerry.data.stream import Mixture, Stream, stream_of
-from skerry.data.tokenizer import FILE, SETTINGS, Words
+from skerry.data.tokenizer import END, FILE, SETTINGS, Words, train_tokenizer
 from skerry.errors import ConfigError, CorpusError
 from skerry.settings.models import DataConfig
 
@@ -40,7 +41,7 @@ def texts(count: int, about: str = "story") -> list[str]:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
-    return train_tokenizer(map(Article, texts(30)), 300, tmp_path_factory.mktemp("words") / "bpe")
+    return train_tokenizer(texts(30), 300, tmp_path_factory.mktemp("words") / "bpe")
 
 
 def prepared(tmp_path: Path, words: Words, documents: Sequence[str], name: str) -> Path:
@@ -103,7 +104,7 @@ def test_a_missing_column_and_a_missing_source_are_named(tmp_path: Path) -> None
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(CorpusError, match="no column 'text', but body"):
         list(read_documents(tmp_path / "b.parquet"))
-    with pytest.raises(CorpusError, match="names no file"):
+    with pytest.raises(CorpusError, match="There is no"):
         find_sources([str(tmp_path / "nothing*")])
 
 
@@ -125,7 +126,7 @@ def test_no_document_is_in_both_parts_and_all_are_in_one(tmp_path: Path, words: 
 
 
 def test_another_tokenizer_holds_out_the_same_documents(tmp_path: Path, words: Words) -> None:
-    other = train_tokenizer(map(Article, texts(30, "other")), 270, tmp_path / "bpe")
+    other = train_tokenizer(texts(30, "other"), 270, tmp_path / "bpe")
     sides = []
     for tokenizer, name in ((words, "a"), (other, "b")):
         folder = prepared(tmp_path, tokenizer, texts(60), name)
@@ -197,7 +198,7 @@ def test_a_run_names_its_tokenizer_and_refuses_another(tmp_path: Path, words: Wo
     mine = config_of(prepared(tmp_path, words, texts(60), "a"))
     run = with_tokenizer(mine)
     assert run.tokenizer == words.digest
-    other = train_tokenizer(map(Article, texts(9, "z")), 260, tmp_path / "bpe")
+    other = train_tokenizer(texts(9, "z"), 260, tmp_path / "bpe")
     theirs = prepared(tmp_path, other, texts(60), "b")
     with pytest.raises(CorpusError, match="prepare it with the same one"):
         load_corpus(run.model_copy(update={"paths": (str(theirs),)}))
@@ -235,6 +236,72 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path, words: Words) -> None:
         prepare([Article("one")], words, tmp_path / "a")
     with pytest.raises(CorpusError, match="hold no document"):
         prepare([], words, tmp_path / "b")
+
+
+def test_a_killed_preparation_goes_on_where_it_was(
+    tmp_path: Path, words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 1000)
+    monkeypatch.setattr(prepare_module, "TOGETHER", 4)
+    documents, read = [Article(text) for text in texts(60)], Counter[str]()
+
+    def reading(most: int) -> Iterator[Article]:
+        for number, one in enumerate(documents):
+            if number == most:
+                raise KeyboardInterrupt
+            yield one
+
+    encode = Words.encode_batch
+
+    def counted(self: Words, given: Sequence[str], *, named: bool = False) -> list[list[int]]:
+        read.update(given)
+        return encode(self, given, named=named)
+
+    monkeypatch.setattr(Words, "encode_batch", counted)
+    for most in (20, 41):
+        with pytest.raises(KeyboardInterrupt):
+            prepare(reading(most), words, tmp_path / "a", key="k")
+        with pytest.raises(CorpusError, match="no prepared corpus"):
+            load_corpus(config_of(tmp_path / "a"))
+    prepare(reading(-1), words, tmp_path / "a", key="k")
+    assert max(read.values()) <= 2  # only what was not written yet
+    assert sum(read.values()) < 60 + 2 * 20
+    read.clear()
+    whole = prepare(documents, words, tmp_path / "b", key="k")
+    assert verify(tmp_path / "a") == whole
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_was_prepared_of_other_sources_is_not_gone_on_with(
+    tmp_path: Path, words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 100)
+
+    def broken() -> Iterator[Article]:
+        yield from map(Article, texts(9, "old"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(broken(), words, tmp_path / "a", key="old")
+    assert prepare(map(Article, texts(3)), words, tmp_path / "a", key="new").documents == 3
+    assert verify(tmp_path / "a").documents == 3
+
+
+def test_one_process_prepares_a_folder_at_a_time(tmp_path: Path, words: Words) -> None:
+    def reading() -> Iterator[Article]:
+        with pytest.raises(CorpusError, match="Another process is preparing"):
+            prepare([Article("one")], words, tmp_path / "a")
+        yield Article("two")
+
+    assert prepare(reading(), words, tmp_path / "a").documents == 1
+
+
+def test_bytes_per_token_are_those_that_targets_write(tmp_path: Path, words: Words) -> None:
+    documents = texts(80)
+    corpus = load_corpus(config_of(prepared(tmp_path, words, documents, "a")))
+    held = "".join(words.decode(s.tokens.tolist()) for s in corpus.held_out.stretches)
+    tokens = sum(map(len, corpus.held_out.stretches))
+    assert corpus.bytes_per_token == pytest.approx(len(held.encode()) / tokens)
 
 
 def test_a_tokenizer_that_is_none_or_too_large_is_refused(tmp_path: Path, words: Words) -> None:

@@ -231,7 +231,7 @@ async def test_a_text_that_this_machine_lacks_is_named(run: CommittedRun) -> Non
         await service.evaluator(run.bus, "run", "e", shutdown_s=1.0)
     cause = first_cause(caught.value)
     assert isinstance(cause, CorpusError)
-    assert str(cause) == f"Corpus path {text} does not exist: correct data.paths."
+    assert str(cause) == f"There is no {text}: correct data.paths."
 
 
 async def test_other_model_code_than_the_runs_is_refused(run: CommittedRun) -> None:

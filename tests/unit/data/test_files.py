@@ -7,9 +7,12 @@ from pathlib import Path
 import obstore
 import pytest
 
-from skerry.data.documents import find_sources
-from skerry.data.remote import COPIES
+from skerry.data.corpus import load_corpus
+from skerry.data.documents import Article, find_sources
+from skerry.data.files import COPIES
+from skerry.data.prepare import prepare
 from skerry.data.source import read_source
+from skerry.data.tokenizer import train_tokenizer
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 from skerry.store.kinds import s3
@@ -55,9 +58,27 @@ def test_an_address_without_text_is_one_sentence(url: str, below: str) -> None:
         read([f"{url}/{below}"])
 
 
+def test_a_prepared_folder_in_a_bucket_is_read_like_one_on_disk(
+    url: str, s3_server: S3Server, run_id: str, tmp_path: Path
+) -> None:
+    words = train_tokenizer(["some words"], 270, tmp_path / "bpe")
+    prepare((Article(f"story {n} of a hundred") for n in range(99)), words, tmp_path / "shards")
+    for file in (tmp_path / "shards").iterdir():
+        obstore.put(
+            s3._connect(f"s3://{BUCKET}", s3_server.access()), f"{run_id}/p/{file.name}", file
+        )
+    near, far = (
+        load_corpus(DataConfig(source="prepared", paths=(path,), seq_len=16, streams=1))
+        for path in (str(tmp_path / "sha*"), f"{url}/p")
+    )
+    assert near.train.digest == far.train.digest
+    with pytest.raises(CorpusError, match="There is no s3"):
+        load_corpus(DataConfig(source="prepared", paths=(f"{url}/a.json",)))
+
+
 def test_a_pattern_names_the_files_that_it_matches(tmp_path: Path) -> None:
     for name in ("a1.txt", "a2.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     assert read([str(tmp_path / "a*.txt")]) == ["a1.txt", "a2.txt"]
-    with pytest.raises(CorpusError, match="names no file"):
+    with pytest.raises(CorpusError, match="There is no"):
         read([str(tmp_path / "c*.txt")])
