@@ -17,9 +17,8 @@ from pathlib import Path
 from bench_learner import Sizes, measure
 from harness import Goal, parser, write
 
-from skerry.models.arch import Arch
 from skerry.models.presets import arch_of
-from skerry.models.tensors import leaf_specs_of
+from skerry.models.tensors import flops_per_token
 from skerry.settings.models import ModelConfig
 
 ROOT = Path(__file__).parents[2]
@@ -48,23 +47,6 @@ class Speed:
     tflops_sync: float
     mfu_plain: float | None
     mfu_sync: float | None
-
-
-def flops_per_token(arch: Arch, seq_len: int) -> float:
-    """Return the FLOPs that a training step must spend on a token: 6 N and attention.
-
-    N are the parameters that a token is multiplied by: no table of embeddings but the head's, and
-    of the experts those that it is routed to. Attention is causal: half of all scores.
-    """
-    routed = arch.experts.chosen / arch.experts.count if arch.experts else 1.0
-    active = sum(
-        leaf.size * (routed if leaf.unit else 1)
-        for leaf in leaf_specs_of(arch)
-        if len(leaf.shape) > 1 and "embed_tokens" not in leaf.name
-    )
-    tied = arch.vocab * arch.width if arch.tied else 0
-    scores = sum(6 * arch.heads * layer.head_dim * seq_len for layer in arch.layers)
-    return 6.0 * (active + tied) + scores
 
 
 def peak(device: str) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from skerry.settings.tree import Tree
 from skerry_tools.plan.plan import RunPlan, make
 from skerry_tools.plan.question import Question, check_plan, question
-from skerry_tools.plan.simulation import DAY_S, simulate, with_fleet
+from skerry_tools.plan.simulation import DAY_S, Setup, changed, equal_learners, simulate
 from skerry_tools.plan.simulation_answer import setup_of
 from skerry_tools.plan.tables import Layout
 
@@ -40,6 +40,14 @@ def goodputs(failures: int, *sets: str) -> dict[str, list[float]]:
     return found
 
 
+def with_fleet(asked: Setup, *, chips: float, layout: Layout, learners: int) -> Setup:
+    """Return the same question about equal learners of another fleet."""
+    fleet = asked.question.tables.fleet.model_copy(update={"chips": chips, "layout": layout})
+    sync = {"learners": learners, "quorum": min(asked.question.run.sync.quorum, learners)}
+    question = changed(asked.question, sync, fleet=fleet, sites={})
+    return Setup(question, equal_learners(question))
+
+
 def error_points(found: Mapping[str, Sequence[float]]) -> float:
     """Return the root-mean-square error to what is published, in percentage points."""
     off = [a - b for row in PUBLISHED for a, b in zip(found[row], PUBLISHED[row], strict=True)]
@@ -59,8 +67,9 @@ def asked(
         sites = {name: site() for name in "abcdefghijklmnop"[:sites]}
     tree = Tree()
     plan = {"parameters": parameters, "tokens_per_step": 262144, **tables.pop("plan", {})}
-    hub = {"cores": 16, **tables.pop("hub", {})}
-    tree.merge({"plan": plan, "sites": sites, "hub": hub, **tables}, "test")
+    hub = {"cores": 16, "write": "9 GB/s", "max_payload": "64 MiB", **tables.pop("hub", {})}
+    sync = {"chunk_bytes": 2**25, **tables.pop("sync", {})}
+    tree.merge({"plan": plan, "sites": sites, "hub": hub, "sync": sync, **tables}, "test")
     found = question(tree)
     check_plan(found)
     return found

@@ -87,6 +87,17 @@ def sizes_of(setting: str, devices: int) -> MeshSizes:
     return made
 
 
+def check_batch(sizes: MeshSizes, batch: int) -> None:
+    """Raise ConfigError if the rows of a batch do not go evenly onto the mesh."""
+    if batch % sizes.rows:
+        msg = (
+            f"The mesh splits a batch {sizes.rows} ways (data times fsdp), and data.batch = {batch}"
+            f" does not divide: set {SETTING} on this machine so that it does, such as"
+            f" fsdp={math.gcd(batch, sizes.rows)}, or make the run with a multiple of {sizes.rows}."
+        )
+        raise ConfigError(msg, path=SETTING)
+
+
 def splits(
     leaves: Sequence[LeafSpec], axes: LogicalAxes, sizes: Mapping[str, int]
 ) -> tuple[tuple[Split | None, ...], ...]:

@@ -38,18 +38,6 @@ def one_device() -> Mesh:
     return make_mesh(devices=jax.devices()[:1])
 
 
-def check_batch(mesh: Mesh, batch: int) -> None:
-    """Raise ConfigError if the rows of a batch do not go evenly onto the mesh."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch % ways:
-        msg = (
-            f"The mesh splits a batch {ways} ways (data times fsdp), and data.batch = {batch} does"
-            f" not divide: set {SETTING} on this machine so that it does, such as"
-            f" fsdp={math.gcd(batch, ways)}, or make the run with a multiple of {ways}."
-        )
-        raise ConfigError(msg, path=SETTING)
-
-
 def copied(mesh: Mesh) -> NamedSharding:
     """Return the sharding of what every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -57,6 +57,29 @@ def leaf_specs_of(arch: Arch) -> tuple[LeafSpec, ...]:
     )
 
 
+def active_parameters(arch: Arch) -> float:
+    """Return the parameters that a token is multiplied by.
+
+    No table of embeddings but the head's, and of the experts those that it is routed to.
+    """
+    routed = arch.experts.chosen / arch.experts.count if arch.experts else 1.0
+    active = sum(
+        leaf.size * (routed if leaf.unit else 1)
+        for leaf in leaf_specs_of(arch)
+        if len(leaf.shape) > 1 and "embed_tokens" not in leaf.name
+    )
+    return active + (arch.vocab * arch.width if arch.tied else 0)
+
+
+def flops_per_token(arch: Arch, seq_len: int) -> float:
+    """Return the FLOPs that a training step must spend on a token: 6 N and attention.
+
+    N are the active parameters. Attention is causal: half of all scores.
+    """
+    scores = sum(6 * arch.heads * layer.head_dim * seq_len for layer in arch.layers)
+    return 6.0 * active_parameters(arch) + scores
+
+
 def _tensors(arch: Arch) -> Iterator[tuple[str, Tensor]]:
     width, std = arch.width, min(TABLE_STD, OWN_SCORE / arch.width)
     scaled = arch.tied or arch.scaled_embedding

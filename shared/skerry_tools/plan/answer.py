@@ -19,12 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 
 Kind: TypeAlias = Literal["input", "derived", "extrapolated"]
-Row: TypeAlias = tuple[float | None, str, str]
-"""A figure's value, unit and convention."""
 LEGEND = "(= input, ? extrapolated, all else derived; k, M, G, T are powers of 1000)"
 PIPED_WIDTH = 200
 _MARKS = {"input": "=", "derived": "", "extrapolated": "?"}
-_SCALED = {"bit", "bit/s", "B", "B/s", "param", "token", "tokens/s", "chip"}
+_SCALED = {"bit", "bit/s", "B", "B/s", "param", "token", "tokens/s", "chip", "FLOP"}
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _DURATIONS = ((365.25 * 86400, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -43,18 +41,17 @@ class Figure(NamedTuple):
         return _MARKS[self.kind] + shorter
 
 
-def figures(rows: Mapping[str, Row], kind: Kind = "derived") -> dict[str, Figure]:
-    """Return figures of one kind by name."""
-    return {name: Figure(*row, kind) for name, row in rows.items()}
+Figures: TypeAlias = Mapping[str, Figure]
 
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """Figures by name, or by row and name."""
+    """Figures by name, or by row and name; those that are ``derived`` are of the table's kind."""
 
     name: str
     title: str
-    rows: Mapping[str, Figure | Mapping[str, Figure]]
+    rows: Figures | Mapping[str, Figures]
+    kind: Kind = "derived"
     notes: Sequence[str] = ()
 
     def lines(self) -> Table:
@@ -67,27 +64,30 @@ class FigureTable:
         columns = list(dict.fromkeys(key for row in rows.values() for key in row))
         alike: dict[tuple[str, ...], list[str]] = {}
         for name, row in rows.items():
-            cells = [row[key].text if key in row else "-" for key in columns]
+            cells = [self._kept(row[key]).text if key in row else "-" for key in columns]
             words = {figure.convention for figure in row.values()}
             key = (*cells, words.pop() if len(words) == 1 else "", name.partition(" ")[2])
             alike.setdefault(key, []).append(name)
-        table = Table(box=None, pad_edge=False, show_header=columns != [""])
-        for column in ("", *columns, ""):
-            table.add_column(column.replace("_", " "))
+        table = Table("", *columns, "", box=None, pad_edge=False, show_header=columns != [""])
         for (*cells, _), names in alike.items():
             first, _, rest = names[0].replace("_", " ").partition(" ")
             more = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
             table.add_row(*map(escape, (f"{first}{more} {rest}".rstrip(), *cells)))
+        for column in table.columns:
+            column.header = str(column.header).replace("_", " ")
         return table
 
     def json(self) -> dict[str, Any]:
         """Return the figures as plain values, by name, or by row and name."""
         return {
-            name: row._asdict()
+            name: self._kept(row)._asdict()
             if isinstance(row, Figure)
-            else {key: figure._asdict() for key, figure in row.items()}
+            else {key: self._kept(figure)._asdict() for key, figure in row.items()}
             for name, row in self.rows.items()
         }
+
+    def _kept(self, figure: Figure) -> Figure:
+        return figure._replace(kind=self.kind) if figure.kind == "derived" else figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,5 @@ def shown(value: float, unit: str) -> str:
 
 def _three_digits(value: float) -> str:
     size = abs(value)
-    if size >= 100:
-        return f"{value:,.0f}"
-    if size >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if size >= 0.01 or not size else f"{value:.2g}"
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value:,.{digits}f}" if size >= 0.01 or not size else f"{value:.2g}"

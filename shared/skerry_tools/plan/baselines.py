@@ -9,7 +9,8 @@ learner only. These are means; ``skerry simulate`` has distributions, elastic le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from skerry_tools.plan.traffic import Deployment
 
@@ -46,8 +47,7 @@ def data_parallel_step_s(
     return step_s - backward + reduced + latency_s
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingMethod:
+class TrainingMethod(NamedTuple):
     """How fast a way to train is without failures, and the ``goodput`` that is left of it.
 
     ``sent``: bits through each site's up-link while ``cycle_tokens`` are trained on, in H steps.
@@ -67,8 +67,9 @@ class TrainingMethod:
 
     def chips_cost(self, at: Deployment, tokens: float) -> float | None:
         """Return what the chips cost until then; None where one of them has no price."""
-        priced = [(site.table.price_chip_hour, site) for site in at.sites.values()]
-        hourly = [price * s.table.chips * s.learners for price, s in priced if price is not None]
+        tables = [site.table for site in at.sites.values()]
+        priced = [(one.price_chip_hour, one.chips * one.learners) for one in tables]
+        hourly = [price * chips for price, chips in priced if price is not None]
         return self.wall_s(tokens) / 3600 * sum(hourly) if len(hourly) == len(priced) else None
 
     def egress_cost(self, at: Deployment, tokens: float) -> float | None:
@@ -81,43 +82,42 @@ class TrainingMethod:
 def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
     """Return the plan itself, data-parallel, and blocking DiLoCo."""
     h_steps, sites = at.load.sync.h_steps, at.sites.values()
-    cycle_tokens = h_steps * sum(site.step_tokens * site.learners for site in sites)
-    computing_s = h_steps * sum(site.step_s * site.learners for site in sites) / at.learners
+    chips = sum(site.table.chips * site.table.learners for site in sites)
+    cycle_tokens = h_steps * sum(site.step_tokens * site.table.learners for site in sites)
+    computing_s = h_steps * sum(site.step_s * site.table.learners for site in sites) / at.learners
     sent = {name: one.up_bits_s * at.period_s for name, one in at.site_rounds.items()}
     if at.hub.site:  # from there global fragments leave, and its own contributions do not
         sent[at.hub.site] = at.hub_round.egress_bits_s * at.period_s
-    tokens_s = sum(site.tokens_s for site in sites)
-    all_stop = _kept(at, sum(site.table.chips * site.learners for site in sites))
+    tokens_s, all_stop = sum(site.tokens_s for site in sites), _kept(at, chips)
     one_stops = sum(site.tokens_s * _kept(at, site.table.chips) for site in sites) / tokens_s
-    own = (tokens_s, 1.0, one_stops, tokens_s * at.period_s, sent)
-    waits = "learners never wait"
+    own = "learners never wait", tokens_s, 1.0, one_stops, tokens_s * at.period_s, sent
     if not at.load.sync.overlap_steps:
-        own = (cycle_tokens / at.cycle_s, at.utilisation, all_stop, cycle_tokens, sent)
-        waits = "learners stop for rounds"
+        speed = cycle_tokens / at.cycle_s, at.utilisation, all_stop
+        own = ("learners stop for rounds", *speed, cycle_tokens, sent)
     step_s, bits = _ring_step(at)
     how = f"ring all-reduce of {at.plan.gradient_bits:g}-bit gradients during the backward pass"
-    ring = (cycle_tokens / h_steps / step_s, at.slowest_s / step_s, all_stop, cycle_tokens)
+    ring = how, cycle_tokens / h_steps / step_s, at.slowest_s / step_s, all_stop, cycle_tokens
     # The whole model falls due at one step, in as many fragments as there are syncers to share it.
     whole = replace(at, load=at.load.changed(fragments=at.load.sync.shards, h_steps=1))
     whole_s = h_steps * at.slowest_s + max(one.round_s for one in whole.site_rounds.values())
     all_meet = "the same hub, schemes and H; the whole model at once, all stop until all have it"
-    diloco = (cycle_tokens / whole_s, computing_s / whole_s, all_stop, cycle_tokens, sent)
+    diloco = all_meet, cycle_tokens / whole_s, computing_s / whole_s, all_stop, cycle_tokens, sent
     return (
-        TrainingMethod("this plan", waits, *own),
-        TrainingMethod("data-parallel", how, *ring, dict.fromkeys(sent, bits * h_steps)),
-        TrainingMethod("blocking DiLoCo", all_meet, *diloco),
+        TrainingMethod("this plan", *own),
+        TrainingMethod("data-parallel", *ring, dict.fromkeys(sent, bits * h_steps)),
+        TrainingMethod("blocking DiLoCo", *diloco),
     )
 
 
 def _ring_step(at: Deployment) -> tuple[float, float]:
     """Return seconds of a data-parallel step, and the bits that a site sends in it."""
-    sites, count = at.sites.values(), at.learners
+    sites, count, layers = at.sites.values(), at.learners, at.model.layers
     if count == 1:
         return at.slowest_s, 0.0
     bits = ring_bits(at.plan.gradient_bits, at.load.parameters, count)
-    rate = min(min(site.up_bits_s, site.down_bits_s) / site.learners for site in sites)
+    rate = min(min(site.rates) / site.table.learners for site in sites)
     hops_s = 2 * (count - 1) * max(site.table.rtt for site in sites) / 2
-    return data_parallel_step_s(at.slowest_s, at.layers, bits / at.layers / rate, hops_s), bits
+    return data_parallel_step_s(at.slowest_s, layers, bits / layers / rate, hops_s), bits
 
 
 def _kept(at: Deployment, chips: int) -> float:

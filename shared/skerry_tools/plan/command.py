@@ -17,23 +17,25 @@ def _option(help_: str, metavar: str, *names: str) -> Any:
 
 
 Text: TypeAlias = str | None
-Count: TypeAlias = int | None
 Scenario = Annotated[
     Text,
     typer.Argument(help="TOML: a config, sites, or both; or a shipped scenario.", metavar="S"),
 ]
 Sites = Annotated[Path | None, _option("TOML with the sites.", "FILE")]
 Params = Annotated[Text, _option("Parameters: 12B.", "N")]
+Model = Annotated[Text, _option("Or a preset: 12b.", "NAME")]
+FromHf = Annotated[Text, _option("Or a model's folder.", "DIR", "--from-hf")]
 Tokens = Annotated[Text, _option("Tokens to train on.", "N")]
 StepTokens = Annotated[Text, _option("", "N")]
 Regions = Annotated[
-    Count, typer.Option(help="So many equal sites, a learner each.", metavar="M", min=1)
+    int | None, typer.Option(help="So many equal sites, a learner each.", metavar="M", min=1)
 ]
+Chips = Annotated[Text, _option("Of each learner.", "N")]
 Bandwidth = Annotated[Text, _option("Of each: '3 Gbit/s'.", "RATE")]
 StepTime = Annotated[Text, _option("Of each: '2 s'.", "TIME")]
-H = Annotated[Count, _option("", "H", "-H")]
-P = Annotated[Count, _option("", "P", "-P")]
-K = Annotated[Count, _option("", "K", "-K")]
+H = Annotated[int | None, _option("", "H", "-H")]
+P = Annotated[int | None, _option("", "P", "-P")]
+K = Annotated[int | None, _option("", "K", "-K")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -42,9 +44,12 @@ def plan(  # noqa: PLR0913 - one option each
     *,
     sites: Sites = None,
     params: Params = None,
+    model: Model = None,
+    from_hf: FromHf = None,
     tokens: Tokens = None,
     step_tokens: StepTokens = None,
     regions: Regions = None,
+    chips: Chips = None,
     bandwidth: Bandwidth = None,
     step_time: StepTime = None,
     h: H = None,
@@ -63,14 +68,18 @@ def plan(  # noqa: PLR0913 - one option each
     from skerry_tools.plan.question import find, question, read
 
     asked = {
-        "plan.parameters": params, "plan.tokens": tokens, "plan.tokens_per_step": step_tokens,
+        "plan.parameters": params, "model.preset": model, "model.path": from_hf,
+        "plan.tokens": tokens, "plan.tokens_per_step": step_tokens,
         "sync.h_steps": h, "sync.fragments": p, "sync.quorum": k,
     }  # fmt: skip
     with exit_on_error():
-        each = _sets(up=bandwidth, step_time=step_time)
+        each = _sets(chips=chips, up=bandwidth, step_time=step_time)
         if regions is None and each:
-            msg = "--bandwidth and --step-time are about sites of --regions: give their number."
+            msg = "--bandwidth, --step-time and --chips are about --regions: give their number."
             raise ConfigError(msg, path="regions")
+        if sum(named is not None for named in (params, model, from_hf)) > 1:
+            msg = "--params, --model and --from-hf each say what is trained: give one of them."
+            raise ConfigError(msg, path="model")
         names = [f"sites.region-{number + 1}" for number in range(regions or 0)]
         equal = [f"{name}.{one}" for name in names for one in ("learners=1", *each)]
         files = (find(scenario) if scenario else None, sites)
@@ -86,13 +95,11 @@ def simulate(scenario: Scenario = None, *, set_: Sets = None, as_json: AsJson = 
 
     Other chips, learners, days: --set fleet.chips=1e6, sync.learners=4, simulation.days=7.
     """
-    from skerry_tools.plan import simulation_answer
     from skerry_tools.plan.simulation import simulate as simulated
+    from skerry_tools.plan.simulation_answer import answer, setup_of
 
     with exit_on_error():
-        found = simulation_answer.answer(
-            simulated(simulation_answer.setup_of(scenario, set_ or ()))
-        )
+        found = answer(simulated(setup_of(scenario, set_ or ())))
         print(found.json()) if as_json else found.print()
 
 

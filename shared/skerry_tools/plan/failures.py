@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -36,8 +37,7 @@ class TimeUse(IntEnum):
     WAIT = 8  # standing still for others, in blocking modes
 
 
-@dataclass(frozen=True, slots=True)
-class FailingLearner:
+class FailingLearner(NamedTuple):
     """One learner's hardware: ``slices`` equal parts that fail, leave and come back as one each.
 
     ``slice_rate_s`` is failures per second of one slice. Elastic learners never roll back.
@@ -51,16 +51,14 @@ class FailingLearner:
     saving: SavingTable
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
+class Absence(NamedTuple):
     """A planned stretch in which a learner does nothing; then it starts again."""
 
     begin_s: float
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerTimeline:
+class LearnerTimeline(NamedTuple):
     """What a learner did: stretch i goes from ``times[i]`` to the next, the last to the end.
 
     ``shares[i]`` of it trained; the rest went into ``uses[i]``. ``undone`` is work in seconds that
@@ -119,20 +117,13 @@ def walk(
 
     hazards = stream(lambda: -np.log1p(-chance.random(BLOCK)))
     recoveries = stream(lambda: draw(learner.recovery, chance, BLOCK))
-    ordered = sorted(absences, key=lambda one: one.begin_s, reverse=True)
-    walked = _FailureWalk(learner, end_s, ordered, hazards, recoveries, next(hazards))
+    walked = _FailureWalk(learner, end_s, sorted(absences, reverse=True), hazards, recoveries)
     walked.run()
     times, trains, uses = map(np.array, zip(*walked.stretches, strict=True))
-    undone = np.array(walked.undone or np.empty((0, 2)), dtype=np.float64)
-    return LearnerTimeline(
-        times=np.minimum(times, end_s),
-        shares=trains / learner.slices,
-        uses=uses.astype(np.int64),
-        undone_at=undone[:, 0],
-        undone=undone[:, 1],
-        failures=walked.failures,
-        end_s=end_s,
-    )
+    undone = np.array(walked.undone, dtype=np.float64).reshape(-1, 2)
+    times, shares = np.minimum(times, end_s), trains / learner.slices
+    lost = undone[:, 0], undone[:, 1]
+    return LearnerTimeline(times, shares, uses, *lost, walked.failures, end_s)
 
 
 @dataclass(slots=True)
@@ -149,8 +140,8 @@ class _FailureWalk:
     absences: list[Absence]
     hazards: Iterator[float]
     recoveries: Iterator[float]
-    hazard: float
     now: float = 0.0
+    hazard: float = 0.0
     since: float = 0.0
     away: list[float] = field(default_factory=list[float])
     stretches: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
@@ -163,14 +154,15 @@ class _FailureWalk:
         pauses, every_s = learner.pauses, learner.saving.every
         every_s = math.inf if every_s is None or learner.elastic else every_s
         missing, recover = int(TimeUse.MISSING), int(TimeUse.RECOVER)  # faster than its members
+        self.hazard = next(self.hazards)
         while self.now < end_s:
             now, working = self.now, learner.slices - len(away)
             exposed = working * learner.slice_rate_s
             fail = now + self.hazard / exposed if exposed else math.inf
             back = max(now, gate, away[0]) if away else math.inf
-            leave = self._next_absence()
             save = now + every_s - self.since
-            stop = min(fail, back, save, leave)
+            leave = max(now, self.absences[-1].begin_s) if self.absences else end_s
+            stop = min(fail, back, save, leave, end_s)
             self.stretches.append((now, working, missing if working else recover))
             self.now = stop
             self.hazard -= (stop - now) * exposed
@@ -184,14 +176,8 @@ class _FailureWalk:
                 self._stand(TimeUse.UPSCALE, stop + pauses.upscale_s)
             elif stop == save:
                 self._save()
-            elif stop < end_s:
-                self._leave()
-
-    def _next_absence(self) -> float:
-        """Return when the next absence begins, or the end."""
-        if not self.absences:
-            return self.end_s
-        return min(self.end_s, max(self.now, self.absences[-1].begin_s))
+            elif stop < end_s and (until := self.absences.pop().end_s) > stop:
+                self._halt(TimeUse.OUTAGE, until)  # nothing fails meanwhile
 
     def _stand(self, use: TimeUse, until: float) -> None:
         self.stretches.append((self.now, 0, use))
@@ -206,9 +192,7 @@ class _FailureWalk:
             heappush(self.away, back)
             self._stand(TimeUse.DOWNSCALE, self.now + self.learner.pauses.downscale_s)
         else:
-            self._undo()
-            self._stand(TimeUse.RECOVER, back)
-            self._start()
+            self._halt(TimeUse.RECOVER, back)
 
     def _save(self) -> None:
         """Write a checkpoint, or fail on the way."""
@@ -222,26 +206,10 @@ class _FailureWalk:
             self._stand(TimeUse.CHECKPOINT, self.now + self.hazard / exposed)
             self._fail()
 
-    def _start(self) -> None:
-        """Come back: the pause that it takes, begun again after each absence within it."""
-        pause_s = self.learner.pauses.upscale_s
-        while self.absences and (soon := self._next_absence()) < self.now + pause_s:
-            absence = self.absences.pop()
-            if absence.end_s > self.now:
-                self._stand(TimeUse.UPSCALE, soon)
-                self._stand(TimeUse.OUTAGE, absence.end_s)
-        self._stand(TimeUse.UPSCALE, self.now + pause_s)
-
-    def _leave(self) -> None:
-        """Be away for the absence that begins now; nothing fails meanwhile."""
-        absence = self.absences.pop()
-        if absence.end_s > self.now:
-            self._undo()
-            self._stand(TimeUse.OUTAGE, absence.end_s)
-            self._start()
-
-    def _undo(self) -> None:
-        """Lose the work since the last checkpoint, where the learner rolls back."""
+    def _halt(self, use: TimeUse, until: float) -> None:
+        """Stand still and start again; work since the last checkpoint is lost by a rollback."""
         if self.learner.saving.rollback and self.since and not self.learner.elastic:
             self.undone.append((self.now, self.since))
         self.since = 0.0
+        self._stand(use, until)
+        self._stand(TimeUse.UPSCALE, until + self.learner.pauses.upscale_s)

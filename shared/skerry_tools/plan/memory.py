@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from skerry.algorithm.schedule import Schedule, learner_room
-from skerry.algorithm.schemes import scheme_of
-from skerry_tools.plan.traffic import Deployment, SyncLoad
+from dataclasses import replace
+
+from skerry.models.axes import MeshSizes, held_elements
+from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory
+from skerry.models.names import AXES
+from skerry.models.tensors import leaf_specs_of
+from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
+
+FUSED_HEAD = 256
+"""Widest head of a fused kernel on Hopper (``models.attention``)."""
 
 
-def learner_bytes(load: SyncLoad) -> float:
-    """Return a learner's memory, activations and gradients aside.
+def learner_need(at: Deployment, site: PlannedSite) -> MemoryNeed:
+    """Return what each chip of a site's learner holds: what the learner itself counts.
 
-    f32 parameters, anchors, AdamW's two moments, and two vectors of each fragment in flight; what
-    a scheme feeds back comes on top.
+    Of a bare count of parameters no activations. GPUs with bfloat16 and fused attention are taken.
     """
-    schedule = Schedule(load.sync.fragments, load.sync.h_steps, load.sync.overlap_steps)
-    flight = 2 * learner_room(schedule, load.sync.shards) * load.fragment
-    feedback = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
-    return 4 * (4 * load.parameters + flight) + feedback
+    load, train, arch, sizes = at.load, at.run.train, at.model.arch, site.mesh or MeshSizes()
+    if arch is None:
+        return learner_memory(load.parameters, sizes, train, load.sync, fragment=load.fragment)
+    width, seq = 4 if train.precision == "float32" else 2, at.run.data.seq_len
+    fits = all(layer.head_dim % 8 == 0 and layer.head_dim <= FUSED_HEAD for layer in arch.layers)
+    fused = width == 2 and arch.score_cap is None and fits
+    rows = max(1, round(site.step_tokens / seq))
+    need = learner_memory(
+        load.parameters,
+        sizes,
+        train,
+        load.sync,
+        held=held_elements(load.leaves, AXES, sizes),
+        fragment=load.fragment,
+        activations=activation_bytes(arch, sizes, train, rows, seq, width=width, fused=fused),
+    )
+    frozen = held_elements(leaf_specs_of(arch), AXES, sizes) if at.model.frozen else 0
+    return replace(need, frozen=width * frozen)
 
 
 def syncer_bytes(at: Deployment) -> float:
@@ -29,11 +49,6 @@ def syncer_bytes(at: Deployment) -> float:
 def initial_bytes(at: Deployment) -> float:
     """Return what all learners send when a run begins, in f32: more than in any round."""
     return 4 * at.learners * at.load.parameters
-
-
-def window_bytes(at: Deployment, window_s: float) -> float:
-    """Return the contributions of the last ``window_s``, stored once."""
-    return window_s / at.period_s * at.load.parameters * at.load.up_bits / 8 * at.learners
 
 
 def checkpoint_bytes(load: SyncLoad) -> float:

@@ -11,20 +11,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from skerry.algorithm.presets import state_vectors
-from skerry.models.presets import arch_of
-from skerry.models.tensors import leaf_specs_of
 from skerry_tools.plan.answer import shown
 from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
-from skerry_tools.plan.memory import initial_bytes, learner_bytes
-from skerry_tools.plan.question import OPEN, Question, check_plan, refuse
-from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
-
-if TYPE_CHECKING:  # imports numpy
-    from skerry.algorithm.fragments import LeafSpec
+from skerry_tools.plan.memory import initial_bytes, learner_need
+from skerry_tools.plan.question import OPEN, Question, check_plan
+from skerry_tools.plan.traffic import Deployment
+from skerry_tools.plan.trained import deployment
 
 CHOICES = {
     "h_steps": (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
@@ -41,11 +36,10 @@ TOKENS_PER_PARAMETER = 20
 """Tokens to train on where the user does not say: Hoffmann et al. 2022, about."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+class Constraint(NamedTuple):
     """One thing that is needed, and how much of it there is; ``more`` of it would do.
 
-    Of chips' ``memory`` a choice of settings needs nothing to spare.
+    Of what is ``fixed``, memory and messages, a choice of settings needs nothing to spare.
     """
 
     what: str
@@ -54,7 +48,7 @@ class Constraint:
     unit: str
     why: str
     more: str = ""
-    memory: bool = False
+    fixed: bool = False
 
     @property
     def ratio(self) -> float:
@@ -104,10 +98,9 @@ def make(asked: Question) -> RunPlan:
     check_plan(asked)
     at = deployment(asked)
     chosen = choose(asked.open, at)
-    at = replace(at, load=at.load.changed(**chosen))
+    at = changed(at, **chosen)
     judged = constraints(at)
     broken = [item for item in judged if not item.holds]
-    tokens = at.plan.tokens or TOKENS_PER_PARAMETER * at.load.parameters
     return RunPlan(
         question=asked,
         at=at,
@@ -116,54 +109,15 @@ def make(asked: Question) -> RunPlan:
         chosen=chosen,
         way_out=choose(OPEN, at) if broken and at.load.sync.overlap_steps else {},
         methods=methods(at),
-        tokens=tokens,
+        tokens=at.plan.tokens or TOKENS_PER_PARAMETER * at.load.parameters,
     )
 
 
-def deployment(asked: Question) -> Deployment:
-    """Return what is to be judged, with nothing left open but H, P and shards.
-
-    A step takes as long as is given, or 6 operations per active parameter and token. Raises
-    ConfigError for a model of the user's own without plan.parameters.
-    """
-    tables, log = asked.tables, asked.run.log
-    load, layers = sync_load(asked)
-    sites: dict[str, PlannedSite] = {}
-    for name, site in tables.sites.items():
-        tokens = site.tokens_per_step or tables.plan.tokens_per_step
-        tokens = tokens or float(asked.run.data.seq_len * asked.run.data.batch)
-        speed = (site.flops_per_chip or 1.0) * site.chips * site.utilisation
-        computed_s = 6 * (tables.plan.active_parameters or load.parameters) * tokens / speed
-        step_s = computed_s if site.step_time is None else site.step_time
-        sites[name] = PlannedSite(name, site, step_s, tokens, local=name == tables.hub.site)
-    window = float(log.window_bytes) if "window_bytes" in log.model_fields_set else None
-    return Deployment(load, sites, tables.hub, tables.plan, layers, window)
-
-
-def sync_load(asked: Question) -> tuple[SyncLoad, int]:
-    """Return what is synchronised, of plan.parameters or else [model], and the model's layers."""
-    table, sync, outer = asked.tables.plan, asked.run.sync, asked.run.outer
-    parameters, layers = table.parameters, table.layers
-    leaves: tuple[LeafSpec, ...] = ()
-    if parameters is None:
-        if asked.run.model.factory:
-            text = "is missing: a plan does not build a model of your own; give --params 12e9."
-            refuse("plan.parameters", text)
-        arch = arch_of(asked.run.model)
-        layers, leaves = len(arch.layers), leaf_specs_of(arch)
-        parameters = sum(leaf.size for leaf in leaves)
-    elif sync.fragments > parameters:
-        text = f"is {sync.fragments} but the model has {parameters:.0f} parameters: lower it."
-        refuse("sync.fragments", text)
-    vectors = state_vectors(outer.preset, sync.h_steps, outer.momentum)
-    return SyncLoad(sync, parameters, leaves, vectors), layers
-
-
-def changed(at: Deployment, field: str, value: int | str) -> Deployment:
-    """Return the deployment with one of its settings, or the hub's cores, changed."""
-    if field == "cores":
-        return replace(at, hub=at.hub.model_copy(update={field: value}))
-    return replace(at, load=at.load.changed(**{field: value}))
+def changed(at: Deployment, **fields: int | str) -> Deployment:
+    """Return the deployment with some settings of [sync], or the hub's cores, changed."""
+    if "cores" in fields:
+        return replace(at, hub=at.hub.model_copy(update=fields))
+    return replace(at, load=at.load.changed(**fields))
 
 
 def constraints(at: Deployment) -> list[Constraint]:
@@ -175,19 +129,20 @@ def constraints(at: Deployment) -> list[Constraint]:
 
 
 def _limits(at: Deployment) -> Iterator[Constraint]:
-    why = "parameters, anchors, AdamW and fragments in flight; activations come on top"
+    more = "activations too" if at.model.arch else "activations come on top"
+    held = f"parameters, moments, anchors, gradients, fragments in flight; {more}"
     for site in at.sites.values():
         if site.table.memory is not None:
-            need, has = learner_bytes(at.load) / site.table.chips, site.table.memory
-            more = f"{shown(need / has, 'x')} as many chips"
-            yield Constraint(
-                f"site {site.name} chip memory", need, has, "B", why, more, memory=True
-            )
-    if at.window_bytes is not None:
+            need, has = learner_need(at, site).total, site.table.memory
+            what, more = f"site {site.name} chip memory", f"{shown(need / has, 'x')} as many chips"
+            yield Constraint(what, need, has, "B", held, more, fixed=True)
+    if "window_bytes" in at.run.log.model_fields_set:
         why = "log.window_bytes must hold every learner's initial parameters, in f32"
-        need = initial_bytes(at)
-        more = f"log.window_bytes={math.ceil(need)}"
-        yield Constraint("log window", need, at.window_bytes, "B", why, more)
+        need, more = initial_bytes(at), f"log.window_bytes={math.ceil(initial_bytes(at))}"
+        yield Constraint("log window", need, at.run.log.window_bytes, "B", why, more, fixed=True)
+    if (need := at.load.message_bytes) > at.hub.max_payload:  # no matter of degree
+        why = "hub.max_payload must hold a chunk and its header"
+        yield Constraint("broker message", need, at.hub.max_payload, "B", why, fixed=True)
     if not at.load.sync.overlap_steps:
         why, share = "learners stop for every round", at.utilisation
         more = "mode=decoupled, in which no learner stops"
@@ -201,9 +156,10 @@ def _of_sites(at: Deployment) -> Iterator[Constraint]:
             why = f"a round of over {at.load.room_steps:.3g} steps holds up others"
             yield Constraint(f"site {name} round", one.round_s, at.deadline_s, "s", why)
         if not site.local:
-            factor = one.factor or 0.0
-            yield _rate(f"site {name} up-link", one.up_bits_s, site.up_bits_s, factor)
-            yield _rate(f"site {name} down-link", one.down_bits_s, site.down_bits_s, factor)
+            averages, factor = (one.up_bits_s, one.down_bits_s), one.factor or 0.0
+            links = zip(("up", "down"), averages, at.link(site), site.rates, strict=True)
+            for way, average, has, wide in links:
+                yield _rate(f"site {name} {way}-link", average, has, factor, chunks=has < wide)
 
 
 def _of_hub(at: Deployment) -> Iterator[Constraint]:
@@ -217,18 +173,23 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
     if at.hub.up:
         whose = ", all global fragments"
         yield _rate("hub egress", hub.egress_bits_s, at.hub.up, factor, whose)
-    if at.hub.write:
-        why = "contributions and committed state"
-        more = f"hub.write of {shown(hub.broker_bytes_s, 'B/s')}"
-        yield Constraint("broker", hub.broker_bytes_s, at.hub.write, "B/s", why, more)
+    why = "contributions and committed state"
+    more = f"hub.write of {shown(hub.broker_bytes_s, 'B/s')}"
+    yield Constraint("broker", hub.broker_bytes_s, at.hub.write, "B/s", why, more)
     why = "of its time: decode, merge, encode"
     yield Constraint("syncer of a shard", hub.busy_share, 1.0, "share", why)
 
 
-def _rate(what: str, average: float, has: float, factor: float, whose: str = "") -> Constraint:
+def _rate(
+    what: str, average: float, has: float, factor: float, whose: str = "", *, chunks: bool = False
+) -> Constraint:
+    """Judge a rate; ``chunks``: it is what chunks on their way leave of a link."""
     bound = "throughput" if average >= has * factor else "deadline"
     need = max(average, has * factor)
-    more = f"a link of {shown(need, 'bit/s')}"
+    if chunks:
+        whose, more = ", by chunks on their way", f"sync.chunk_bytes x {need / has:.1f}"
+    else:
+        more = f"a link of {shown(need, 'bit/s')}"
     return Constraint(what, need, has, "bit/s", f"{bound} bound{whose}", more)
 
 
@@ -239,24 +200,23 @@ def choose(open_settings: Collection[str], at: Deployment) -> dict[str, int]:
     chips needs nothing to spare, and where no choice fits it, what is best without it is chosen.
     Nothing is chosen where nothing works: then the defaults are judged.
     """
-    for memory_limit, within_tau in product((1.0, math.inf), (True, False)):
-        for found in _choices(open_settings, at.load):
-            after = constraints(replace(at, load=at.load.changed(**found), within_tau=within_tau))
-            if all(c.ratio <= (memory_limit if c.memory else SPARE) for c in after):
-                return found
-    return {}
-
-
-def _choices(open_settings: Collection[str], load: SyncLoad) -> Iterator[dict[str, int]]:
-    now = {name: int(getattr(load.sync, name)) for name in CHOICES}
+    now = {name: int(getattr(at.load.sync, name)) for name in CHOICES}
     among = (
         [count for count in counts if count >= now[name]] if name in open_settings else [now[name]]
         for name, counts in CHOICES.items()
     )
-    for h, p, shards in product(*among):
-        if p <= max(h, load.sync.fragments) and shards <= p <= load.parameters:
-            found = {"h_steps": h, "fragments": p, "shards": shards}
-            yield {name: count for name, count in found.items() if name in open_settings}
+    fitting = [
+        (h, p, shards)
+        for h, p, shards in product(*among)
+        if p <= max(h, now["fragments"]) and shards <= p <= at.load.parameters
+    ]
+    for limit, within_tau in product((1.0, math.inf), (True, False)):
+        for counts in fitting:
+            found = dict(zip(CHOICES, counts, strict=True))
+            after = constraints(replace(changed(at, **found), within_tau=within_tau))
+            if all(c.ratio <= (limit if c.fixed else SPARE) for c in after):
+                return {name: count for name, count in found.items() if name in open_settings}
+    return {}
 
 
 def fixes(at: Deployment, broken: Constraint) -> list[str]:
@@ -265,30 +225,32 @@ def fixes(at: Deployment, broken: Constraint) -> list[str]:
     None of them breaks a constraint that holds now.
     """
     broken_too = {c.what for c in constraints(at) if not c.holds} - {broken.what}
-    found: list[tuple[str, str, int | str]] = []
+    found: list[tuple[bool, str]] = []
 
-    def after(field: str, value: int | str) -> list[Constraint]:
-        return constraints(changed(at, field, value))
+    def works(but: Collection[str], field: str, value: int | str) -> bool:
+        after = constraints(changed(at, **{field: value}))
+        return all(c.holds for c in after if c.what not in but)
 
-    def works(field: str, value: int | str) -> bool:
-        return all(c.holds for c in after(field, value) if c.what not in broken_too)
+    def note(label: str, field: str, value: int | str) -> None:
+        found.append((not works((), field, value), label))
 
     ways = (("contributions", "contribution_scheme"), ("global fragments", "global_scheme"))
     for kind, field in ways:
         bits = WIRE_BITS[getattr(at.load.sync, field)]
-        cheaper = (s for s in CHEAPER if WIRE_BITS[s] < bits and works(field, s))
-        found += [(f"{scheme} {kind}", field, scheme) for scheme in islice(cheaper, 1)]
+        cheaper = (s for s in CHEAPER if WIRE_BITS[s] < bits and works(broken_too, field, s))
+        for scheme in islice(cheaper, 1):
+            note(f"{scheme} {kind}", field, scheme)
     for label, field, counts in _counts(at):
-        enough = partial(works, field)
+        enough = partial(works, broken_too, field)
         if field == "shards":  # more of them take more of chips' memory
             first = next(filter(enough, counts), None)
         else:
             index = bisect_left(counts, x=True, key=enough)
             first = counts[index] if index < len(counts) else None
         if first is not None:
-            found.append((f"{label} >= {first}", field, first))
-    found.sort(key=lambda one: not all(c.holds for c in after(one[1], one[2])))
-    return [label for label, _, _ in found] + ([broken.more] if broken.more else [])
+            note(f"{label} >= {first}", field, first)
+    found.sort(key=lambda one: one[0])
+    return [label for _, label in found] + ([broken.more] if broken.more else [])
 
 
 def _counts(at: Deployment) -> Iterator[tuple[str, str, range]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from skerry.algorithm.schemes import scheme_of
 from skerry_tools.plan import measured, memory
-from skerry_tools.plan.answer import Answer, Figure, FigureTable, Kind, Row, figures, several, shown
+from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, several, shown
 from skerry_tools.plan.baselines import GB
 from skerry_tools.plan.plan import RunPlan
 from skerry_tools.plan.traffic import Deployment, PlannedSite
@@ -36,9 +37,8 @@ def answer(plan: RunPlan) -> Answer:
 
 def verdict(plan: RunPlan) -> str:
     """Return the first line: feasible or not, what binds and its fix, what was not judged."""
-    at, load, sync = plan.at, plan.at.load, plan.at.load.sync
-    binding = plan.judged[0] if plan.judged else None
-    if binding is not None and not plan.feasible:
+    at, sync, binding = plan.at, plan.at.load.sync, plan.judged[0]
+    if not plan.feasible:
         fixed = ", or ".join(plan.fixes[:3]) or "no single setting is enough"
         others = sum(not c.holds for c in plan.judged[1:])
         more = f"; {others} more below" if others else ""
@@ -46,30 +46,31 @@ def verdict(plan: RunPlan) -> str:
         out = f". All holds with {way}" if way else ""
         return f"Not feasible: {binding.text}: {fixed}{more}{out}."
     settings = (
-        f"{shown(load.parameters, 'param')} on {several(at.learners, 'learner')} at "
+        f"{_sizes(at)} on {several(at.learners, 'learner')} at "
         f"{several(len(at.sites), 'site')} with H={sync.h_steps} P={sync.fragments} "
         f"tau={sync.overlap_steps} K={sync.quorum}, "
         f"{sync.contribution_scheme} up and {sync.global_scheme} down"
     )
     how = "all communication hidden" if sync.overlap_steps else "learners stop for rounds"
-    speed, took_s = (
-        shown(plan.methods[0].tokens_s, "tokens/s"),
-        shown(plan.methods[0].wall_s(plan.tokens), "s"),
-    )
+    mine, fast = plan.methods[0], shown(plan.speed_up(1), "x")
     if not plan.question.bare_tokens:
-        how += f", {speed}, {shown(plan.tokens, 'token')} in {took_s}"
-    tight = f"; tightest: {binding.text}" if binding else ""
-    needed: list[str] = []
-    chips = [site.table.chips for site in at.sites.values() if site.table.memory is None]
-    if chips:
-        each = shown(memory.learner_bytes(load) / min(chips), "B")
-        needed.append(f"{each} of memory on a chip (sites.<name>.memory)")
-    if at.hub.write is None:
-        stored = shown(at.hub_round.broker_bytes_s, "B/s")
-        needed.append(f"{stored} into the broker (hub.write)")
-    rest = f" Not judged: {' and '.join(needed)}." if needed else ""
-    fast = shown(plan.speed_up(1), "x")
-    return f"Feasible: {settings}: {how}, {fast} synchronous data-parallel{tight}.{rest}"
+        took, tokens = shown(mine.wall_s(plan.tokens), "s"), shown(plan.tokens, "token")
+        how += f", {shown(mine.tokens_s, 'tokens/s')}, {tokens} in {took}"
+    rest, open_ = "", [site for site in at.sites.values() if site.table.memory is None]
+    if open_:
+        need = max(memory.learner_need(at, site).total for site in open_)
+        rest = f" Not judged: {shown(need, 'B')} of memory on a chip (sites.<name>.memory)."
+    tight = f"{fast} synchronous data-parallel; tightest: {binding.text}"
+    return f"Feasible: {settings}: {how}, {tight}.{rest}"
+
+
+def _sizes(at: Deployment) -> str:
+    """Say how large the model is: what is trained of it, and what a token sees of it."""
+    said, whole = shown(at.load.parameters, "param"), at.model.parameters
+    if at.model.frozen:
+        said += f" trained of {shown(whole, 'param')}"
+    experts = at.model.arch and at.model.arch.experts
+    return said + (f" ({shown(at.model.active, 'param')} active)" if experts else "")
 
 
 def _caveats(plan: RunPlan) -> Iterator[tuple[str, str]]:
@@ -89,7 +90,7 @@ def _caveats(plan: RunPlan) -> Iterator[tuple[str, str]]:
         if far(site.step_s, 0.1, 4.9):
             steps = f"steps of {shown(site.step_s, 's')} at {site.name}"
             yield "links", f"{steps}; checked on 0.1-4.9 s"
-        if far(site.up_bits_s, 0.1e9, 1e12) or far(site.down_bits_s, 0.1e9, 1e12):
+        if any(far(rate, 0.1e9, 1e12) for rate in site.rates):
             yield "links", f"the link of {site.name}; checked on 0.1-1000 Gbit/s"
     yield from (("cpu", why) for why in _unmeasured(at))
     if plan.question.bare_tokens:
@@ -110,22 +111,17 @@ def _unmeasured(at: Deployment) -> Iterator[str]:
 
 def _notes(plan: RunPlan) -> Iterator[str]:
     """Yield what no constraint says and a reader should know."""
-    at, stored = plan.at, plan.at.hub_round.broker_bytes_s
-    meshes = ", ".join(site.name for site in at.sites.values() if site.table.chips > 1)
-    if meshes:
-        one = "a learner is one process, on the chips of one machine"
-        yield f"{one}: learners over several machines, at {meshes}, cannot run yet"
-    if at.hub.write is None and stored > measured.BROKER_WRITE_B_S / 2:
-        here = f"one broker on two shared cores took {shown(measured.BROKER_WRITE_B_S, 'B/s')} here"
-        need = f"the broker must store {shown(stored, 'B/s')}"
-        yield f"{need}: give hub.write to have that judged ({here})"
-    each_s = measured.COMMIT_CPU_S[at.load.outer_vectors > 0]
-    cores = each_s * at.load.parameters / at.period_s
-    if cores > 1:
+    at, load = plan.at, plan.at.load
+    yield from _of_learners(at)
+    if "write" not in at.hub.model_fields_set:
+        took = shown(measured.BROKER_WRITE_B_S, "B/s")
+        yield f"hub.write is not given: one broker on two shared cores stored {took} here"
+    each_s = measured.COMMIT_CPU_S[load.outer_vectors > 0]
+    if (cores := each_s * load.parameters / at.period_s) > 1:
         took = f"whole commits took {each_s * 1e9:.0f} CPU s for 1e9 parameters here: {cores:.1f}"
         yield f"{took} cores of the syncers all the time; judged are decode, merge and encode alone"
-    initial = memory.initial_bytes(at)
-    if at.window_bytes is None and initial > plan.question.run.log.window_bytes:
+    initial, log = memory.initial_bytes(at), at.run.log
+    if "window_bytes" not in log.model_fields_set and initial > log.window_bytes:
         twice = f"the broker reserves {shown(2 * initial, 'B')} for contributions"
         least = f"log.window_bytes={initial:.0f} at least, if that is too much"
         yield f"{twice} (twice what all learners send at the beginning): {least}"
@@ -137,128 +133,152 @@ def _notes(plan: RunPlan) -> Iterator[str]:
         yield "1 learner: there is nothing to synchronise (mode=single)"
 
 
+def _of_learners(at: Deployment) -> Iterator[str]:
+    sites = at.sites.values()
+    if meshes := ", ".join(site.name for site in sites if site.table.chips > 1):
+        one = "a learner is one process, on the chips of one machine"
+        yield f"{one}: learners over several machines, at {meshes}, cannot run yet"
+    if at.model.frozen:
+        yield "only adapters are trained and sent; each site has a copy of what is frozen"
+    elif at.model.arch and at.model.arch.experts:
+        yield "rounds move all parameters, a step computes with the active ones only"
+    links = {at.link(one): one.name for one in sites if at.link(one) != one.rates}
+    for (up, down), name in links.items():
+        used = f"{shown(up, 'bit/s')} up and {shown(down, 'bit/s')} down of the link of {name}"
+        way = "larger sync.chunk_bytes and max_payload of the broker (hub.max_payload) use more"
+        yield f"chunks on their way use {used}: {way}"
+
+
 def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
     """Yield every table; ``far`` are the models that are extrapolated: links, cpu, tokens."""
-    at, run = plan.at, plan.question.run
+    at = plan.at
 
     def kind(*bases: str) -> Kind:
         return "derived" if far.isdisjoint(bases) else "extrapolated"
 
-    judged: dict[str, Mapping[str, Figure]] = {}
+    judged: dict[str, Figures] = {}
     for item in plan.judged:
-        rows = {"of it": (item.ratio, "share", item.why), "needs": (item.need, item.unit, item.why)}
-        judged[item.what.removeprefix("site ")] = figures(
-            rows | {"has": (item.has, item.unit, item.why)}
-        )
+        pair = {"needs": item.need, "has": item.has}
+        judged[item.what.removeprefix("site ")] = {
+            "of it": Figure(item.ratio, "share", item.why),
+            **{name: Figure(value, item.unit, item.why) for name, value in pair.items()},
+        }
     yield FigureTable("judged", "Judged: need over what there is", judged)
     until = f"Until {shown(plan.tokens, 'token')} are trained on"
     notes = [f"  {way.name}: {way.convention}" for way in plan.methods]
-    yield FigureTable("compared", until, _compared(plan, kind("links", "tokens")), notes)
-    yield FigureTable("rounds", "Rounds", figures(_rounds(at), kind("links")))
-    sites = {name: figures(_site(at, site), kind("links")) for name, site in at.sites.items()}
-    yield FigureTable("links", "Sites: bandwidth for full hiding, rounds, memory", sites)
-    hub, stored = at.hub_round, "contributions and state, one replica"
-    rates: dict[str, Row] = {
-        "ingress": (hub.ingress_bits_s, "bit/s", "all contributions, on average"),
-        "egress": (hub.egress_bits_s, "bit/s", "all global fragments, on average"),
-        "broker_stores": (hub.broker_bytes_s, "B/s", stored),
+    yield FigureTable("compared", until, _compared(plan), kind("links", "tokens"), notes)
+    yield FigureTable("rounds", "Rounds", _rounds(at), kind("links"))
+    sites = {name: _site(at, site) for name, site in at.sites.items()}
+    title = "Sites: bandwidth for full hiding, rounds, memory"
+    yield FigureTable("links", title, sites, kind("links"))
+    hub, links, cpu = at.hub_round, kind("links"), kind("cpu")
+    stored, average = "contributions and state, one replica", "on average"
+    rates = {
+        "ingress": Figure(hub.ingress_bits_s, "bit/s", f"all contributions, {average}", links),
+        "egress": Figure(hub.egress_bits_s, "bit/s", f"all global fragments, {average}", links),
+        "broker_stores": Figure(hub.broker_bytes_s, "B/s", stored, links),
+        "syncer_busy": Figure(hub.busy_share, "share", "of one syncer's time, per shard", cpu),
+        "syncer_in_a_round": Figure(hub.syncer_s, "s", "decode, merge, encode, write", cpu),
     }
-    times: dict[str, Row] = {
-        "syncer_busy": (hub.busy_share, "share", "of one syncer's time, per shard"),
-        "syncer_in_a_round": (hub.syncer_s, "s", "decode, merge, encode, write"),
-    }
-    both = figures(rates, kind("links")) | figures(times, kind("cpu"))
-    yield FigureTable("hub", "Hub: broker and syncers", both)
-    yield FigureTable("memory", "Memory", figures(_memory(at)))
-    disk = f"Disk ({several(run.log.replicas, 'replica')})"
-    yield FigureTable("disk", disk, figures(_disk(plan)))
+    yield FigureTable("hub", "Hub: broker and syncers", rates)
+    yield FigureTable("memory", "Memory", _memory(at))
+    disk = f"Disk ({several(at.run.log.replicas, 'replica')})"
+    yield FigureTable("disk", disk, _disk(plan))
 
 
-def _compared(plan: RunPlan, kind: Kind) -> dict[str, Mapping[str, Figure]]:
+def _compared(plan: RunPlan) -> dict[str, Figures]:
     currency, missing = plan.at.plan.currency, "no prices given: price_chip_hour, price_egress_gb"
-    rows: dict[str, Mapping[str, Figure]] = {}
+    rows: dict[str, Figures] = {}
     for index, way in enumerate(plan.methods):
         chips = way.chips_cost(plan.at, plan.tokens)
         egress = way.egress_cost(plan.at, plan.tokens)
         total = None if chips is None else chips + (egress or 0.0)
-        listed: dict[str, Row] = {
-            "tokens/s": (way.tokens_s, "tokens/s", way.convention),
-            "utilisation": (way.utilisation, "share", "time in compute"),
-            "goodput": (way.goodput, "share", "plan.goodput, chip_mtbi"),
-            "time": (way.wall_s(plan.tokens), "s", "until all tokens are trained on"),
-            "site_sends": (max(way.sent.values()), "bit", "the busiest site, in H steps"),
-            "speed_up_of_this_plan": (plan.speed_up(index), "x", "tokens a second, with goodput"),
+        costs = {"chips_cost": chips, "egress_cost": egress, "cost": total}
+        rows[way.name] = {
+            "tokens/s": Figure(way.tokens_s, "tokens/s", way.convention),
+            "utilisation": Figure(way.utilisation, "share", "time in compute"),
+            "goodput": Figure(way.goodput, "share", "plan.goodput, chip_mtbi"),
+            "time": Figure(way.wall_s(plan.tokens), "s", "until all tokens are trained on"),
+            "site_sends": Figure(max(way.sent.values()), "bit", "the busiest site, in H steps"),
+            "speed_up_of_this_plan": Figure(plan.speed_up(index), "x", "tokens/s, with goodput"),
+            **{
+                name: Figure(cost, currency, missing if cost is None else "")
+                for name, cost in costs.items()
+            },
         }
-        for name, cost in (("chips_cost", chips), ("egress_cost", egress), ("cost", total)):
-            listed[name] = (cost, currency, missing if cost is None else "")
-        rows[way.name] = figures(listed, kind)
     return rows
 
 
-def _rounds(at: Deployment) -> dict[str, Row]:
+def _rounds(at: Deployment) -> Figures:
     load, up, down = at.load, at.load.sync.contribution_scheme, at.load.sync.global_scheme
     raw, holds = "measured on Gaussian data, headers included; raw", "none: learners stop"
     room = load.room_steps if load.sync.overlap_steps else None
     up_words = f"{up}: {raw} {measured.RAW_BITS[up]:.2f}"
     down_words = f"{down}: {raw} {measured.RAW_BITS[down]:.2f}"
+    active, flops = "that a token is multiplied by", "of a token of a training step"
     return {
-        "parameters": (load.parameters, "param", "those that are synchronised"),
-        "shards": (load.sync.shards, "1", "syncers that share the fragments"),
-        "up_bits_per_parameter": (load.up_bits, "bit", up_words),
-        "down_bits_per_parameter": (load.down_bits, "bit", down_words),
-        "fragment": (load.fragment, "param", "the largest of P"),
-        "contribution": (load.fragment * load.up_bits, "bit", "one learner's, one round"),
-        "global_fragment": (load.fragment * load.down_bits, "bit", "for each learner"),
-        "fragment_returns_after": (at.period_s, "s", "H t, t of the K-th fastest learner"),
-        "room": (room, "step", f"a round may last without delaying others; {holds}"),
+        "parameters": Figure(load.parameters, "param", "those that are trained and synchronised"),
+        "all_parameters": Figure(at.model.parameters, "param", "frozen ones included"),
+        "active_parameters": Figure(at.model.active, "param", active),
+        "operations": Figure(at.model.token_flops, "FLOP", flops),
+        "shards": Figure(load.sync.shards, "1", "syncers that share the fragments"),
+        "up_bits_per_parameter": Figure(load.up_bits, "bit", up_words),
+        "down_bits_per_parameter": Figure(load.down_bits, "bit", down_words),
+        "fragment": Figure(load.fragment, "param", "the largest of P"),
+        "contribution": Figure(load.fragment * load.up_bits, "bit", "one learner's, one round"),
+        "global_fragment": Figure(load.fragment * load.down_bits, "bit", "for each learner"),
+        "fragment_returns_after": Figure(at.period_s, "s", "H t, t of the K-th fastest learner"),
+        "room": Figure(room, "step", f"a round may last without delaying others; {holds}"),
     }
 
 
-def _site(at: Deployment, site: PlannedSite) -> dict[str, Row]:
+def _site(at: Deployment, site: PlannedSite) -> Figures:
     one, waits = at.site_rounds[site.name], at.load.sync.overlap_steps
     factor = one.factor if waits and not site.local else 0.0
     needed = "throughput or deadline bound, the larger; none: no rate is enough"
-    ways = (("up", site.up_bits_s, one.up_bits_s), ("down", site.down_bits_s, one.down_bits_s))
-    rows: dict[str, Row] = {"step": (site.step_s, "s", "of each of its learners")}
-    for way, has, average in ways:
+    rows = {"step": Figure(site.step_s, "s", "of each of its learners")}
+    averages = {"up": one.up_bits_s, "down": one.down_bits_s}
+    for (way, average), has in zip(averages.items(), at.link(site), strict=True):
         rate = None if factor is None else max(average, has * factor)
-        rows[f"{way}_average"] = (average, "bit/s", "all fragments pass once in H steps")
-        rows[f"{way}_needed"] = (rate, "bit/s", needed)
-    held = memory.learner_bytes(at.load) / site.table.chips
-    return rows | {
-        "round": (one.round_s, "s", "stages one after another"),
-        "slack": (one.slack_steps, "step", "the room less the round"),
-        "memory_per_chip": (held, "B", "the learner's, evenly"),
-    }
+        rows[f"{way}_average"] = Figure(average, "bit/s", "all fragments pass once in H steps")
+        rows[f"{way}_needed"] = Figure(rate, "bit/s", needed)
+    rows["round"] = Figure(one.round_s, "s", "stages one after another")
+    rows["slack"] = Figure(one.slack_steps, "step", "the room less the round")
+    need, held = memory.learner_need(at, site), "on each chip of its mesh"
+    for name in ("state", "gradients", "activations", "flight"):
+        rows[f"{name}_memory"] = Figure(getattr(need, name), "B", held)
+    rows["memory_per_chip"] = Figure(need.total, "B", "all of that at once")
+    return rows
 
 
-def _memory(at: Deployment) -> dict[str, Row]:
+def _memory(at: Deployment) -> Figures:
     load, whole = at.load, 4 * at.load.parameters
-    held = "f32 parameters, anchors, 2 AdamW moments, 2 vectors of each fragment in flight"
     cut = whole + 4 * (1 + load.outer_vectors) * load.fragment
+    kept = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
     of_shard = "f32 master, outer state, result, contributions"
     return {
-        "learner": (memory.learner_bytes(load), "B", f"{held}; no activations"),
-        "syncer_of_a_shard": (memory.syncer_bytes(at), "B", of_shard),
-        "checkpointer": (cut, "B", "f32 parameters and the fragment in hand"),
-        "evaluator": (2 * whole, "B", "f32 parameters and their copy on the device"),
+        "learner_host": Figure(kept, "B", "what int2 feeds back, beside its devices' memory"),
+        "syncer_of_a_shard": Figure(memory.syncer_bytes(at), "B", of_shard),
+        "checkpointer": Figure(cut, "B", "f32 parameters and the fragment in hand"),
+        "evaluator": Figure(2 * whole, "B", "f32 parameters and their copy on the device"),
     }
 
 
-def _disk(plan: RunPlan) -> dict[str, Row]:
-    at, load, log = plan.at, plan.at.load, plan.question.run.log
+def _disk(plan: RunPlan) -> Figures:
+    at, load, log = plan.at, plan.at.load, plan.at.run.log
     state = measured.STATE_COPIES * load.state_bytes * load.parameters * log.replicas
-    window, initial = memory.window_bytes(at, log.window_s), memory.initial_bytes(at)
+    contributed = at.learners * load.parameters * load.up_bits / 8 / at.period_s * log.window_s
     commits = plan.methods[0].wall_s(plan.tokens) / at.period_s * load.sync.fragments
     ledger = commits * measured.COMMIT_BYTES * log.replicas
-    newest, one = plan.question.run.checkpoint.keep_newest, memory.checkpoint_bytes(load)
+    newest, one = at.run.checkpoint.keep_newest, memory.checkpoint_bytes(load)
     hours = f"all of the last {log.window_s / 3600:g} h (log.window_s)"
-    first = "all learners' initial parameters, f32: log.window_bytes must not be less"
+    least = "all learners' initial parameters, f32: log.window_bytes must not be less"
+    first = memory.initial_bytes(at) * log.replicas
     each = f"the newest {newest}; each {one / GB:,.1f} GB in f32"
     return {
-        "state": (state, "B", f"{measured.STATE_COPIES} x what a commit stores"),
-        "contributions": (window * log.replicas, "B", hours),
-        "contributions_at_least": (initial * log.replicas, "B", first),
-        "ledger": (ledger, "B", f"{measured.COMMIT_BYTES} B a commit, {commits:,.0f} commits"),
-        "checkpoints": (one * newest, "B", each),
+        "state": Figure(state, "B", f"{measured.STATE_COPIES} x what a commit stores"),
+        "contributions": Figure(contributed * log.replicas, "B", hours),
+        "contributions_at_least": Figure(first, "B", least),
+        "ledger": Figure(ledger, "B", f"{measured.COMMIT_BYTES} B a commit, {commits:,.0f}"),
+        "checkpoints": Figure(one * newest, "B", each),
     }

@@ -10,7 +10,6 @@ import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -23,6 +22,8 @@ from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
 
 OPEN = ("h_steps", "fragments", "shards")
 """Settings of [sync] that a plan chooses where the user has not; others have their defaults."""
+MOST_LEARNERS = 4096
+"""What a syncer follows (``protocol.shard``, which imports more than plans need)."""
 MOST_FAILURES = 2e7
 """About a minute of work."""
 
@@ -48,8 +49,7 @@ class Question:
 
 def shipped() -> dict[str, Path]:
     """Return the scenarios that come with Skerry, by name."""
-    folder = Path(str(resources.files("skerry_tools.plan"))) / "scenarios"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for path in sorted((Path(__file__).parent / "scenarios").iterdir())}
 
 
 def find(named: str) -> Path:
@@ -83,13 +83,13 @@ def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
 
 def question(tree: Tree) -> Question:
     """Return what a tree of settings asks; ConfigError names the first path that is wrong."""
-    known = leaves(RunConfig, LocalSettings, ScenarioTables)
-    for site in _table(tree, "sites"):
+    known, sites = leaves(RunConfig, LocalSettings, ScenarioTables), _table(tree, "sites")
+    for site in sites:
         known |= leaves(SiteTable, prefix=("sites", site))
     refuse_unknown(tree, known)
     tables, asked = validated(ScenarioTables, tree), dict(_table(tree, "sync"))
     if tables.sites:
-        _check_sites(tables, _table(tree, "sites"))
+        _check_sites(tables, sites)
         learners = sum(site.learners for site in tables.sites.values())
         if asked.get("learners") not in {None, learners}:
             text = f"is {asked['learners']} but the sites have {learners} learners: leave it out."
@@ -112,10 +112,10 @@ def check_plan(asked: Question) -> None:
     if not asked.tables.sites:
         names = "[sites.a] with up and step_time, or give --regions, --bandwidth and --step-time."
         refuse("sites", f"is empty: name at least one, as {names}")
-    for name in ("h_steps", "fragments", "overlap_steps"):
-        count = getattr(asked.run.sync, name)
-        if count > MOST:
-            refuse(f"sync.{name}", f"is {count}, but plans take at most {MOST}: lower it.")
+    most = {"learners": MOST_LEARNERS} | dict.fromkeys((*OPEN[:2], "overlap_steps"), MOST)
+    for name, limit in most.items():
+        if (count := getattr(asked.run.sync, name)) > limit:
+            refuse(f"sync.{name}", f"is {count}, but plans take at most {limit}: lower it.")
 
 
 def check_simulation(asked: Question) -> None:
@@ -129,10 +129,9 @@ def check_simulation(asked: Question) -> None:
         path = f"outages.{index}"
         if away.site and away.site not in sites:
             _refuse_site(f"{path}.site", away.site, sites)
-        for learner in away.learners:
-            if not 0 <= learner < asked.learners:
-                text = f"names {learner}, but learners go from 0 to {asked.learners - 1}."
-                refuse(f"{path}.learners", text)
+        if wrong := [one for one in away.learners if not 0 <= one < asked.learners]:
+            text = f"names {wrong[0]}, but learners go from 0 to {asked.learners - 1}."
+            refuse(f"{path}.learners", text)
         if away.every is not None and away.every <= away.lasts:
             text = f"is no longer than what it repeats: give more than {away.lasts:g} s."
             refuse(f"{path}.every", text)
@@ -149,15 +148,15 @@ def refuse(path: str, text: str, nearest: str = "") -> NoReturn:
     raise ConfigError(msg, path=path, nearest=nearest)
 
 
-def _check_sites(tables: ScenarioTables, raw: Mapping[str, object]) -> None:
+def _check_sites(tables: ScenarioTables, raw: Mapping[str, Mapping[str, object]]) -> None:
     if tables.hub.site and tables.hub.site not in tables.sites:
         _refuse_site("hub.site", tables.hub.site, tables.sites)
     for name, site in tables.sites.items():
         if site.step_time is None and site.flops_per_chip is None:
             text = "is missing: give it, or flops_per_chip (and utilisation) of its chips."
             refuse(f"sites.{name}.step_time", text)
-        given = cast("Mapping[str, object]", raw[name])
-        up, down = str(given["up"]).strip(), str(given.get("down", given["up"])).strip()
+        up = raw[name]["up"]
+        up, down = (str(rate).strip() for rate in (up, raw[name].get("down", up)))
         if up.endswith("B/s") != down.endswith("B/s"):
             text = f'is "{down}" but up is "{up}": one is in bits, the other in bytes; write both'
             refuse(f"sites.{name}.down", f"{text} in one unit.")

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import PCG64, Generator
@@ -23,7 +23,7 @@ from skerry.algorithm.schedule import Schedule, due_step
 from skerry_tools.plan.failures import Absence, FailingLearner, LearnerTimeline, TimeUse, walk
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import Question, check_simulation
-from skerry_tools.plan.tables import Layout, ScenarioTables
+from skerry_tools.plan.tables import ScenarioTables
 
 DAY_S = 86400.0
 CHECKED_LOAD = 7.0
@@ -35,8 +35,7 @@ SAMPLES = 40
 """Moments of the run from which rounds are followed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedLearner:
+class SimulatedLearner(NamedTuple):
     """One learner: its site, chips, seconds of a step and of an answer, and tokens of a step."""
 
     site: str
@@ -46,8 +45,7 @@ class SimulatedLearner:
     step_tokens: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(NamedTuple):
     """A question with its learners one by one; ``feasible``: the links of its sites carry it."""
 
     question: Question
@@ -55,8 +53,7 @@ class Setup:
     feasible: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedRun:
+class SimulatedRun(NamedTuple):
     """What became of a run. Shares are of its time, by chips, unless said otherwise.
 
     ``half_width`` is half the 95 % confidence interval of the goodput; ``uptime[k - 1]`` the share
@@ -65,12 +62,15 @@ class SimulatedRun:
 
     setup: Setup
     end_s: float
-    goodput: float
     half_width: float
     split: dict[TimeUse, float]
     uptime: tuple[float, ...]
     tokens_s: float | None
     timelines: tuple[LearnerTimeline, ...]
+
+    @property
+    def goodput(self) -> float:
+        return self.split[TimeUse.TRAIN]
 
     @property
     def running(self) -> float:
@@ -94,14 +94,14 @@ class SimulatedRun:
 
 def setup(asked: Question) -> Setup:
     """Return a question's learners: of its sites, or equal; ConfigError for what cannot be."""
-    found = _sited(asked) if asked.tables.sites else Setup(asked, _equal(asked))
+    found = _sited(asked) if asked.tables.sites else Setup(asked, equal_learners(asked))
     if asked.tables.fleet.layout != "decoupled":
-        found = replace(found, learners=_equal(found.question))
+        found = found._replace(learners=equal_learners(found.question))
     check_simulation(found.question)
     return found
 
 
-def _equal(asked: Question) -> tuple[SimulatedLearner, ...]:
+def equal_learners(asked: Question) -> tuple[SimulatedLearner, ...]:
     """Share the chips equally, the first learners get one more; steps spread around the middle."""
     timing, count = asked.tables.timing, asked.learners
     least, more = divmod(round(asked.tables.fleet.chips), count)
@@ -126,7 +126,7 @@ def _sited(asked: Question) -> Setup:
             commit_s = max(commit_s, one.round_s - one.upload_s)
         tokens = timing.tokens_per_step or site.step_tokens
         learner = SimulatedLearner(name, site.table.chips, site.step_s, one.upload_s, tokens)
-        learners += [learner] * site.learners
+        learners += [learner] * site.table.learners
     known = {"commit_s": commit_s, "tokens": at.plan.tokens}
     known = {key: value for key, value in known.items() if key not in timing.model_fields_set}
     steps, chips = sorted(one.step_s for one in learners), sum(one.chips for one in learners)
@@ -134,11 +134,11 @@ def _sited(asked: Question) -> Setup:
     if at.plan.chip_mtbi is not None and "chip_mtbi" not in failures.model_fields_set:
         failures = failures.model_copy(update={"chip_mtbi": at.plan.chip_mtbi})
     fleet = asked.tables.fleet.model_copy(update={"chips": float(chips)})
-    asked = _with(asked, plan.chosen, timing=timing, failures=failures, fleet=fleet)
+    asked = changed(asked, plan.chosen, timing=timing, failures=failures, fleet=fleet)
     return Setup(asked, tuple(learners), plan.feasible)
 
 
-def _with(asked: Question, sync: dict[str, int], **tables: Any) -> Question:
+def changed(asked: Question, sync: dict[str, int], **tables: Any) -> Question:
     """Return the question with these settings of [sync] and these tables replaced."""
     run = asked.run.model_copy(update={"sync": asked.run.sync.model_copy(update=sync)})
     return replace(asked, run=run, tables=asked.tables.model_copy(update=tables))
@@ -148,8 +148,7 @@ def simulate(asked: Setup, end_s: float | None = None) -> SimulatedRun:
     """Return what becomes of a run."""
     tables = asked.question.tables
     end_s = tables.simulation.days * DAY_S if end_s is None else end_s
-    timelines = tuple(_timelines(asked, end_s))
-    waited = 0.0
+    timelines, waited = tuple(_timelines(asked, end_s)), 0.0
     if tables.fleet.layout == "decoupled" and not asked.question.run.sync.overlap_steps:
         waited = _waited(asked, timelines, end_s)
     kept, spent = 1.0 - waited, np.array([one.spent() for one in timelines])
@@ -163,7 +162,6 @@ def simulate(asked: Setup, end_s: float | None = None) -> SimulatedRun:
     return SimulatedRun(
         setup=asked,
         end_s=end_s,
-        goodput=split[TimeUse.TRAIN],
         half_width=_half_width(timelines, chips) * kept,
         split=split,
         uptime=tuple(uptime_of(timelines)),
@@ -181,7 +179,7 @@ def _timelines(asked: Setup, end_s: float) -> Iterator[LearnerTimeline]:
             begin = (away.begin or 0.0) if hit else math.inf
             while begin < end_s:
                 absences.append(Absence(begin, begin + away.lasts))
-                begin = math.inf if away.every is None else begin + away.every
+                begin += math.inf if away.every is None else away.every
         seeds = np.random.SeedSequence([tables.simulation.seed, number])
         yield walk(hardware(tables, one.chips), end_s, Generator(PCG64(seeds)), absences)
 
@@ -189,14 +187,9 @@ def _timelines(asked: Setup, end_s: float) -> Iterator[LearnerTimeline]:
 def hardware(tables: ScenarioTables, chips: float) -> FailingLearner:
     """Return one learner's hardware of so many chips."""
     slices = max(1, round(chips / tables.fleet.slice_chips))
-    return FailingLearner(
-        slices=slices,
-        slice_rate_s=chips / slices / tables.failures.chip_mtbi,
-        elastic=tables.fleet.layout != "data-parallel",
-        recovery=tables.recovery,
-        pauses=tables.pauses,
-        saving=tables.checkpoints,
-    )
+    mtbi_s, elastic = tables.failures.chip_mtbi, tables.fleet.layout != "data-parallel"
+    lost = tables.recovery, tables.pauses, tables.checkpoints
+    return FailingLearner(slices, chips / slices / mtbi_s, elastic, *lost)
 
 
 def _waited(asked: Setup, timelines: Sequence[LearnerTimeline], end_s: float) -> float:
@@ -277,12 +270,3 @@ def caveats(found: SimulatedRun) -> Iterator[str]:
     if 0 < found.failures < FEW_FAILURES:
         days = found.end_s / DAY_S
         yield f"only {found.failures} failures in {days:g} days: the interval is rough"
-
-
-def with_fleet(asked: Setup, *, chips: float, layout: Layout, learners: int) -> Setup:
-    """Return the same question about equal learners of another fleet."""
-    fleet = asked.question.tables.fleet.model_copy(update={"chips": chips, "layout": layout})
-    quorum = min(asked.question.run.sync.quorum, learners)
-    sync = {"learners": learners, "quorum": quorum}
-    question = _with(asked.question, sync, fleet=fleet, sites={})
-    return Setup(question, _equal(question))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from skerry_tools.plan import simulation
-from skerry_tools.plan.answer import Answer, Figure, FigureTable, Kind, Row, figures, shown
+from skerry_tools.plan.answer import Answer, Figure, FigureTable, Kind, shown
 from skerry_tools.plan.failures import TimeUse
 from skerry_tools.plan.question import find, question, read
 from skerry_tools.plan.simulation import DAY_S, Setup, SimulatedRun
@@ -27,8 +27,7 @@ NAMES = {
 
 def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
     """Return what a shipped scenario, or a file, asks; ConfigError where it cannot be asked."""
-    path = find(named or DEFAULT)
-    return simulation.setup(question(read([path], sets)))
+    return simulation.setup(question(read([find(named or DEFAULT)], sets)))
 
 
 def lead(found: SimulatedRun) -> str:
@@ -60,57 +59,48 @@ def lead(found: SimulatedRun) -> str:
 def answer(found: SimulatedRun) -> Answer:
     """Return an outcome as text and JSON."""
     tables, mind = found.setup.question.tables, list(simulation.caveats(found))
-    facts = {"seed": tables.simulation.seed}
-    return Answer(lead(found), list(_tables(found)), mind, tables.source, tables.status, facts)
-
-
-def _tables(found: SimulatedRun) -> Iterator[FigureTable]:
-    kind: Kind = "extrapolated" if next(simulation.caveats(found), None) else "derived"
-    yield FigureTable("assumptions", "Assumed", figures(_assumed(found), "input"))
-    yield FigureTable("result", "Result", figures(_result(found), kind))
+    kind: Kind = "extrapolated" if mind else "derived"
     shares = {NAMES[use]: Figure(share, "share") for use, share in found.split.items() if share > 0}
-    yield FigureTable("split", f"What the time went into: {BY_CHIPS}", shares)
     uptimes = {f"K = {k}": Figure(share, "share") for k, share in enumerate(found.uptime, start=1)}
     title = "Uptime(K): share of the time that at least K learners train"
-    yield FigureTable("uptime", title, uptimes)
+    shown_as = [
+        FigureTable("assumptions", "Assumed", _assumed(found), "input"),
+        FigureTable("result", "Result", dict(_result(found)), kind),
+        FigureTable("split", f"What the time went into: {BY_CHIPS}", shares),
+        FigureTable("uptime", title, uptimes),
+    ]
+    facts = {"seed": tables.simulation.seed}
+    return Answer(lead(found), shown_as, mind, tables.source, tables.status, facts)
 
 
-def _assumed(found: SimulatedRun) -> dict[str, Row]:
+def _assumed(found: SimulatedRun) -> dict[str, Figure]:
     tables = found.setup.question.tables
-    mean, mtbi_s = (
-        f"mean, {tables.recovery.law}, until a slice works again",
-        "mean time between two",
-    )
-    pauses, rows = tables.pauses, dict[str, Row]()
-    rows["chips"] = (tables.fleet.chips, "chip", "")
-    rows["learners"] = (len(found.timelines), "1", "")
-    rows["chips_of_a_slice"] = (tables.fleet.slice_chips, "chip", "fail and come back together")
-    rows["interruption_of_a_chip"] = (tables.failures.chip_mtbi, "s", mtbi_s)
-    rows["recovery"] = (tables.recovery.mean_s, "s", mean)
-    rows["downscale"] = (pauses.downscale_s, "s", "pause for all slices of a learner")
-    rows["upscale"] = (
-        pauses.upscale_s,
-        "s",
-        f"to take slices back, every {pauses.batch_s:g} s at most, or to start",
-    )
+    mean = f"mean, {tables.recovery.law}, until a slice works again"
+    taken = f"to take slices back, every {tables.pauses.batch_s:g} s at most, or to start"
+    rows = {
+        "chips": Figure(tables.fleet.chips, "chip"),
+        "learners": Figure(len(found.timelines), "1"),
+        "chips_of_a_slice": Figure(tables.fleet.slice_chips, "chip", "fail and come back together"),
+        "interruption_of_a_chip": Figure(tables.failures.chip_mtbi, "s", "mean time between two"),
+        "recovery": Figure(tables.recovery.mean_s, "s", mean),
+        "downscale": Figure(tables.pauses.downscale_s, "s", "pause for all slices of a learner"),
+        "upscale": Figure(tables.pauses.upscale_s, "s", taken),
+    }
     if tables.checkpoints.every is not None:
-        rows["checkpoint_every"] = (tables.checkpoints.every, "s", "of training")
+        rows["checkpoint_every"] = Figure(tables.checkpoints.every, "s", "of training")
     return rows
 
 
-def _result(found: SimulatedRun) -> dict[str, Row]:
+def _result(found: SimulatedRun) -> Iterator[tuple[str, Figure]]:
     tables, chips = found.setup.question.tables, sum(one.chips for one in found.setup.learners)
     between_s = tables.failures.chip_mtbi * len(found.timelines) / chips
-    rows: dict[str, Row] = {
-        "goodput": (found.goodput, "share", BY_CHIPS),
-        "half_width": (found.half_width, "share", "95 % interval, by 30 batch means"),
-        "running": (found.running, "share", "share of the time a learner trains, mean"),
-        "failures": (found.failures, "1", "in all of the simulated time"),
-        "between_failures_of_a_learner": (between_s, "s", "while all of it trains"),
-    }
+    yield "goodput", Figure(found.goodput, "share", BY_CHIPS)
+    yield "half_width", Figure(found.half_width, "share", "95 % interval, by 30 batch means")
+    yield "running", Figure(found.running, "share", "share of the time a learner trains, mean")
+    yield "failures", Figure(found.failures, "1", "in all of the simulated time")
+    yield "between_failures_of_a_learner", Figure(between_s, "s", "while all of it trains")
     if found.tokens_s is not None:
-        rows["speed"] = (found.tokens_s, "tokens/s", "all learners, goodput counted")
-        rows["tokens"] = (found.tokens_s * found.end_s, "token", "in the simulated time")
+        yield "speed", Figure(found.tokens_s, "tokens/s", "all learners, goodput counted")
+        yield "tokens", Figure(found.tokens_s * found.end_s, "token", "in the simulated time")
     if found.time_to_tokens_s is not None:
-        rows["time_to_tokens"] = (found.time_to_tokens_s, "s", "at that speed")
-    return rows
+        yield "time_to_tokens", Figure(found.time_to_tokens_s, "s", "at that speed")

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from skerry.settings.models import Table
+from skerry_tools.plan.measured import BROKER_WRITE_B_S
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _PREFIXES = {**_DECIMAL, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -26,69 +27,44 @@ _BITS_OR_BYTES = re.compile(r"[kKMGT]?i?b(/s|ps)?", re.IGNORECASE)
 
 
 def _units(prefixes: Mapping[str, float], **names: float) -> dict[str, float]:
-    return {
-        f"{p}{name}": scale * one for p, scale in prefixes.items() for name, one in names.items()
-    }
+    return {p + name: scale * one for p, scale in prefixes.items() for name, one in names.items()}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Dimension:
-    """Reads text of one dimension; ``bounds`` keep every figure within what a float can hold."""
+def _read(
+    form: str, bounds: tuple[float, float], unit: str, units: Mapping[str, float], text: object
+) -> float:
+    """Return the quantity that a text has in a dimension; PydanticCustomError where it is none.
 
-    units: Mapping[str, float]
-    form: str
-    bounds: tuple[float, float]
-    unit: str
-
-    def __call__(self, text: object) -> float:
-        """Return the quantity in this dimension's unit; PydanticCustomError where it is none."""
-        found = None
-        if isinstance(text, int | float | str) and not isinstance(text, bool):
-            found = _FORM.fullmatch(str(text).removeprefix("+"))
-        value = float(found[1].replace("_", "")) if found else math.nan
-        if str(text).strip().startswith("-") or value == 0 or math.isinf(value):
-            wrong = "it must be more than 0 and finite"
-        elif found is None:
-            wrong = f"write {self.form}"
-        elif found[2] not in self.units:
-            wrong = f"write {self.form}"
-            if "bit/s" in self.units and _BITS_OR_BYTES.fullmatch(found[2]):
-                wrong = f'"{found[2]}" could mean bits or bytes a second: write Gbit/s or GB/s'
-        else:
-            (low, high), value = self.bounds, value * self.units[found[2]]
-            if low <= value <= high:
-                return value
-            wrong = f"it must be from {low:g} to {high:g} {self.unit}"
-        raise PydanticCustomError("quantity", "{message}", {"message": wrong})  # noqa: EM101 - a kind
+    The bounds keep every figure within what a float can hold.
+    """
+    found = None
+    if isinstance(text, int | float | str) and not isinstance(text, bool):
+        found = _FORM.fullmatch(str(text).removeprefix("+"))
+    (low, high), value, wrong = bounds, math.nan, f"write {form}"
+    if found is not None and found[2] in units:
+        value = float(found[1].replace("_", "")) * units[found[2]]
+        wrong = f"it must be from {low:g} to {high:g} {unit}"
+    elif found is not None and unit == "bit/s" and _BITS_OR_BYTES.fullmatch(found[2]):
+        wrong = f'"{found[2]}" could mean bits or bytes a second: write Gbit/s or GB/s'
+    if low <= value <= high:
+        return value
+    if str(text).strip().startswith("-") or value == 0 or math.isinf(value):
+        wrong = "it must be more than 0 and finite"
+    raise PydanticCustomError("quantity", "{message}", {"message": wrong})  # noqa: EM101 - a kind
 
 
-rate_bits = Dimension(
-    _units(_PREFIXES, **{"bit/s": 1.0, "bits/s": 1.0, "bps": 1.0, "B/s": 8.0}),
-    'a rate with its unit, such as "5 Gbit/s" or "625 MB/s"',
-    (1, 1e18),
-    "bit/s",
-)
-size_bytes = Dimension(
-    _units(_PREFIXES, B=1.0), 'a size with its unit, such as "80 GB" or "16 GiB"', (1, 1e21), "B"
-)
-seconds = Dimension(
-    {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
-    'a time, such as "2 s", "50 ms" or "8 h"',
-    (1e-9, 1e11),
-    "s",
-)
-flops = Dimension(
-    {"": 1.0, **_units(_DECIMAL, **dict.fromkeys(("FLOP/s", "FLOPS", "flops", "flop/s"), 1.0))},
-    'a speed, such as "989 TFLOP/s"',
-    (1, 1e24),
-    "FLOP/s",
-)
-count = Dimension(
-    {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12},
-    'a number, such as 12e9 or "12B"',
-    (1, 1e20),
-    "in all",
-)
+_RATES = _units(_PREFIXES, **{"bit/s": 1.0, "bits/s": 1.0, "bps": 1.0, "B/s": 8.0})
+_SPEEDS = _units(_DECIMAL, **dict.fromkeys(("FLOP/s", "FLOPS", "flops", "flop/s"), 1.0))
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_RATE = 'a rate with its unit, such as "5 Gbit/s" or "625 MB/s"'
+_SIZE = 'a size with its unit, such as "80 GB" or "16 GiB"'
+_TIME = 'a time, such as "2 s", "50 ms" or "8 h"'
+rate_bits = partial(_read, _RATE, (1, 1e18), "bit/s", _RATES)
+size_bytes = partial(_read, _SIZE, (1, 1e21), "B", _units(_PREFIXES, B=1.0))
+seconds = partial(_read, _TIME, (1e-9, 1e11), "s", {"": 1.0, **_TIMES})
+flops = partial(_read, 'a speed, such as "989 TFLOP/s"', (1, 1e24), "FLOP/s", {"": 1.0, **_SPEEDS})
+count = partial(_read, 'a number, such as 12e9 or "12B"', (1, 1e20), "in all", _COUNTS)
 
 Rate: TypeAlias = Annotated[float, BeforeValidator(rate_bits)]  # in bit/s
 ByteRate: TypeAlias = Annotated[float, BeforeValidator(lambda text: rate_bits(text) / 8)]  # in B/s
@@ -125,7 +101,8 @@ class SiteTable(Table):
     """One place with learners; its link is the one between it and the hub."""
 
     learners: Whole = 1  # they share the site's link
-    chips: Whole = 1  # of each learner
+    chips: Whole = 1  # of each learner; empty: as many as its mesh has
+    mesh: str = "auto"  # of each learner's chips, as learner.mesh: "data=2,fsdp=4"
     step_time: Time | None = None  # pure compute; empty: from flops_per_chip and utilisation
     tokens_per_step: Count | None = None  # of each learner; empty: plan.tokens_per_step
     flops_per_chip: Flops | None = None  # peak, in the precision that is trained in
@@ -141,12 +118,13 @@ class SiteTable(Table):
 
 
 class HubTable(Table):
-    """Where the broker and the syncers are; a link or a rate that is empty is not judged."""
+    """Where the broker and the syncers are; a link that is empty is not judged."""
 
     site: str = ""  # the site that the hub is at: no wide-area link to its learners
     down: Rate | None = None  # what reaches the hub from all sites together
     up: Rate | None = None  # what leaves it to all sites together
-    write: ByteRate | None = None  # what the broker stores, replicas counted once
+    write: ByteRate = Field(default=BROKER_WRITE_B_S, validate_default=False)  # one replica
+    max_payload: Size = Field(default=1024.0**2, validate_default=False)  # of the broker
     cores: Whole = 1  # of each syncer, to encode and decode; a merge runs on one
 
 

@@ -11,29 +11,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.settings.models import SyncConfig
-from skerry_tools.plan.measured import WIRE_BITS, decode_s, encode_s, merge_s
+from skerry.algorithm.fragments import plan
+from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
+from skerry.settings.models import RunConfig, SyncConfig
+from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, decode_s, encode_s, merge_s
 from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
 
-if TYPE_CHECKING:  # imports numpy
+if TYPE_CHECKING:
     from skerry.algorithm.fragments import LeafSpec
+    from skerry.models.arch import Arch
+    from skerry.models.axes import MeshSizes
 
 ROUND_TRIPS = 2.0
 """In a round: half for the contribution, half for the manifest, one to read chunks."""
+SENT_AHEAD = 4
+"""Chunks of contributions that a learner has on their way (``log.contributions.SEND_WINDOW``)."""
+READ_AHEAD, READ_LEAST = 4 * 1024**2, 2
+"""Bytes that a learner asks for ahead of those that came, but so many chunks at least
+(``log.nats.follow``)."""
 
 
 @lru_cache(maxsize=256)
-def largest_fragment(leaves: tuple[LeafSpec, ...], parameters: float, fragments: int) -> float:
-    """Return the parameters of the largest fragment; an even share where no leaves are known."""
-    if not leaves:
-        return math.ceil(parameters / fragments)
-    from skerry.algorithm.fragments import plan
+def largest(leaves: tuple[LeafSpec, ...], parameters: float, fragments: int) -> tuple[float, int]:
+    """Return the most parameters and slices of a fragment; even shares where no leaves are known.
 
-    return max(part.padded_size for part in plan(leaves, fragments).fragments)
+    Raises PlanError for leaves that cannot be cut so.
+    """
+    if not leaves:
+        return math.ceil(parameters / fragments), 0
+    parts = plan(leaves, fragments).fragments
+    return max(part.padded_size for part in parts), max(len(part.slices) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,13 @@ class SyncLoad:
     @property
     def fragment(self) -> float:
         """Parameters of the largest fragment, padding included."""
-        return largest_fragment(self.leaves, self.parameters, self.sync.fragments)
+        return largest(self.leaves, self.parameters, self.sync.fragments)[0]
+
+    @property
+    def message_bytes(self) -> float:
+        """The longest message: a chunk, and what a contribution's first one says of its slices."""
+        slices = largest(self.leaves, self.parameters, self.sync.fragments)[1]
+        return self.sync.chunk_bytes + max(ENVELOPE_BYTES, SLICE_BYTES * slices)
 
     @property
     def up_bits(self) -> float:
@@ -73,14 +90,12 @@ class SyncLoad:
         return read + 4 + 4 * self.outer_vectors
 
     @property
-    def launch_gap_steps(self) -> float:
-        """Steps from one launch of a shard to the next, of the shard with most fragments."""
-        return self.sync.h_steps / math.ceil(self.sync.fragments / self.sync.shards)
-
-    @property
     def room_steps(self) -> float:
-        """Steps of the clock that a round may last without delaying those after it."""
-        gap = self.launch_gap_steps
+        """Steps of the clock that a round may last without delaying those after it.
+
+        A shard launches one each ``gap`` steps; that with most fragments has the least.
+        """
+        gap = self.sync.h_steps / math.ceil(self.sync.fragments / self.sync.shards)
         return min(self.sync.h_steps, max(1.0, gap) + max(gap, self.sync.overlap_steps))
 
     def changed(self, **sync: int | str) -> SyncLoad:
@@ -97,85 +112,79 @@ class PlannedSite:
     step_s: float
     step_tokens: float = 1.0
     local: bool = False
+    mesh: MeshSizes | None = None
 
     @property
-    def learners(self) -> int:
-        return self.table.learners
-
-    @property
-    def up_bits_s(self) -> float:
-        return self.table.up * self.table.derating
-
-    @property
-    def down_bits_s(self) -> float:
-        return (self.table.down or self.table.up) * self.table.derating
+    def rates(self) -> tuple[float, float]:
+        """What training gets of the link, up and down, in bit/s."""
+        up = self.table.up * self.table.derating
+        return up, (self.table.down or self.table.up) * self.table.derating
 
     @property
     def tokens_s(self) -> float:
         """Tokens a second of all its learners, where none waits for another."""
-        return self.step_tokens * self.learners / self.step_s
+        return self.step_tokens * self.table.learners / self.step_s
 
 
-@dataclass(frozen=True, slots=True)
-class HubRound:
-    """What broker and syncers do on average, and seconds of one round.
+class ModelSize(NamedTuple):
+    """What a step computes; ``arch`` is None where only a count of parameters is known."""
 
-    ``busy_share``: of one syncer's time, where each shard has a syncer of its own. ``syncer_s``:
-    decode the last contribution, merge, encode, write. ``transfer_s``: on the hub's own links,
-    where all sites meet; 0 if they are not judged.
-    """
+    parameters: float = 0.0  # all, those that are not trained too
+    active: float = 0.0  # of these, what a token is multiplied by
+    token_flops: float = 0.0  # of a training step
+    layers: int = 1  # matter to data-parallel only
+    frozen: float = 0.0
+    arch: Arch | None = None
+
+
+class HubRound(NamedTuple):
+    """What broker and syncers do on average, and seconds of one round."""
 
     ingress_bits_s: float
     egress_bits_s: float
     broker_bytes_s: float
-    busy_share: float
-    syncer_s: float
-    transfer_s: float
+    busy_share: float  # of one syncer's time, where each shard has a syncer of its own
+    syncer_s: float  # decode the last contribution, merge, encode, write
+    transfer_s: float  # on the hub's own links, where all sites meet; 0 if they are not judged
 
 
-@dataclass(frozen=True, slots=True)
-class SiteRound:
-    """What a site's learners send and read on average, and seconds of one round.
-
-    ``elsewhere_s`` is what no bandwidth shortens; ``upload_s`` from a step boundary until the
-    syncer has the contribution. ``factor``: by what both directions must grow for the round to end
-    in time; None: they cannot help.
-    """
+class SiteRound(NamedTuple):
+    """What a site's learners send and read on average, and seconds of one round."""
 
     up_bits_s: float
     down_bits_s: float
-    upload_s: float
-    elsewhere_s: float
+    upload_s: float  # from a step boundary until the syncer has the contribution
+    elsewhere_s: float  # what no bandwidth shortens
     round_s: float
     slack_steps: float
-    factor: float | None
+    factor: float | None  # by which both directions must grow for the round to end in time, if any
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A load on sites and a hub; ``layers`` of the model matter to data-parallel only.
+    """A model that sites train, and its load on them and on a hub.
 
-    ``window_bytes``: log.window_bytes where it is set. ``within_tau``: a round should end within
-    tau steps, not only in its room.
+    ``run`` has the settings that no choice changes. ``within_tau``: a round should end within tau
+    steps, not only in its room.
     """
 
     load: SyncLoad
     sites: Mapping[str, PlannedSite]
     hub: HubTable
     plan: PlanTable
-    layers: int = 1
-    window_bytes: float | None = None
+    model: ModelSize = field(default_factory=ModelSize)
+    run: RunConfig = field(default_factory=RunConfig)
     within_tau: bool = False
 
     @cached_property
     def learners(self) -> int:
-        return sum(site.learners for site in self.sites.values())
+        return sum(site.table.learners for site in self.sites.values())
 
     @cached_property
     def clock_s(self) -> float:
         """Seconds per step of the K-th fastest learner, which ``schedule.global_clock`` follows."""
-        steps = sorted(site.step_s for site in self.sites.values() for _ in range(site.learners))
-        return steps[min(self.load.sync.quorum, len(steps)) - 1]
+        steps = (site.step_s for site in self.sites.values() for _ in range(site.table.learners))
+        return sorted(steps)[min(self.load.sync.quorum, self.learners) - 1]
 
     @property
     def slowest_s(self) -> float:
@@ -199,56 +208,64 @@ class Deployment:
 
     @cached_property
     def hub_round(self) -> HubRound:
-        load, hub, whole, cores = self.load, self.hub, self.load.parameters, self.hub.cores
-        remote = sum(site.learners for site in self.sites.values() if not site.local)
+        load, hub, whole, burst = self.load, self.hub, self.load.parameters, self.due_together
+        up, down = load.sync.contribution_scheme, load.sync.global_scheme
+        remote = sum(site.table.learners for site in self.sites.values() if not site.local)
         stored = self.learners * load.up_bits / 8 + load.state_bytes
-        params = math.ceil(self.due_together / load.sync.shards) * load.fragment
-        busy_s = self.learners * decode_s(load.sync.contribution_scheme, whole, cores)
-        busy_s += merge_s(load.sync.contribution_scheme, whole, self.learners)
-        syncer_s = decode_s(load.sync.contribution_scheme, params, cores)
-        syncer_s += merge_s(load.sync.contribution_scheme, params, self.learners)
-        syncer_s += encode_s(load.sync.global_scheme, params, cores)
-        burst = self.due_together * load.fragment
+
+        def work_s(params: float, decoded: int) -> float:
+            merged = merge_s(up, params, self.learners) + encode_s(down, params, hub.cores)
+            return decoded * decode_s(up, params, hub.cores) + merged
+
+        busy_s = work_s(whole, self.learners) / load.sync.shards
+        syncer_s = work_s(math.ceil(burst / load.sync.shards) * load.fragment, 1)
+        if hub.write:
+            syncer_s += burst * load.fragment * load.state_bytes / hub.write
         ways = ((load.up_bits, hub.down), (load.down_bits, hub.up))
         return HubRound(
             ingress_bits_s=remote * load.up_bits * whole / self.period_s,
             egress_bits_s=remote * load.down_bits * whole / self.period_s,
             broker_bytes_s=stored * whole / self.period_s,
-            busy_share=(busy_s + encode_s(load.sync.global_scheme, whole, cores))
-            / load.sync.shards
-            / self.period_s,
-            syncer_s=syncer_s + (burst * load.state_bytes / hub.write if hub.write else 0.0),
-            transfer_s=sum(remote * burst * bits / rate for bits, rate in ways if rate),
+            busy_share=busy_s / self.period_s,
+            syncer_s=syncer_s,
+            transfer_s=sum(remote * burst * load.fragment * b / rate for b, rate in ways if rate),
         )
+
+    def link(self, site: PlannedSite) -> tuple[float, float]:
+        """Return what a site's learners get of its link, up and down, in bit/s.
+
+        Each has so many chunks on their way and no more, so a round trip bounds its rate too.
+        """
+        sync, way = self.load.sync, 8 * site.table.learners / site.table.rtt
+        shrunk = [
+            WIRE_BITS[s] / RAW_BITS[s] for s in (sync.contribution_scheme, sync.global_scheme)
+        ]
+        up = SENT_AHEAD * sync.chunk_bytes * shrunk[0] * way
+        down = max(READ_AHEAD, READ_LEAST * sync.chunk_bytes * shrunk[1]) * way
+        return min(site.rates[0], up), min(site.rates[1], down)
 
     @cached_property
     def site_rounds(self) -> dict[str, SiteRound]:
         return {name: self._site_round(site) for name, site in self.sites.items()}
 
     def _site_round(self, site: PlannedSite) -> SiteRound:
-        load, cores = self.load, site.table.cores
-        burst = self.due_together * load.fragment
-        upload_s = encode_s(load.sync.contribution_scheme, burst, cores)
-        read_s = decode_s(load.sync.global_scheme, burst, cores)
+        load, burst = self.load, self.due_together * self.load.fragment
+        upload_s = encode_s(load.sync.contribution_scheme, burst, site.table.cores)
+        read_s = decode_s(load.sync.global_scheme, burst, site.table.cores)
         elsewhere_s = upload_s + self.hub_round.syncer_s + read_s
         average, wire_s, round_s = 0.0, 0.0, elsewhere_s
         if not site.local:
-            average = site.learners * load.parameters / self.period_s
-            up_s = site.learners * burst * load.up_bits / site.up_bits_s
-            wire_s = up_s + site.learners * burst * load.down_bits / site.down_bits_s
+            average = site.table.learners * load.parameters / self.period_s
+            up, down = self.link(site)
+            up_s = site.table.learners * burst * load.up_bits / up
+            wire_s = up_s + site.table.learners * burst * load.down_bits / down
             upload_s += up_s + site.table.rtt
             elsewhere_s += ROUND_TRIPS * site.table.rtt
             round_s = elsewhere_s + max(wire_s, self.hub_round.transfer_s)
-        steps, left_s = round_s / self.clock_s, self.deadline_s - elsewhere_s
-        return SiteRound(
-            up_bits_s=average * load.up_bits,
-            down_bits_s=average * load.down_bits,
-            upload_s=upload_s,
-            elsewhere_s=elsewhere_s,
-            round_s=round_s,
-            slack_steps=load.room_steps - steps,
-            factor=wire_s / left_s if left_s > 0 else None,
-        )
+        left_s, slack = self.deadline_s - elsewhere_s, load.room_steps - round_s / self.clock_s
+        ways = average * load.up_bits, average * load.down_bits
+        factor = wire_s / left_s if left_s > 0 else None
+        return SiteRound(*ways, upload_s, elsewhere_s, round_s, slack, factor)
 
     @property
     def cycle_s(self) -> float:
@@ -261,5 +278,5 @@ class Deployment:
         """Share of time in which learners compute, on average: 1 unless they stop."""
         if self.load.sync.overlap_steps:
             return 1.0
-        steps_s = sum(site.step_s * site.learners for site in self.sites.values())
+        steps_s = sum(site.step_s * site.table.learners for site in self.sites.values())
         return self.load.sync.h_steps * steps_s / self.learners / self.cycle_s

@@ -84,6 +84,7 @@ ON_EIGHT = """
 import jax, numpy as np
 from skerry.errors import ConfigError
 from skerry.models import mesh
+from skerry.models.axes import check_batch
 from skerry.models.base import build_model, leaves_by_name, specs_of
 from skerry.settings.models import ModelConfig, TrainConfig
 
@@ -99,9 +100,9 @@ for mine, one in zip(spread, alone, strict=True):
 held = sum(leaf.addressable_shards[0].data.size for leaf in spread)
 whole = sum(leaf.size for leaf in alone)
 assert held < whole / 4 * 1.05, (held, whole)
-mesh.check_batch(on, 16)
+check_batch(mesh.sizes_on(on), 16)
 try:
-    mesh.check_batch(on, 12)
+    check_batch(mesh.sizes_on(on), 12)
 except ConfigError as error:
     assert "data.batch = 12" in str(error), error
 else:

@@ -20,7 +20,7 @@ from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.weights import FolderWeights
 from skerry.models import mesh as meshes
-from skerry.models.axes import held_elements
+from skerry.models.axes import check_batch, held_elements
 from skerry.models.base import Batch, Frozen, Layout, Model, Params, path_name, specs_of
 from skerry.models.decoder import Decoder
 from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory
@@ -57,7 +57,7 @@ class Programs:
         Raises ConfigError if the mesh does not divide the batch, or has too little memory.
         """
         mesh = mesh or meshes.one_device()
-        meshes.check_batch(mesh, config.data.batch // config.train.accumulate)
+        check_batch(meshes.sizes_on(mesh), config.data.batch // config.train.accumulate)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         layout, specs = Layout.of(shapes), specs_of(model)
         named = dict(

@@ -57,7 +57,7 @@ def test_a_figure_that_is_no_number_is_refused(value: float) -> None:
 
 def test_figures_are_printed_with_origin_and_convention_and_mind_and_source_follow() -> None:
     rows = {"up_rate": Figure(5e9, "bit/s", "1e9 [bits]", "input"), "none": Figure(None, "s")}
-    lines = printed(FigureTable("link", "Link", rows, ("note",)))
+    lines = printed(FigureTable("link", "Link", rows, notes=("note",)))
     assert lines[:6] == [
         "It works.",
         "",

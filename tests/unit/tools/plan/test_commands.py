@@ -36,10 +36,10 @@ def simulate(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "code", "first"),
     [
-        (ONE_LINE, 0, "Feasible: 12.0 Gparam on 4 learners at 4 sites with H=48 P=48 tau=2"),
+        (ONE_LINE, 0, "Feasible: 12.0 Gparam on 4 learners at 4 sites with H=192 P=192 tau=2"),
         ((*ONE_LINE, "-H", "16", "-P", "16"), 4, "Not feasible: "),
         ((*ONE_LINE, "-K", "5"), 2, "error: sync.quorum is 5 but sync.learners is 4"),
-        (("--params", "12B", "--bandwidth", "3 Gbit/s"), 2, "error: --bandwidth and --step-time "),
+        (("--params", "12B", "--bandwidth", "3 Gbit/s"), 2, "error: --bandwidth, --step-time and "),
         (("four-regions",), 0, "Feasible: "),
         (("nope",), 2, "error: nope is no scenario, neither shipped nor a file: there are four-r"),
         (("none.toml",), 2, "error: The config file none.toml cannot be read"),

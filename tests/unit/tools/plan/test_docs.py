@@ -32,7 +32,7 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == PAGE.count("$ skerry") == 4
+    assert len(EXAMPLES) == PAGE.count("$ skerry") == 5
 
 
 @pytest.mark.parametrize(("command", "printed"), EXAMPLES)

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry_tools.plan.memory import learner_bytes
-from skerry_tools.plan.plan import Constraint, RunPlan, constraints, deployment, make, sync_load
+from skerry.log import contributions
+from skerry.log.nats import follow
+from skerry.protocol import shard
+from skerry.settings.tree import Tree
+from skerry_tools.plan import measured, traffic
+from skerry_tools.plan.memory import learner_need
+from skerry_tools.plan.plan import Constraint, RunPlan, constraints, make
 from skerry_tools.plan.plan_answer import answer
+from skerry_tools.plan.question import MOST_LEARNERS, question
+from skerry_tools.plan.trained import deployment, trained
 from tests.support.plans import asked, planned, site
 
 FIXED = {"fragments": 24, "h_steps": 24, "shards": 4}
@@ -83,7 +90,7 @@ def test_an_infeasible_plan_names_settings_with_which_all_holds() -> None:
             {"a": site(chips=2, memory="80 GB")},
             {"sync": FIXED},
             "site a chip memory",
-            ("1.40 x as many chips",),
+            ("1.55 x as many chips",),
         ),
         (
             4,
@@ -111,7 +118,7 @@ def test_what_else_is_judged_comes_with_its_own_fixes(
 
 def test_needs_of_memory_broker_and_log_follow_from_their_formulas() -> None:
     memory = planned({"a": site(chips=2, memory="80 GB")}, sync=FIXED)
-    assert binding(memory).need == pytest.approx(4 * (4 * 12e9 + 2 * 8 * 5e8) / 2)
+    assert binding(memory).need == pytest.approx((18 * 12e9 + 4 * 2 * 8 * 5e8) / 2)
     broker = planned(hub={"write": "1 GB/s"}, sync={**FIXED, "overlap_steps": 20})
     assert binding(broker).need == pytest.approx((4 * 3.33 + 11.07 + 32) / 8 * 12e9 / 48)
     window = planned(sync=FIXED, log={"window_bytes": 2**29})
@@ -136,7 +143,7 @@ def test_a_step_from_flops_takes_six_operations_for_each_active_parameter_and_to
 def test_outer_state_is_that_of_the_outer_optimizer(
     outer: dict[str, object], h_steps: int, vectors: int
 ) -> None:
-    load, _ = sync_load(asked(outer=outer, sync={"h_steps": h_steps}))
+    load, _ = trained(asked(outer=outer, sync={"h_steps": h_steps}))
     assert load.outer_vectors == vectors
 
 
@@ -196,11 +203,31 @@ def test_tokens_that_are_not_given_are_not_in_the_first_line() -> None:
 
 
 def test_what_nobody_gave_is_named_as_not_judged() -> None:
-    first = answer(planned()).first
-    assert "Not judged: 204 GB of memory on a chip" in first
-    assert "into the broker (hub.write)" in first
-    whole = planned({"a": site(memory="1 TB")}, hub={"write": "9 GB/s"})
-    assert "Not judged" not in answer(whole).first
+    assert "Not judged: 228 GB of memory on a chip" in answer(planned()).first
+    assert "Not judged" not in answer(planned({"a": site(memory="1 TB")})).first
+    plan = make(question(Tree({"plan": {"parameters": "1B"}, "sites": {"a": site()}})))
+    assert {item.what: item.has for item in plan.judged}["broker"] == measured.BROKER_WRITE_B_S
+    assert any("hub.write is not given" in note for note in as_read(plan)["mind"])
+
+
+def test_what_is_assumed_of_the_code_is_what_the_code_does() -> None:
+    assert traffic.SENT_AHEAD == contributions.SEND_WINDOW
+    assert follow.BULK_BYTES[1] == traffic.READ_AHEAD
+    assert follow.LEAST_AHEAD == traffic.READ_LEAST
+    assert shard.MOST_LEARNERS == MOST_LEARNERS
+
+
+def test_a_far_link_carries_no_more_than_the_chunks_that_are_on_their_way() -> None:
+    far, sync = site(up="10 Gbit/s", rtt="100 ms"), {**FIXED, "chunk_bytes": 2**20}
+    plan = planned({"a": far}, sync=sync)
+    up, down = (8 * ahead / 0.1 for ahead in (4 * 2**20 * 3.33 / 4.0625, 4 * 2**20))
+    links = {item.what: item for item in plan.judged if "link" in item.what}
+    assert links["site a up-link"].has == pytest.approx(up)
+    assert links["site a down-link"].has == pytest.approx(down)
+    assert binding(plan).why.endswith("by chunks on their way")
+    assert plan.fixes[-1].startswith("sync.chunk_bytes x ")
+    short = planned({"a": far}, sync=sync, hub={"max_payload": "1 MiB"})
+    assert "broker message" in {item.what for item in short.judged if not item.holds}
 
 
 def test_learners_of_several_machines_are_said_not_to_run_yet() -> None:
@@ -239,7 +266,7 @@ def test_a_fix_does_not_break_what_held() -> None:
 
 def test_chips_that_are_nearly_full_do_not_keep_settings_from_being_chosen() -> None:
     free = planned({"a": site()})
-    need = learner_bytes(free.at.load)
+    need = learner_need(free.at, free.at.sites["a"]).total
     full = planned({"a": site(memory=f"{need / 0.95:.0f} B")})
     over = planned({"a": site(memory=f"{need / 1.5:.0f} B")})
     assert full.chosen == over.chosen == free.chosen != {}
@@ -277,7 +304,7 @@ def test_any_question_is_answered_without_nan(
     if mode == "diloco":
         sync = {key: value for key, value in sync.items() if key != "fragments"}
     named = {f"s{i}": one for i, one in enumerate(drawn)}
-    plan = planned(named, parameters, mode=mode, sync=sync)
+    plan = planned(named, parameters, mode=mode, sync={"chunk_bytes": 2**19, **sync})
     assert answer(plan).first.startswith("Feasible" if plan.feasible else "Not feasible")
     assert as_read(plan)["feasible"] is plan.feasible
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from skerry.errors import ConfigError
-from skerry_tools.plan.plan import sync_load
+from skerry.settings.tree import Tree
+from skerry_tools.plan.memory import learner_need
 from skerry_tools.plan.question import question, read, shipped
 from skerry_tools.plan.simulation_answer import setup_of
+from skerry_tools.plan.trained import deployment, trained
 from tests.support.plans import asked, site
 
 
@@ -105,14 +107,57 @@ def test_a_file_of_sites_and_set_win_over_the_config(tmp_path: Path) -> None:
 )
 def test_a_model_that_cannot_be_sized_is_refused(tables: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        sync_load(asked(2, **tables))
+        trained(asked(2, **tables))
 
 
 def test_the_model_gives_its_parameters_and_a_bare_count_even_fragments() -> None:
-    load, layers = sync_load(asked(2, None, model={"preset": "small"}))
-    assert (load.parameters, layers) == (75713280, 12)
-    load, _ = sync_load(asked(2, 1001, sync={"fragments": 10}))
+    load, model = trained(asked(2, None, model={"preset": "small"}))
+    assert (load.parameters, model.layers) == (75713280, 12)
+    load, _ = trained(asked(2, 1001, sync={"fragments": 10}))
     assert load.fragment == 101
+
+
+def test_experts_move_whole_and_compute_with_those_that_a_token_sees() -> None:
+    load, model = trained(asked(2, None, model={"preset": "moe-0.3b"}))
+    assert model.arch is not None
+    assert load.parameters == model.parameters == sum(leaf.size for leaf in load.leaves)
+    stacks = sum(leaf.size for leaf in load.leaves if leaf.unit)
+    tables = sum(leaf.size for leaf in load.leaves if "embed_tokens" in leaf.name)
+    assert model.active == pytest.approx(load.parameters - tables - stacks * 14 / 16, rel=1e-3)
+    assert model.token_flops >= 6 * model.active
+
+
+def test_adapters_are_all_that_moves_and_what_is_frozen_takes_part(tmp_path: Path) -> None:
+    whole = trained(asked(2, None, model={"preset": "0.1b"}))[1]
+    assert whole.arch is not None
+    (tmp_path / "config.json").write_text(whole.arch.config, "utf-8")
+    load, model = trained(asked(2, None, model={"path": str(tmp_path), "lora_rank": 4}))
+    assert load.parameters < whole.parameters / 50
+    assert (model.frozen, model.active) == (whole.parameters, whole.active)
+    assert model.token_flops == pytest.approx(whole.token_flops * 4 / 6)
+
+
+def test_a_mesh_says_how_many_chips_there_are() -> None:
+    found = deployment(asked({"a": site(mesh="data=2,fsdp=4"), "b": site(chips=8)}))
+    assert [one.table.chips for one in found.sites.values()] == [8, 8]
+    need = [learner_need(found, one).state for one in found.sites.values()]
+    assert need[0] > need[1], "data copies the state"
+
+
+@pytest.mark.parametrize(
+    ("chips", "mesh", "reason"),
+    [
+        (8, "fsdp=16", "needs 16 devices and this learner has 8"),
+        (8, "rows=8", "is not a mesh"),
+        (3, "auto", "splits a batch 3 ways"),
+    ],
+)
+def test_a_mesh_that_a_learner_would_refuse_is_refused(chips: int, mesh: str, reason: str) -> None:
+    one = {"up": "1 Gbit/s", "step_time": "1 s", "chips": chips, "mesh": mesh}
+    tree = Tree({"model": {"preset": "nano"}, "sites": {"a": one}})
+    with pytest.raises(ConfigError, match=reason) as refused:
+        deployment(question(tree))
+    assert refused.value.path == "sites.a.mesh"
 
 
 @pytest.mark.parametrize(("name", "path"), shipped().items())

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from skerry.errors import ConfigError
 from skerry_tools.plan.failures import TimeUse
-from skerry_tools.plan.simulation import Setup, caveats, simulate, with_fleet
+from skerry_tools.plan.simulation import Setup, caveats, simulate
 from skerry_tools.plan.simulation_answer import setup_of
+from tests.support.plans import with_fleet
 
 DAY = 86400.0
 QUIET = ("failures.chip_mtbi=1e11", "fleet.chips=8", "pauses.upscale_s=0")

@@ -17,9 +17,9 @@ from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, merge_s
 from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
 from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
 
-SYNC = SyncConfig(fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1)
+SYNC = SyncConfig(fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1, chunk_bytes=2**60)
 LOAD = SyncLoad(SYNC, 12e9, outer_vectors=1)
-HUB = HubTable(cores=16)
+HUB = HubTable.model_validate({"cores": 16, "write": "100 PB/s"})
 
 
 def site_of(*, step_s: float = 2.0, local: bool = False, **table: Any) -> PlannedSite:
@@ -54,7 +54,7 @@ sites = st.fixed_dictionaries({
 
 
 def with_rates(site: PlannedSite, factor: float) -> PlannedSite:
-    rates = {"up": site.up_bits_s * factor, "down": site.down_bits_s * factor}
+    rates = {"up": site.rates[0] * factor, "down": site.rates[1] * factor}
     return replace(site, table=site.table.model_copy(update=rates))
 
 
@@ -62,7 +62,7 @@ def with_rates(site: PlannedSite, factor: float) -> PlannedSite:
 def test_throughput_is_what_a_site_sends_in_the_steps_after_which_a_fragment_returns(
     load: SyncLoad, site: PlannedSite
 ) -> None:
-    sent = site.learners * load.up_bits * load.parameters
+    sent = site.table.learners * load.up_bits * load.parameters
     assert round_of(site, load).up_bits_s == pytest.approx(sent / (load.sync.h_steps * site.step_s))
 
 

@@ -1,0 +1,81 @@
+"""What a question's model, mesh and sites come to: sizes, steps, and what is synchronised."""
+
+from __future__ import annotations
+
+from skerry.algorithm.fragments import LeafSpec
+from skerry.algorithm.presets import state_vectors
+from skerry.errors import ConfigError
+from skerry.models.axes import AUTO, MeshSizes, check_batch, sizes_of
+from skerry.models.presets import arch_of
+from skerry.models.tensors import active_parameters, flops_per_token, leaf_specs_of
+from skerry_tools.plan.question import Question, refuse
+from skerry_tools.plan.tables import MOST, SiteTable
+from skerry_tools.plan.traffic import Deployment, ModelSize, PlannedSite, SyncLoad
+
+
+def deployment(asked: Question) -> Deployment:
+    """Return what is to be judged, with nothing left open but H, P and shards.
+
+    A step takes as long as is given, or the model's operations. Raises ConfigError for a model of
+    the user's own without plan.parameters, and for a mesh that a learner would refuse.
+    """
+    tables, run = asked.tables, asked.run
+    load, model = trained(asked)
+    sites: dict[str, PlannedSite] = {}
+    for name, site in tables.sites.items():
+        given = site.tokens_per_step or tables.plan.tokens_per_step
+        mesh = _mesh(name, site, 0 if given else run.data.batch // run.train.accumulate)
+        site = site.model_copy(update={"chips": max(site.chips, mesh.devices)})  # noqa: PLW2901
+        tokens = given or float(run.data.seq_len * run.data.batch)
+        speed = (site.flops_per_chip or 1.0) * mesh.devices * site.utilisation
+        step_s = site.step_time or model.token_flops * tokens / speed
+        sites[name] = PlannedSite(name, site, step_s, tokens, name == tables.hub.site, mesh)
+    return Deployment(load, sites, tables.hub, tables.plan, model, run)
+
+
+def trained(asked: Question) -> tuple[SyncLoad, ModelSize]:
+    """Return what is synchronised and what a step computes: of plan.parameters, or of [model].
+
+    Of a bare count a step takes six operations for each active parameter and token; with adapters
+    four, for what is frozen has no gradient of its own.
+    """
+    table, sync, outer = asked.tables.plan, asked.run.sync, asked.run.outer
+    vectors = state_vectors(outer.preset, sync.h_steps, outer.momentum)
+    if (whole := table.parameters) is not None:
+        if sync.fragments > whole:
+            text = f"is {sync.fragments} but the model has {whole:.0f} parameters: lower it."
+            refuse("sync.fragments", text)
+        active = table.active_parameters or whole
+        model = ModelSize(whole, active, 6 * active, table.layers)
+        return SyncLoad(sync, whole, (), vectors), model
+    config = asked.run.model
+    if config.factory:
+        text = "is missing: a plan does not build a model of your own; give --params 12e9."
+        refuse("plan.parameters", text)
+    arch = arch_of(config)
+    leaves, flops = leaf_specs_of(arch), flops_per_token(arch, asked.run.data.seq_len)
+    parameters, frozen = sum(leaf.size for leaf in leaves), 0
+    if config.lora_rank:
+        from skerry.models.adapters import adapters_of  # imports numpy
+
+        adapters = adapters_of(arch, config.lora_rank, config.lora_targets)
+        leaves = tuple(LeafSpec(name, tensor.shape) for name, tensor in adapters.items())
+        frozen, flops = parameters, flops * 4 / 6
+        parameters += sum(leaf.size for leaf in leaves)
+    active = active_parameters(arch)
+    model = ModelSize(parameters, active, flops, len(arch.layers), frozen, arch)
+    return SyncLoad(sync, parameters - frozen, leaves, vectors), model
+
+
+def _mesh(name: str, site: SiteTable, rows: int) -> MeshSizes:
+    """Return a site's mesh, as its learners would; ``rows``: those of a batch, 0 if unknown."""
+    sizes = MeshSizes(fsdp=site.chips)
+    try:
+        if site.mesh != AUTO:
+            sizes = sizes_of(site.mesh, site.chips if "chips" in site.model_fields_set else MOST)
+        if rows:
+            check_batch(sizes, rows)
+    except ConfigError as error:
+        msg = f"sites.{name}.mesh: {error}"
+        raise ConfigError(msg, path=f"sites.{name}.mesh") from error
+    return sizes
