@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skerry.client.asked import config_of as config_of
     from skerry.client.jax_island import join as join
 
-LAZY = {"join": "skerry.client.jax_island"}
+LAZY = {"config_of": "skerry.client.asked", "join": "skerry.client.jax_island"}
 """What the package offers itself, and the module that is imported when it is asked for."""
 
 

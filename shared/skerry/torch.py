@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skerry.client.torch_hf import SkerryCallback
+    from skerry.client.torch_hf import SkerryCallback, model_of
     from skerry.client.torch_island import join
     from skerry.client.torch_lightning import LightningCallback
 
-__all__ = ["LightningCallback", "SkerryCallback", "join"]
+__all__ = ["LightningCallback", "SkerryCallback", "join", "model_of"]
 
 LAZY = {
     "join": "skerry.client.torch_island",
     "SkerryCallback": "skerry.client.torch_hf",
+    "model_of": "skerry.client.torch_hf",
     "LightningCallback": "skerry.client.torch_lightning",
 }
 """What this module offers, and the module that is imported when it is asked for."""

@@ -1,4 +1,4 @@
-"""The JAX loop of the examples, run as its docstring says: two islands, one of them killed."""
+"""The loops of the examples, run as their docstrings say: JAX and torch, one of them killed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from tests.support.cluster import Cluster, until_commit
 from tests.support.history import read_history
 from tests.support.nats_server import NatsServer
 
+pytest.importorskip("torch")
+
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mark.timeout(180)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "jax_loop.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 async def test_loop_that_is_killed_goes_on_where_the_ledger_says(
@@ -46,15 +48,17 @@ async def test_loop_that_is_killed_goes_on_where_the_ledger_says(
 
         syncer = await cluster.start("syncer", "s")
         a, b = [
-            await cluster.start_script(name, EXAMPLE, shared_nats.url, name, run_id)
-            for name in "ab"
+            await cluster.start_script(name, EXAMPLES / script, shared_nats.url, name, run_id)
+            for name, script in {"a": "jax_loop.py", "b": "torch_loop.py"}.items()
         ]
         await until_commit(
             bus, run_id, lambda commit: commit.version > 2 and learnt_from_a(1, commit)
         )
         a.kill9()
         await a.ended()
-        returned = await cluster.start_script("a", EXAMPLE, shared_nats.url, "a", run_id)
+        returned = await cluster.start_script(
+            *("a", EXAMPLES / "jax_loop.py", shared_nats.url, "a", run_id)
+        )
         await until_commit(bus, run_id, again)
         codes = [await service.ended(90) for service in (returned, b, syncer)]
         assert codes == [0, 0, 0], returned.said[-2000:]

@@ -88,7 +88,7 @@ class Cluster:
         config = ("--config", str(self.config))
         return await self._spawn(name, *argv(kind, *common, *config, *arguments))
 
-    async def start_script(self, name: str, script: Path, *arguments: str) -> Service:
+    async def start_script(self, name: str, script: Path | str, *arguments: str) -> Service:
         """Start a program of the test's own, such as a service that fails at a chosen point."""
         return await self._spawn(name, sys.executable, str(script), *arguments)
 

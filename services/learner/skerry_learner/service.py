@@ -177,7 +177,8 @@ class _Service:
     def _feed(self, cursor: int) -> Prefetch:
         self._settled()
         vocab = getattr(self._work.model, "vocab", None)
-        return Prefetch(self._stream, cursor, batch=self._work.config.data.batch, vocab=vocab)
+        batch = self._work.config.data.batch
+        return Prefetch(self._stream, cursor, batch=batch, vocab=vocab, put=jax.device_put)
 
     async def _restore(self) -> RestoredState:
         """Return the inner state that was saved, unless the disk hangs."""

@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from skerry.cli.cluster.broker import find_server
-from skerry.cli.programs import PROGRAMS, ROOT
+from skerry.cli.programs import PROGRAMS
 from skerry.errors import SkerryError
 from skerry.log.streams import check_payload
+from skerry.service.clusters import ROOT
 from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.checks import masked_url

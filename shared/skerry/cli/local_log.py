@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.cli.cluster.cluster import served
-from skerry.cli.cluster.folder import resting, running
+from skerry.cli.cluster.folder import resting
 from skerry.cli.programs import argv_of
 from skerry.errors import RunNotFound
 from skerry.log.ledger import list_runs
+from skerry.service.clusters import running
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
 

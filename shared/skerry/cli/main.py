@@ -17,13 +17,13 @@ import typer
 from skerry.cli.programs import (
     COMMANDS,
     PROGRAMS,
-    ROOT,
     SERVICES,
     argv_of,
     computing,
     require,
 )
 from skerry.service import entry
+from skerry.service.clusters import ROOT
 from skerry.service.entry import (
     AllowCode,
     FromHf,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-ROOT = Path(".skerry")
-"""Where commands keep runs, checkpoints and caches: below the working folder."""
 NUMERIC = ("jax", "optax", "numba")
 TRAINING = (*NUMERIC, "safetensors")
 

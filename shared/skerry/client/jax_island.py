@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from skerry.algorithm.fragments import LeafSpec, Plan
+from skerry.client.asked import Config, settings_of
 from skerry.client.jax_fragments import JaxFragments
-from skerry.client.joined import Config, JoinedIsland, settings_of
+from skerry.client.joined import JoinedIsland
 from skerry.models.base import Params, leaf_specs
 from skerry.models.names import unit_of
 from skerry.settings.models import RunConfig, Settings
@@ -83,7 +84,8 @@ def join(
     they only say what the tensors are, and the log's values come in their place.
 
     Args:
-        url: The broker; by default that of the settings (``SKERRY_NATS__URL``).
+        url: The broker; by default that of the settings (``SKERRY_NATS__URL``), or that of the
+            run's ``skerry up`` in this folder.
         params: A tree of float32 arrays, of any structure. Names are its paths, joined by ``.``.
         run: The run's id.
         name: The learner's own, which no other learner of the run has; by default the host's.
@@ -103,7 +105,7 @@ def join(
     has taken this one's name.
 
     """
-    settings, sizes = settings_of(url, config), dict(units or {})
+    settings, sizes = settings_of(url, run, config), dict(units or {})
     specs = (
         replace(spec, unit=sizes.get(spec.name, unit_of(spec.name, spec.shape)))
         for spec in leaf_specs(params, embeddings)

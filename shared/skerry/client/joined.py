@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from itertools import chain, islice, repeat
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, overload
 
 import structlog
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.inner import RestoredState, fresh
 from skerry.client.island import Island
 from skerry.client.joining import LearnerPlace, find_or_create, offering, take_place
@@ -30,6 +29,7 @@ from skerry.client.meter import Meter
 from skerry.client.network import open_sync
 from skerry.client.session import Fragments
 from skerry.client.telemetry import observe
+from skerry.data.stream import Prefetched
 from skerry.errors import ConfigError, RunFinished, SkerryError, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
@@ -38,7 +38,6 @@ from skerry.protocol.subjects import checked_token
 from skerry.service.entry import bus_from
 from skerry.service.reporting import broker_event, configure, telemetry
 from skerry.service.shell import run_loops
-from skerry.settings import loading
 from skerry.settings.models import RunConfig, Settings
 
 log = structlog.get_logger()
@@ -47,25 +46,12 @@ MOST_PENDING = 64
 """Losses that are not known yet, at most; then the device is waited for."""
 LOOK_PAUSE_S = 0.05
 
-Config: TypeAlias = RunConfig | Mapping[str, object] | Path | str | None
-Batch = TypeVar("Batch")
-Loader: TypeAlias = Iterable[Batch] | Callable[[int], Iterable[Batch]]
-
 
 class Cut:
     """What a run's config makes of a learner's tensors: their plan."""
 
     def __init__(self, leaves: tuple[LeafSpec, ...], config: RunConfig) -> None:
         self.plan = plan(leaves, config.sync.fragments)
-
-
-def settings_of(url: str | None, config: Config) -> Settings:
-    """Return the settings that ``config`` says, over which the environment goes, as in services."""
-    sets = [f'nats.url="{url}"'] if url else []
-    if isinstance(config, (str, Path)):
-        return loading.load(Path(config), sets)
-    tables = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
-    return loading.load(None, sets, tables=tables)
 
 
 class JoinedIsland:
@@ -92,7 +78,7 @@ class JoinedIsland:
         self._around = ExitStack()
         self._joined: Island | None = None
         self._losses = deque[Any]()
-        self._read_to: int | None = None
+        self.read_to: int | None = None
         self._stepped_s = 0.0
         self.fell_back = False
         """True if the last step put the global state in the place of values that were not finite:
@@ -234,18 +220,14 @@ class JoinedIsland:
         """True once the run is over: there is no step left to take."""
         return self._island.stopping or self._island.done()
 
-    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]:
-        """Yield batches until the run is over, from where this learner's data goes on.
-
-        ``loader`` is called with that cursor, or is iterated over from its beginning, again and
-        again where it can be, with the batches that were used left out.
-        """
-        each, at = self.config.data.batch, self.start
-        for batch in from_cursor(loader, at, each):
-            if self.done:
-                return
-            at += each
-            self._read_to = at
+    @overload
+    def batches(self) -> Iterator[Prefetched]: ...
+    @overload
+    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]: ...
+    def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
+        """Yield batches until the run is over, as ``batches.until_done`` says."""
+        for cursor, batch in until_done(self, loader):
+            self.read_to = cursor
             yield batch
 
     def boundary(
@@ -300,7 +282,7 @@ class JoinedIsland:
     def _cursor_after(self, cursor: int | None) -> int:
         now = self._island.now.cursor
         if cursor is None:
-            cursor, self._read_to = self._read_to, None
+            cursor, self.read_to = self.read_to, None
         after = now + self.config.data.batch if cursor is None else int(cursor)
         if after < now:
             msg = f"The cursor went back from {now} to {after}: it counts what was used so far."
@@ -350,17 +332,3 @@ class JoinedIsland:
                     raise
                 if cause is not error:
                     log.warning("goodbye_unsent", error=str(cause))
-
-
-def from_cursor(loader: Loader[Batch], cursor: int, each: int) -> Iterator[Batch]:
-    """Iterate over a loader of ``each`` sequences a batch from a cursor on."""
-    at = cursor // each
-    if callable(loader):
-        return iter(loader(cursor))
-    batches = iter(loader)
-    if batches is loader:  # it has no second time
-        return islice(batches, at, None)
-    if next(batches, batches) is batches:
-        msg = "The loader gives no batch: check what it reads."
-        raise ConfigError(msg)
-    return islice(chain.from_iterable(repeat(loader)), at, None)

@@ -1,13 +1,30 @@
-"""A learner inside Hugging Face's Trainer."""
+"""Hugging Face's models of a run, and a learner inside its Trainer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
-from skerry.client.joined import Config
+from skerry.client.asked import Config
 from skerry.client.torch_island import join
+from skerry.errors import ModelError
+from skerry.models.arch import parse
+from skerry.models.presets import arch_of
+from skerry.settings.models import RunConfig
+
+
+def model_of(config: RunConfig) -> Any:
+    """Return the transformers model that a run trains, with fresh float32 weights.
+
+    Its tensors have the names and shapes of the run's. Raises ModelError for a run of another
+    model.
+    """
+    if config.model.factory or config.model.lora_rank:
+        msg = "This run trains a model of its own or adapters: transformers has no such model."
+        raise ModelError(msg, path="model")
+    table = parse(arch_of(config.model).config)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**table))
 
 
 class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers counts as untyped

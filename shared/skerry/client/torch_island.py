@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 from torch import distributed
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
-from skerry.client.joined import Batch, Config, JoinedIsland, Loader, from_cursor, settings_of
+from skerry.client.asked import Config, settings_of
+from skerry.client.batches import Batch, Loader, until_done
+from skerry.client.joined import JoinedIsland
 from skerry.client.torch_fragments import TorchFragments, leaves_of
 from skerry.client.torch_ranks import Deed, Follower, LeadFragments, Ranks, Standing
+from skerry.data.stream import Prefetched
 from skerry.settings import loading
 from skerry.settings.models import RunConfig, Settings
 
@@ -43,10 +47,11 @@ def pending(loss: Any) -> Any:
     return PendingLoss(loss) if loss.device.type == "cuda" else loss
 
 
-class TorchIsland(JoinedIsland):
+class TorchIsland:
     """One learner of a run, whose parameters are a torch module's; they change in place.
 
-    When the block begins they are the log's.
+    When the block begins they are the log's. Where several processes are one learner, the first one
+    leads: only it joins, and the others do at each boundary what it says.
     """
 
     def __init__(
@@ -59,105 +64,16 @@ class TorchIsland(JoinedIsland):
         optimizer: Any,
         ranks: Ranks | None,
     ) -> None:
-        super().__init__(settings, run, name, leaves, self._hold)
-        self._model = model
-        self._optimizer = optimizer
-        self._ranks = ranks
-        self._agreed = False
-
-    def __enter__(self) -> Self:
-        try:
-            super().__enter__()
-        except BaseException:
-            self._say_failed()
-            raise
-        self._agree()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            super().__exit__(kind, error, trace)
-        except BaseException:
-            self._say_failed()
-            raise
-        if kind is None:
-            self._agree()
-        else:
-            self._say_failed()
-
-    @property
-    def done(self) -> bool:
-        """True once the run is over; for all processes of a learner after the same step."""
-        return super().done if self._ranks is None else self._agreed
-
-    def step(
-        self,
-        *,
-        tokens: int,
-        loss: Any,
-        cursor: int | None = None,
-        routed: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Count a step that the optimizer has taken; answer, and adopt into the parameters.
-
-        It never waits, but in a blocking mode. Where several processes train the module each calls
-        it: ``tokens`` are those of all, and the first one's ``loss`` counts. Once values that were
-        not finite gave way to the global state, the optimizer's state of the parameters is cleared.
-        ``boundary`` says the rest.
-        """
-        try:
-            self.boundary(tokens=tokens, loss=pending(loss), cursor=cursor, routed=routed)
-        except BaseException:
-            self._say_failed()
-            raise
-        if self.fell_back:
-            forget(self._optimizer, self._model)
-        self._agree()
-
-    def _hold(self, plan: Plan, config: RunConfig) -> TorchFragments | LeadFragments:
-        held = TorchFragments(plan, config.sync, self._model)
-        if self._ranks is None:
-            return held
-        self._ranks.say(Deed.HOLD)
-        self._ranks.share(loading.to_json(config))
-        return LeadFragments(held, self._ranks)
-
-    def _agree(self) -> None:
-        """Tell the other processes where this learner is."""
-        if self._ranks is not None:
-            self._agreed = super().done
-            about = (self._agreed, self.fell_back, self.start, self.shard, self.cursor)
-            self._ranks.say(Deed.DONE, *(int(word) for word in about))
-
-    def _say_failed(self) -> None:
-        if self._ranks is not None:
-            self._ranks.say(Deed.FAIL)
-
-
-class FollowingIsland:
-    """A learner's other processes: the same loop, and no word to the log."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        leaves: tuple[LeafSpec, ...],
-        optimizer: Any,
-        ranks: Ranks,
-    ) -> None:
         self._model = model
         self._leaves = leaves
         self._optimizer = optimizer
-        self._rank = ranks.rank
-        self._follower = Follower(ranks, self._hold)
+        self._ranks = ranks
         self._standing = Standing()
+        self._follower = Follower(ranks, self._follow) if ranks and ranks.rank > 0 else None
+        self._lead = JoinedIsland(settings, run, name, leaves, self._hold)
 
     def __enter__(self) -> Self:
-        self._standing = self._follower.follow()
+        self._at_boundary(self._lead.__enter__)
         return self
 
     def __exit__(
@@ -166,13 +82,13 @@ class FollowingIsland:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self._standing = self._follower.follow()
+        if kind is None or self._follower is None:
+            self._at_boundary(partial(self._lead.__exit__, kind, error, trace), ends=bool(kind))
 
     @property
     def config(self) -> RunConfig:
         """The run's config, as the ledger holds it."""
-        return self._follower.config
+        return (self._follower or self._lead).config
 
     @property
     def shard(self) -> int:
@@ -190,20 +106,28 @@ class FollowingIsland:
         return self._standing.cursor
 
     @property
+    def progress(self) -> float:
+        """How much of the run was done at the last boundary, in [0, 1]: for schedules."""
+        return self._standing.progress
+
+    @property
     def fell_back(self) -> bool:
         """True if the last step put the global state in the place of values not finite."""
         return self._standing.fell_back
 
     @property
     def done(self) -> bool:
-        """True once the run is over: there is no step left to take."""
+        """True once the run is over; for all processes of a learner after the same step."""
         return self._standing.over
 
-    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]:
-        """Yield this process's batches until the run is over, from where the data goes on."""
-        for batch in from_cursor(loader, self.start, self.config.data.batch):
-            if self.done:
-                return
+    @overload
+    def batches(self) -> Iterator[Prefetched]: ...
+    @overload
+    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]: ...
+    def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
+        """Yield each process's batches until the run is over, as ``batches.until_done``."""
+        for cursor, batch in until_done(self, loader):
+            self._lead.read_to = cursor
             yield batch
 
     def step(
@@ -214,15 +138,48 @@ class FollowingIsland:
         cursor: int | None = None,
         routed: Mapping[str, Any] | None = None,
     ) -> None:
-        """Do what the first process does at this boundary."""
-        del tokens, loss, cursor, routed
-        self._standing = self._follower.follow()
+        """Count a step that the optimizer has taken; answer, and adopt into the parameters.
+
+        It never waits, but in a blocking mode. Where several processes train the module each calls
+        it: ``tokens`` are those of all, and the first one's ``loss`` counts. Once values that were
+        not finite gave way to the global state, the optimizer's state of the parameters is cleared.
+        ``JoinedIsland.boundary`` says the rest.
+        """
+        loss = pending(loss) if self._follower is None else None
+        boundary = partial(self._lead.boundary, tokens=tokens, loss=loss, cursor=cursor)
+        self._at_boundary(partial(boundary, routed=routed))
         if self.fell_back:
             forget(self._optimizer, self._model)
 
-    def _hold(self, config: RunConfig) -> tuple[Plan, TorchFragments]:
+    def _at_boundary(self, act: Callable[[], object], *, ends: bool = False) -> None:
+        """Have the first process act, and learn where this learner is then.
+
+        ``ends``: by an error, which the others hear of as they do of any in ``act``.
+        """
+        if self._follower is not None:
+            self._standing = self._follower.follow()
+            return
+        word, about = Deed.FAIL, tuple[float, ...]()
+        try:
+            act()
+            self._standing = Standing.of(self._lead)
+            if not ends:
+                word, about = Deed.DONE, astuple(self._standing)
+        finally:
+            if self._ranks is not None:
+                self._ranks.say(word, *about)
+
+    def _hold(self, plan: Plan, config: RunConfig) -> TorchFragments | LeadFragments:
+        held = TorchFragments(plan, config.sync, self._model)
+        if self._ranks is None:
+            return held
+        self._ranks.say(Deed.HOLD)
+        self._ranks.share(loading.to_json(config))
+        return LeadFragments(held, self._ranks)
+
+    def _follow(self, config: RunConfig, rank: int) -> tuple[Plan, TorchFragments]:
         cut = plan(self._leaves, config.sync.fragments)
-        return cut, TorchFragments(cut, config.sync, self._model, rank=self._rank)
+        return cut, TorchFragments(cut, config.sync, self._model, rank=rank)
 
 
 def forget(optimizer: Any, model: torch.nn.Module) -> None:
@@ -242,7 +199,7 @@ def join(
     config: Config = None,
     embeddings: tuple[str, ...] | None = None,
     units: Mapping[str, int] | None = None,
-) -> TorchIsland | FollowingIsland:
+) -> TorchIsland:
     """Return one learner of a run, for a ``with`` block around a training loop of your own.
 
     The run is created where there is none: with this module's parameters as its first global state.
@@ -250,7 +207,8 @@ def join(
     one learner: each joins, and the first one talks to the log.
 
     Args:
-        url: The broker; by default that of the settings (``SKERRY_NATS__URL``).
+        url: The broker; by default that of the settings (``SKERRY_NATS__URL``), or that of the
+            run's ``skerry up`` in this folder.
         model: The module: its parameters that require gradients take part, by their names. They
             are float32, bfloat16 or float16, whole or sharded by rows (``fully_shard``).
         run: The run's id.
@@ -278,6 +236,5 @@ def join(
     )
     several = distributed.is_available() and distributed.is_initialized()
     ranks = Ranks() if several and distributed.get_world_size() > 1 else None
-    if ranks is not None and ranks.rank > 0:
-        return FollowingIsland(model, leaves, optimizer, ranks)
-    return TorchIsland(settings_of(url, config), run, name, model, leaves, optimizer, ranks)
+    settings = settings_of(url, run, config)
+    return TorchIsland(settings, run, name, model, leaves, optimizer, ranks)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from skerry.client.joined import Config
+from skerry.client.asked import Config
 from skerry.client.torch_island import join
 
 

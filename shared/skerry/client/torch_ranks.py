@@ -25,8 +25,12 @@ from skerry.settings.models import RunConfig
 if TYPE_CHECKING:
     import numpy as np
 
+    from skerry.client.joined import JoinedIsland
+
 PATIENCE = timedelta(days=30)
 """The first process may wait that long for a broker; the others wait with it."""
+WORDS = 8
+"""Numbers in what the first process says: what it does, and where this learner is then."""
 
 
 class Deed(IntEnum):
@@ -51,6 +55,13 @@ class Standing:
     start: int = 0
     shard: int = 0
     cursor: int = 0
+    progress: float = 0.0
+
+    @classmethod
+    def of(cls, lead: JoinedIsland) -> Standing:
+        """Return where the first process stands."""
+        place = lead.start, lead.shard, lead.cursor
+        return cls(lead.done, lead.fell_back, *place, lead.progress)
 
 
 class Ranks:
@@ -60,18 +71,18 @@ class Ranks:
         self.rank: int = distributed.get_rank()
         self._control: Any = distributed.new_group(backend="gloo", timeout=PATIENCE)
 
-    def say(self, deed: Deed, *values: int) -> None:
+    def say(self, deed: Deed, *values: float) -> None:
         """Tell the others what comes next."""
-        words = torch.zeros(6, dtype=torch.int64)
-        words[: 1 + len(values)] = torch.tensor([deed, *values], dtype=torch.int64)
+        words = torch.zeros(WORDS, dtype=torch.float64)  # which holds any cursor exactly
+        words[: 1 + len(values)] = torch.tensor([deed, *values], dtype=torch.float64)
         distributed.broadcast(words, src=0, group=self._control)
 
-    def hear(self) -> tuple[Deed, list[int]]:
+    def hear(self) -> tuple[Deed, list[float]]:
         """Wait for what the first process does next."""
-        words = torch.zeros(6, dtype=torch.int64)
+        words = torch.zeros(WORDS, dtype=torch.float64)
         distributed.broadcast(words, src=0, group=self._control)
         deed, *values = words.tolist()
-        return Deed(deed), values
+        return Deed(int(deed)), values
 
     def share(self, text: str = "") -> str:
         """Return the first process's text."""
@@ -119,7 +130,7 @@ class Follower:
     """Any other process: it does what the first one says, until that is done."""
 
     def __init__(
-        self, ranks: Ranks, hold: Callable[[RunConfig], tuple[Plan, TorchFragments]]
+        self, ranks: Ranks, hold: Callable[[RunConfig, int], tuple[Plan, TorchFragments]]
     ) -> None:
         self._ranks = ranks
         self._hold = hold
@@ -130,16 +141,17 @@ class Follower:
         while True:
             deed, values = self._ranks.hear()
             if deed is Deed.DONE:
-                over, fell_back, *place = values
-                return Standing(bool(over), bool(fell_back), *place)
+                over, fell_back, start, shard, cursor, progress, *_ = values
+                place = int(start), int(shard), int(cursor)
+                return Standing(bool(over), bool(fell_back), *place, progress)
             if deed is Deed.FAIL:
                 msg = "The first process of this learner has failed: its output says why."
                 raise SkerryError(msg)
             if deed is Deed.HOLD:
                 self.config = loading.run_config_from_json(self._ranks.share(), "this release")
-                self._plan, self._held = self._hold(self.config)
+                self._plan, self._held = self._hold(self.config, self._ranks.rank)
             else:
-                self._do(deed, values[0])
+                self._do(deed, int(values[0]))
 
     def _do(self, deed: Deed, fragment: int) -> None:
         if deed is Deed.GENESIS:

@@ -5,18 +5,17 @@ r, r + S, r + 2S, ...; a learner of rank S or above reads a reshuffle of shard `
 ``data.partition = "contiguous"`` shard r is the r-th part of the text instead, in an order of its
 own each epoch, so that learners differ in what they read. The cursor counts the sequences
 consumed since the run began; a stream needs nothing else to resume. A thread reads batches ahead
-and puts them on the device before the trainer asks for them.
+and puts them where the trainer wants them before it asks for them.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-import jax
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -154,12 +153,12 @@ def stream_of(corpus: Corpus, rank: int) -> Stream | Mixture:
 
 
 class Prefetched(NamedTuple):
-    """A batch on the device (``models.base.Batch``).
+    """A batch (``models.base.Batch``), in numpy or on the device.
 
     ``cursor`` is the stream's once it is consumed, ``tokens`` the targets that its loss counts.
     """
 
-    batch: dict[str, jax.Array]
+    batch: dict[str, Any]
     cursor: int
     tokens: int
 
@@ -168,16 +167,23 @@ class Prefetch:
     """An endless iterator over a stream; a context manager that owns its thread.
 
     An error in the thread (a missing shard, a token out of range) is raised by the next ``next``.
-    Every batch is a new array, because ``device_put`` may alias it.
+    Every batch is a new array, because ``put``, such as ``jax.device_put``, may alias it.
     """
 
     def __init__(
-        self, stream: Stream | Mixture, cursor: int, *, batch: int, vocab: int | None
+        self,
+        stream: Stream | Mixture,
+        cursor: int,
+        *,
+        batch: int,
+        vocab: int | None,
+        put: Callable[[HostBatch], dict[str, Any]] = dict,
     ) -> None:
         self._stream = stream
         self._cursor = cursor
         self._batch = batch
         self._vocab = vocab
+        self._put = put
         self._ready: queue.Queue[Prefetched | Exception] = queue.Queue(DEPTH)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
@@ -205,7 +211,7 @@ class Prefetch:
                 rows = self._stream.read(self._cursor, self._batch)
                 check_tokens(rows["tokens"], self._vocab)
                 self._cursor += self._batch
-                self._offer(Prefetched(jax.device_put(rows), self._cursor, targets_in(rows)))
+                self._offer(Prefetched(self._put(rows), self._cursor, targets_in(rows)))
         except SkerryError as error:
             self._offer(error)
         except (OSError, ValueError) as error:

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from skerry.cli.cluster.folder import RunFolder, running
+from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.local_log import CONNECT_S, newest_run
-from skerry.cli.programs import ROOT, SERVICES
+from skerry.cli.programs import SERVICES
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, SkerryError, StoreError
 from skerry.log import ledger
+from skerry.service.clusters import ROOT, running
 from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from skerry.cli.cluster.folder import RunningCluster
     from skerry.log.base import Bus
     from skerry.protocol.messages import RunRecord
+    from skerry.service.clusters import RunningCluster
     from skerry.settings.models import LocalSettings, StoreSettings
     from skerry_tools.chaos.drilled import DrilledRun
     from skerry_tools.chaos.engine import Firing

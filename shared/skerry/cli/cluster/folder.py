@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-import psutil
-
 from skerry.cli.cluster.processes import TABLE
-from skerry.cli.programs import ROOT
 from skerry.errors import ConfigError, SkerryError
 from skerry.protocol.subjects import checked_token
+from skerry.service.clusters import ANNOUNCEMENT, ROOT, RunningCluster
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -182,28 +180,8 @@ class RunFolder:
         """Let other commands of this user find the cluster while the context lasts."""
         password = None if nats.password_file is None else str(nats.password_file)
         running = RunningCluster(self.run, os.getpid(), nats.url, nats.user, password, proxied)
-        with private_file(self.path / "cluster.json", json.dumps(asdict(running))):
+        with private_file(self.path / ANNOUNCEMENT, json.dumps(asdict(running))):
             yield
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCluster:
-    """A cluster that runs on this machine; ``proxied``: its services reach it through a proxy."""
-
-    run: str
-    pid: int
-    url: str
-    user: str = ""
-    password_file: str | None = None
-    proxied: bool = False
-
-    def reached_with(self, nats: NatsSettings) -> NatsSettings:
-        """Return these settings with the cluster's broker in place of the one they name."""
-        broker: dict[str, object] = {"url": self.url}
-        if self.user:
-            password = None if self.password_file is None else Path(self.password_file)
-            broker |= {"user": self.user, "password_file": password, "credentials": None}
-        return nats.model_copy(update=broker)
 
 
 def resting(root: Path = ROOT) -> list[RunFolder]:
@@ -211,17 +189,6 @@ def resting(root: Path = ROOT) -> list[RunFolder]:
     folders = [RunFolder(path.parent.name, root) for path in root.glob("*/settings.toml")]
     kept = [(folder.settings.stat().st_mtime, folder) for folder in folders if folder.has_log]
     return [folder for _, folder in sorted(kept, key=lambda pair: -pair[0])]
-
-
-def running(root: Path = ROOT) -> list[RunningCluster]:
-    """Return the clusters that were started in this folder and still run, newest first."""
-    found: list[tuple[float, RunningCluster]] = []
-    for path in root.glob("*/cluster.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            cluster = RunningCluster(**json.loads(path.read_text("utf-8")))
-            if psutil.pid_exists(cluster.pid):
-                found.append((path.stat().st_mtime, cluster))
-    return [cluster for _, cluster in sorted(found, key=lambda pair: -pair[0])]
 
 
 def size_of(log: Path) -> int:

@@ -1,0 +1,57 @@
+"""What a loop of one's own asks for: its settings, and what its run is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from skerry.client.loop_thread import LoopThread
+from skerry.log import ledger
+from skerry.protocol.subjects import checked_token
+from skerry.service.clusters import running
+from skerry.service.entry import bus_from
+from skerry.settings import loading
+from skerry.settings.models import NatsSettings, RunConfig, Settings
+
+Config: TypeAlias = RunConfig | Mapping[str, object] | Path | str | None
+
+
+def settings_of(url: str | None, run: str, config: Config) -> Settings:
+    """Return the settings that ``config`` says, over which the environment goes, as in services.
+
+    Where nothing names a broker it is that of the run's cluster in this folder, if one runs.
+    """
+    sets = [f'nats.url="{url}"'] if url else []
+    if isinstance(config, (str, Path)):
+        found = loading.load(Path(config), sets)
+    else:
+        tables = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
+        found = loading.load(None, sets, tables=tables)
+    nats = found.local.nats
+    if nats.url == NatsSettings().url and not url:
+        for cluster in running():
+            if cluster.run == run:
+                nats = cluster.reached_with(nats)
+                return Settings(run=found.run, local=found.local.model_copy(update={"nats": nats}))
+    return found
+
+
+def config_of(url: str | None = None, *, run: str = "main", config: Config = None) -> RunConfig:
+    """Return a run's config as the ledger holds it; waits for a run that is yet to be created.
+
+    ``url`` and ``config`` are as for ``join``: with ``data.paths``, this machine reads those.
+    """
+    settings = settings_of(url, checked_token(run, "run"), config)
+    thread = LoopThread("skerry")
+
+    async def read() -> RunConfig:
+        async with bus_from(settings.local.nats, "config") as bus:
+            record = await ledger.wait_run(bus, run)
+        found = loading.run_config_from_json(record.config_json, record.skerry_version)
+        return loading.with_own_paths(found, settings.run)
+
+    try:
+        return thread.result(read())
+    finally:
+        thread.close()

@@ -1,0 +1,71 @@
+"""The batches of a training loop of one's own: its loader's, or the run's data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from skerry.data.corpus import load_corpus
+from skerry.data.stream import Prefetch, Prefetched, stream_of
+from skerry.errors import ConfigError
+from skerry.models.presets import arch_of
+from skerry.settings.models import RunConfig
+
+Batch = TypeVar("Batch")
+Loader: TypeAlias = Iterable[Batch] | Callable[[int], Iterable[Batch]]
+
+
+def from_cursor(loader: Loader[Batch], cursor: int, each: int) -> Iterator[Batch]:
+    """Iterate over a loader of ``each`` sequences a batch from a cursor on."""
+    at = cursor // each
+    if callable(loader):
+        return iter(loader(cursor))
+    batches = iter(loader)
+    if batches is loader:  # it has no second time
+        return islice(batches, at, None)
+    if next(batches, batches) is batches:
+        msg = "The loader gives no batch: check what it reads."
+        raise ConfigError(msg)
+    return islice(chain.from_iterable(repeat(loader)), at, None)
+
+
+def of_run(config: RunConfig, shard: int, cursor: int) -> Iterator[Prefetched]:
+    """Read a learner's part of the run's data (``data.*``) from a cursor on, ahead in a thread.
+
+    Raises CorpusError for data that cannot be read.
+    """
+    stream, batch = stream_of(load_corpus(config.data), shard), config.data.batch
+    vocab = None if config.model.factory else arch_of(config.model).vocab
+    with Prefetch(stream, cursor, batch=batch, vocab=vocab) as ready:
+        yield from ready
+
+
+class Reading(Protocol):
+    """A learner as its batches need it."""
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def shard(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+
+
+def until_done(island: Reading, loader: Loader[Any] | None) -> Iterator[tuple[int, Any]]:
+    """Yield batches from where this learner's data goes on, each with the cursor behind it.
+
+    ``loader`` is called with the cursor to begin at, or is iterated over from its beginning, again
+    and again where it can be, with the batches that were used left out. Without one they are of
+    this learner's part of the run's data. They end with the run.
+    """
+    each, at = island.config.data.batch, island.start
+    own = partial(of_run, island.config, island.shard)
+    for batch in from_cursor(own if loader is None else loader, at, each):
+        if island.done:
+            return
+        at += each
+        yield at, batch
