@@ -72,7 +72,8 @@ def evaluate(
         str, typer.Option(help="Have lm-evaluation-harness run these.", metavar="A,B")
     ] = "",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of the tasks' tokenizer.", metavar="FOLDER")
+        Path | None,
+        typer.Option(help="Folder of the text's or tasks' tokenizer.", metavar="FOLDER"),
     ] = None,
     set_: Sets = None,
     *,
@@ -91,7 +92,14 @@ def evaluate(
             return
         from skerry_evaluator.checkpoints import print_scores
 
-        print_scores(checkpoints, batches=batches, text=text or (), as_json=json, sets=set_ or [])
+        print_scores(
+            checkpoints,
+            batches=batches,
+            text=text or (),
+            tokenizer=tokenizer,
+            as_json=json,
+            sets=set_ or [],
+        )
 
 
 @app.command()

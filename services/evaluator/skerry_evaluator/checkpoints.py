@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from skerry.algorithm.fragments import trainable
 from skerry.data.corpus import Corpus, load_corpus
+from skerry.data.shards import MANIFEST
 from skerry.data.tokenizer import Words
 from skerry.errors import ModelError
 from skerry.models.base import (
@@ -26,11 +28,11 @@ from skerry.models.base import (
 )
 from skerry.models.mesh import frozen_leaves
 from skerry.settings import loading
-from skerry.settings.models import RunConfig
+from skerry.settings.models import DataConfig, RunConfig
 from skerry.store import checkpoint
 from skerry.store.finding import is_url, locate
 from skerry_evaluator.global_model import HeldOutText, Score
-from skerry_evaluator.sampling import TOKENS, Sampler, to_text, to_tokens, words_of
+from skerry_evaluator.sampling import Sampler, to_text, to_tokens, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +100,20 @@ def print_scores(
     batches: int | None,
     as_json: bool,
     text: Sequence[Path] = (),
+    tokenizer: Path | None = None,
     sets: Sequence[str] = (),
 ) -> None:
     """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
 
-    ``text`` are files and folders to judge on instead of a run's own; shards of the same kind for a
-    run that was trained on tokens. In JSON infinity and NaN are null.
+    ``text`` are files and folders to judge on instead of a run's own: for a run that was trained on
+    tokens prepared ones, or text for a ``tokenizer``. In JSON infinity and NaN are null.
     """
     corpora: dict[str, Corpus] = {}
     for path in paths:
         restored = restore(path, sets)
         data = restored.config.data
         if text:
-            paths = tuple(str(path) for path in text)
-            source = data.source if data.source in TOKENS else "text"
-            data = data.model_copy(update={"source": source, "paths": paths, "weights": ()})
+            data = _on_other_text(data, text, tokenizer)
         key = data.model_dump_json()
         if key not in corpora:
             corpora[key] = load_corpus(data)
@@ -130,6 +131,19 @@ def print_scores(
             f" of text {found.text})",
             flush=True,
         )
+
+
+def _on_other_text(data: DataConfig, text: Sequence[Path], tokenizer: Path | None) -> DataConfig:
+    """Return a run's data settings with other text, read as the run's is."""
+    folder = str(tokenizer.absolute()) if tokenizer is not None else data.tokenizer_folder
+    own: dict[str, Any] = {"paths": tuple(map(str, text)), "weights": (), "factory": ""}
+    if data.of_bytes:
+        own["source"] = "text"
+    elif folder and not any((path / MANIFEST).is_file() for path in text):
+        own |= {"source": "text", "tokenizer_folder": folder}
+    elif data.source != "tokens":
+        own |= {"source": "prepared", "tokenizer_folder": ""}
+    return data.model_copy(update=own)
 
 
 def print_sample(
@@ -154,5 +168,5 @@ def print_sample(
         print(words.decode([*start, *tokens]))
         return
     tokens = list(sampler.tokens(restored.params, to_tokens(data, prompt), count, seed))
-    space = " " if data.source in TOKENS else ""  # between numbers
+    space = "" if data.of_bytes else " "  # between numbers
     print(f"{prompt}{space}{to_text(data, tokens)}")

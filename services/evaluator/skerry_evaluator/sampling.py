@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from skerry.data.source import prepared_folders
 from skerry.data.tokenizer import FILE, Words
-from skerry.errors import ConfigError, ModelError
+from skerry.errors import ConfigError, CorpusError, ModelError
 from skerry.protocol.messages import MOST_SAMPLE_BYTES
 from skerry.settings.models import DataConfig, RunConfig
 
@@ -19,19 +21,20 @@ TEMPERATURE = 0.8
 """Of the samples that go with evaluations."""
 NEWLINE = 0x0A
 BYTES = 256
-TOKENS = ("tokens", "prepared")
-"""Sources whose tokens are no bytes."""
 
 
 def words_of(data: DataConfig) -> Words | None:
-    """Return the tokenizer that lies with a run's prepared text; None where there is none here."""
-    folder = Path(data.paths[0]).expanduser() if data.source == "prepared" else None
+    """Return the tokenizer of a run's text; None where there is none here."""
+    folder = Path(data.tokenizer_folder).expanduser() if data.tokenizer_folder else None
+    if folder is None and data.source == "prepared":
+        with suppress(CorpusError):
+            folder = prepared_folders(data.paths)[0]
     return Words.of(folder) if folder is not None and (folder / FILE).is_file() else None
 
 
 def to_tokens(data: DataConfig, prompt: str) -> list[int]:
     """Return a prompt's tokens: its UTF-8 bytes, or its numbers where a run trains on tokens."""
-    if data.source not in TOKENS:
+    if data.of_bytes:
         return list(prompt.encode()) or [0]
     try:
         return [int(word) for word in prompt.split()] or [0]
@@ -48,7 +51,7 @@ def to_text(data: DataConfig, tokens: Sequence[int]) -> str:
 
     A token that is no byte, and bytes that are no UTF-8, become replacement characters.
     """
-    if data.source in TOKENS:
+    if not data.of_bytes:
         return " ".join(map(str, tokens))
     return bytes(t if 0 <= t < BYTES else 0xFF for t in tokens).decode(errors="replace")
 
@@ -106,7 +109,7 @@ class SampleWriter:
 
     def write(self, params: Any, seed: int) -> str:
         """Return text of at most MOST_SAMPLE_BYTES, cut between two characters."""
-        start = [0 if self._data.source in TOKENS else NEWLINE]
+        start = [NEWLINE if self._data.of_bytes else 0]
         tokens = list(self._sampler.tokens(params, start, self._count, seed))
         words = self._words
         text = (to_text(self._data, tokens) if words is None else words.decode(tokens)).encode()

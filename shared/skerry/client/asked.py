@@ -49,7 +49,7 @@ def config_of(url: str | None = None, *, run: str = "main", config: Config = Non
         async with bus_from(settings.local.nats, "config") as bus:
             record = await ledger.wait_run(bus, run)
         found = loading.run_config_from_json(record.config_json, record.skerry_version)
-        return loading.with_own_paths(found, settings.run)
+        return loading.with_own_data(found, settings.run)
 
     try:
         return thread.result(read())

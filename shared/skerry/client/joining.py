@@ -76,7 +76,7 @@ async def find_or_create(
         if record.created_ns == created_ns:
             log.info("run_created", run=run, parameters=work.plan.parameters)
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
-    config = loading.with_own_paths(config, given)
+    config = loading.with_own_data(config, given)
     weights = config.model.weights if given.model.path else given.model.weights
     wanted = _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)), weights)
     different = loading.differences(wanted, config)

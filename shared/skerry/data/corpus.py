@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from skerry.data.cache import tokenised
 from skerry.data.packing import Packed
 from skerry.data.source import Document, Places, Tokens, read_source
 from skerry.errors import CorpusError
@@ -187,6 +188,7 @@ class Corpus:
 
 def load_corpus(config: DataConfig) -> Corpus:
     """Read the text and split it; CorpusError when it is unreadable, empty or too short."""
+    config = tokenised(config)
     whole = split(read_source(config), config)
     if not config.weights:
         return whole

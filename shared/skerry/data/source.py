@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from skerry.data.files import copied_folder, find_files, is_remote, matching, unreadable
 from skerry.data.shards import MANIFEST, SUFFIXES, open_shards, read_manifest
+from skerry.data.tokenizer import digest_of
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 
@@ -96,10 +97,14 @@ def prepared_folders(paths: Sequence[str]) -> list[Path]:
 
 def with_tokenizer(config: DataConfig) -> DataConfig:
     """Return the config with its tokenizer's digest, as a run's record holds it."""
-    if config.source != "prepared" or config.tokenizer:
+    if config.tokenizer:
         return config
-    manifest = read_manifest(prepared_folders(config.paths)[0])
-    return config.model_copy(update={"tokenizer": manifest.tokenizer})
+    digest = ""
+    if config.source == "prepared":
+        digest = read_manifest(prepared_folders(config.paths)[0]).tokenizer
+    elif config.tokenizer_folder:
+        digest = digest_of(Path(config.tokenizer_folder).expanduser())
+    return config.model_copy(update={"tokenizer": digest})
 
 
 def _stdlib_files() -> list[Path]:

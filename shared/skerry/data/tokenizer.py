@@ -53,7 +53,7 @@ class Words:
     @property
     def digest(self) -> str:
         """A hash of the tokenizer's file, 32 hexadecimal digits."""
-        return xxhash.xxh3_128_hexdigest((self.folder / FILE).read_bytes())
+        return digest_of(self.folder)
 
     @property
     def files(self) -> list[Path]:
@@ -82,6 +82,15 @@ class Words:
         """Return the text of tokens, without special ones."""
         text: str = self._made.decode(list(tokens))
         return text
+
+
+def digest_of(folder: Path) -> str:
+    """Return the hash of a folder's tokenizer; ConfigError where there is none."""
+    try:
+        return xxhash.xxh3_128_hexdigest((folder / FILE).read_bytes())
+    except OSError as error:
+        msg = f"{folder / FILE} cannot be read ({error.strerror}): name a tokenizer's folder."
+        raise ConfigError(msg, path="tokenizer") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BROKERS = ("nats", "tls", "ws", "wss")
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "model.factory": ("",),
+    "data.factory": ("",),
     "train.inner": INNERS,
     "sync.merge": MERGES,
     "outer.preset": OUTERS,
@@ -154,6 +155,18 @@ def _of_data(run: RunConfig) -> Iterator[str]:
         yield (
             f"train.accumulate is {train.accumulate} but data.batch is {data.batch}: a step takes "
             "its batch in equal parts; choose a divisor."
+        )
+    if data.factory and (data.paths or data.source != "stdlib"):
+        yield (
+            f"data.factory is {data.factory!r} but data.source and data.paths name text, too: "
+            "leave one of them out."
+        )
+    if data.options and not data.factory:
+        yield "data.options is set but data.factory is empty: it is for a dataset of your own."
+    if data.tokenizer_folder and not data.factory and data.source != "text":
+        yield (
+            f'data.tokenizer_folder is set but data.source is "{data.source}", which is not '
+            'tokenised: set data.source to "text".'
         )
     if data.source == "stdlib" and data.paths:
         yield (

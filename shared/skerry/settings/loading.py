@@ -171,12 +171,30 @@ def decided(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"outer": outer})
 
 
-def with_own_paths(config: RunConfig, given: RunConfig) -> RunConfig:
-    """Return a run's config with this machine's own data, where ``given`` names some."""
-    if not given.data.paths:
+OWN_DATA = (
+    *("source", "factory", "options", "tokenizer_folder", "field", "paths", "weights"),
+    *("suffixes", "token_dtype"),
+)
+"""The settings of ``data`` that say what a machine reads; the others say how a run does."""
+
+
+def with_own_data(config: RunConfig, given: RunConfig) -> RunConfig:
+    """Return a run's config with this machine's own data, where ``given`` names some.
+
+    Raises ConfigError where those are bytes and the run's are tokens, or the other way round.
+    """
+    own = given.data
+    if not (own.paths or own.factory):
         return config
-    own = {"paths": given.data.paths, "weights": given.data.weights}
-    return config.model_copy(update={"data": config.data.model_copy(update=own)})
+    if own.of_bytes != config.data.of_bytes:
+        kinds = "tokens", "bytes"
+        msg = (
+            f"data.source names text that is read as {kinds[own.of_bytes]}, and this run trains on"
+            f" {kinds[config.data.of_bytes]}: prepare it, or name a tokenizer, as the run has it."
+        )
+        raise ConfigError(msg, path="data.source")
+    mine = config.data.model_copy(update={name: getattr(own, name) for name in OWN_DATA})
+    return config.model_copy(update={"data": mine})
 
 
 def to_json(config: BaseModel) -> str:

@@ -84,6 +84,17 @@ class DataConfig(Table):
     source: Literal["stdlib", "text", "tokens", "prepared"] = "stdlib"
     """Sources of the Python standard library, text files, memory-mapped token shards, or folders
     that ``skerry data prepare`` wrote."""
+    factory: str = ""
+    """``module:function`` that returns a dataset with ``__len__`` and ``__getitem__``, in the place
+    of ``source``."""
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Keyword arguments for ``factory``."""
+    tokenizer_folder: str = ""
+    """Folder of the tokenizer by which ``text`` (and then JSON lines and Parquet, too), or a
+    dataset, is tokenised at a learner's first start; empty: text is read as bytes."""
+    field: str = "text"
+    """Column or key of the text in JSON lines, Parquet and datasets; ``messages``:
+    conversations."""
     paths: tuple[str, ...] = ()
     """Files and folders, for all sources but ``stdlib``; for ``text`` and ``tokens`` also patterns
     (``logs/*.txt``) and ``s3://bucket/prefix``, reached as SKERRY_STORE__... or AWS_... say. A
@@ -112,6 +123,11 @@ class DataConfig(Table):
     """Share of the text that no learner trains on; a hash of the content picks it."""
     seed: int = 0
     """Seed of the shuffle."""
+
+    @property
+    def of_bytes(self) -> bool:
+        """True where a token is a byte of the text."""
+        return self.source in ("stdlib", "text") and not (self.factory or self.tokenizer_folder)
 
 
 class TrainConfig(Table):
