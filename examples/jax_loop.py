@@ -71,11 +71,11 @@ def main(url: str, name: str, run: str = "copy") -> None:
     with skerry.join(url, run=run, name=name, params=params, config=CONFIG) as island:
         print(f"goes on from sequence {island.start}", flush=True)
         params = island.params
-        opt_state = optimizer.init(params)
+        opt_state = island.restored(optimizer.init(params))  # as a start before this one saved it
         loss = jnp.inf
         for batch in island.batches(lambda start: batches(island.shard, start)):
             params, opt_state, loss = train_step(params, opt_state, batch)
-            params = island.step(params, tokens=batch.size, loss=loss)
+            params = island.step(params, tokens=batch.size, loss=loss, state=opt_state)
             if island.fell_back:
                 opt_state = optimizer.init(params)
     print(f"loss {loss:.4f} after {island.cursor} sequences", flush=True)

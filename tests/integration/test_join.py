@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 import pytest
-import structlog
 
 import skerry
 from skerry.client.jax_island import JaxIsland
@@ -27,46 +26,13 @@ from skerry.errors import (
     SkerryError,
     Superseded,
 )
-from skerry.log.base import Bus
-from skerry.log.nats.bus import NatsBus
-from skerry_syncer.service import stand_by
-from tests.support.history import read_history
+from tests.support.joins import BATCH, CONFIG, ENDLESS, SEQ, STEPS, violations
 from tests.support.nats_server import NatsServer
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(120), pytest.mark.usefixtures("quiet")]
 
-BATCH, SEQ, STEPS = 2, 8, 40
-CONFIG: Mapping[str, Any] = {
-    "data": {"batch": BATCH, "seq_len": SEQ},
-    "train": {"steps": STEPS},
-    "sync": {"learners": 1, "fragments": 2, "h_steps": 10},
-    "log": {"window_bytes": 64 * 1024**2},
-    "liveness": {"pulse_s": 0.05},
-}
-ENDLESS = {**CONFIG, "train": {"steps": 10_000_000}}
+SYNC = {"diloco": {"learners": 2, "h_steps": 10}, "data-parallel": {"learners": 2}}
 GOAL = np.linspace(-1.0, 1.0, 300, dtype=np.float32)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Keep join from configuring the log of the test process."""
-    structlog.configure()
-    yield
-    structlog.reset_defaults()
-
-
-@pytest.fixture
-def syncer(shared_nats: NatsServer, run_id: str) -> Iterator[None]:
-    thread = LoopThread("syncer")
-
-    async def live() -> None:
-        async with NatsBus(shared_nats.url, name="s") as bus:
-            await stand_by(bus, run_id, "s")
-
-    living = thread.begin(live())
-    yield
-    living.cancel()
-    thread.close()
 
 
 @pytest.fixture
@@ -98,25 +64,8 @@ def train(island: JaxIsland, params: Any) -> Any:
     return params
 
 
-async def violations(bus: Bus, run: str) -> tuple[str, ...]:
-    return (await read_history(bus, run)).violations
-
-
-def audit(url: str, run: str) -> tuple[str, ...]:
-    thread = LoopThread("audit")
-
-    async def read() -> tuple[str, ...]:
-        async with NatsBus(url, name="audit") as bus:
-            return await violations(bus, run)
-
-    try:
-        return thread.result(read())
-    finally:
-        thread.close()
-
-
 def test_loop_trains_its_run_to_the_end_and_holds_the_last_global_state(
-    syncer: None, asked: dict[str, Any]
+    syncer: None, asked: dict[str, Any], thread: LoopThread
 ) -> None:
     asked["config"] = CONFIG
     with skerry.join(params=initial(), **asked) as island:
@@ -125,12 +74,14 @@ def test_loop_trains_its_run_to_the_end_and_holds_the_last_global_state(
         assert island.cursor == STEPS * BATCH
     assert np.abs(weights(island.params).ravel() - GOAL).max() < 0.1
     assert min(island.versions) > 1
-    assert audit(asked["url"], asked["run"]) == ()
+    assert violations(thread, asked["url"], asked["run"]) == ()
     with pytest.raises(RunFinished, match="is finished"), skerry.join(params=initial(), **asked):
         pass
 
 
-def test_the_lines_of_the_page_are_a_learner(syncer: None, asked: dict[str, Any]) -> None:
+def test_the_lines_of_the_page_are_a_learner(
+    syncer: None, asked: dict[str, Any], thread: LoopThread
+) -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/join.md").read_text()
     (lines,) = re.findall(r"^```python\n(import skerry\n\n.*?)^```", page, re.MULTILINE | re.DOTALL)
     lines = lines.replace("nats://hub:4222", asked["url"]).replace("main", asked["run"])
@@ -140,13 +91,13 @@ def test_the_lines_of_the_page_are_a_learner(syncer: None, asked: dict[str, Any]
         return params, opt_state, loss
 
     batch = np.zeros((BATCH, SEQ))
-    names: dict[str, Any] = {"params": initial(), "opt_state": None, "loader": [batch]}
+    names: dict[str, Any] = {"params": initial(), "optimizer": optax.adam(1e-3), "loader": [batch]}
     exec(lines, names | {"train_step": step, "config": CONFIG})  # noqa: S102 - our own page
-    assert audit(asked["url"], asked["run"]) == ()
+    assert violations(thread, asked["url"], asked["run"]) == ()
 
 
 def test_who_joins_later_begins_with_the_values_of_the_log_and_where_its_data_goes_on(
-    syncer: None, asked: dict[str, Any]
+    syncer: None, asked: dict[str, Any], thread: LoopThread
 ) -> None:
     with skerry.join(params=initial(0.5), **asked) as island:
         np.testing.assert_array_equal(weights(island.params), 0.5)
@@ -161,11 +112,14 @@ def test_who_joins_later_begins_with_the_values_of_the_log_and_where_its_data_go
         params = island.step(params, tokens=BATCH * SEQ, loss=loss)
         assert weights(params).max() < 2.0
         assert island.cursor == island.start, "a step from other parameters counts for nothing"
-    assert audit(asked["url"], asked["run"]) == ()
+    assert violations(thread, asked["url"], asked["run"]) == ()
 
 
-def test_modes_that_block_hold_the_loops_together(syncer: None, asked: dict[str, Any]) -> None:
-    config = {**CONFIG, "mode": "diloco", "sync": {"learners": 2, "h_steps": 10}}
+@pytest.mark.parametrize("mode", ["diloco", "data-parallel"])
+def test_modes_that_block_hold_the_loops_together(
+    syncer: None, asked: dict[str, Any], thread: LoopThread, mode: str
+) -> None:
+    config = {**CONFIG, "mode": mode, "sync": SYNC[mode]}
     cursors: dict[str, int] = {}
 
     def live(name: str) -> None:
@@ -174,13 +128,13 @@ def test_modes_that_block_hold_the_loops_together(syncer: None, asked: dict[str,
             train(island, island.params)
             cursors[name] = island.cursor
 
-    both = [threading.Thread(target=live, args=(name,)) for name in "ab"]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join(60)
+    loops = [threading.Thread(target=live, args=(name,)) for name in "ab"]
+    for loop in loops:
+        loop.start()
+    for loop in loops:
+        loop.join(60)
     assert cursors == {"a": STEPS * BATCH, "b": STEPS * BATCH}
-    assert audit(asked["url"], asked["run"]) == ()
+    assert violations(thread, asked["url"], asked["run"]) == ()
 
 
 def test_values_that_are_not_finite_are_put_out_by_the_global_state(
@@ -284,3 +238,23 @@ def test_batches_go_on_behind_those_that_were_used_and_begin_again(
         assert next(iter(island.batches(lambda cursor: iter([cursor])))) == 0
         with pytest.raises(ConfigError, match="gives no batch"):
             next(iter(island.batches([])))
+
+
+def test_the_optimizers_state_is_there_again_after_a_restart(
+    syncer: None, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    asked["config"] = {**ENDLESS, "learner": {"save_every_s": 0.01}}
+    fresh = {"count": jnp.int32(0), "mu": jnp.zeros((3,))}
+    saved = tmp_path / "learners" / asked["run"] / "a" / "inner.state"
+    with skerry.join(params=initial(), **asked) as island:
+        params, state = island.params, island.restored(fresh)
+        assert state["count"] == 0, "nothing was saved"
+        while not saved.exists():
+            state = jax.tree.map(lambda leaf: leaf + 1, state)
+            params = island.step(params, tokens=1, loss=0.0, state=state)
+    with skerry.join(params=initial(), **asked) as island:
+        state = island.restored(fresh)
+        assert state["count"] > 0
+        np.testing.assert_array_equal(state["mu"], np.full(3, state["count"], np.float32))
+    with skerry.join(params=initial(), **asked) as island:
+        assert island.restored({"mu": jnp.zeros((4,))})["mu"].shape == (4,), "another optimizer"

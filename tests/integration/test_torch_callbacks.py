@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 
 from skerry.client.loop_thread import LoopThread
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import RunState
-from skerry_syncer.service import stand_by
+from tests.support.joins import CONFIG as JOINED
 from tests.support.nats_server import NatsServer
 from tests.support.processes import call
 
@@ -27,43 +25,14 @@ pytestmark = [
     pytest.mark.nats,
     pytest.mark.drill,
     pytest.mark.timeout(120),
+    pytest.mark.usefixtures("quiet"),
     # Trainers warn of what is slow or deprecated on this machine: nothing of ours.
     pytest.mark.filterwarnings("ignore:::(transformers|lightning|accelerate|torch)"),
     pytest.mark.filterwarnings("ignore:.*(pin_memory|num_workers|LeafSpec|isinstance)"),
 ]
 
 BATCH, SEQ, VOCAB = 4, 16, 64
-CONFIG = {
-    "data": {"batch": BATCH, "seq_len": SEQ},
-    "train": {"steps": 40},
-    "sync": {"learners": 1, "fragments": 2, "h_steps": 10},
-    "log": {"window_bytes": 64 * 1024**2},
-    "liveness": {"pulse_s": 0.05},
-}
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Keep join from configuring the log of the test process."""
-    structlog.configure()
-    yield
-    structlog.reset_defaults()
-
-
-@pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    made = LoopThread("syncer")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def syncer(shared_nats: NatsServer, run_id: str, thread: LoopThread) -> None:
-    async def live() -> None:
-        async with NatsBus(shared_nats.url, name="s") as bus:
-            await stand_by(bus, run_id, "s")
-
-    thread.begin(live())
+CONFIG = {**JOINED, "data": {"batch": BATCH, "seq_len": SEQ}}
 
 
 def rows() -> list[dict[str, Any]]:

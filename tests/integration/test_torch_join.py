@@ -7,33 +7,22 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 
 from skerry.client.loop_thread import LoopThread
-from skerry.log.nats.bus import NatsBus
-from skerry_syncer.service import stand_by
-from tests.support.history import read_history
+from tests.support.joins import CONFIG, ENDLESS, violations
 from tests.support.nats_server import NatsServer
 
 torch: Any = pytest.importorskip("torch")
 skerry_torch: Any = pytest.importorskip("skerry.torch")
 torch.set_num_threads(1)
 
-pytestmark = [pytest.mark.nats, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(120), pytest.mark.usefixtures("quiet")]
 
-CONFIG: Mapping[str, Any] = {
-    "data": {"batch": 2, "seq_len": 8},
-    "train": {"steps": 40},
-    "sync": {"learners": 1, "fragments": 2, "h_steps": 10},
-    "log": {"window_bytes": 64 * 1024**2},
-    "liveness": {"pulse_s": 0.05},
-}
 WITHOUT_JAX = """
 import sys
 for name in ("jax", "jaxlib", "optax"):
@@ -43,38 +32,6 @@ assert "torch" not in sys.modules, "nothing is imported before it is asked for"
 skerry.torch.join
 assert "torch" in sys.modules
 """
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Keep join from configuring the log of the test process."""
-    structlog.configure()
-    yield
-    structlog.reset_defaults()
-
-
-@pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    made = LoopThread("syncer")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def syncer(shared_nats: NatsServer, run_id: str, thread: LoopThread) -> None:
-    async def live() -> None:
-        async with NatsBus(shared_nats.url, name="s") as bus:
-            await stand_by(bus, run_id, "s")
-
-    thread.begin(live())
-
-
-def violations(thread: LoopThread, url: str, run: str) -> tuple[str, ...]:
-    async def read() -> tuple[str, ...]:
-        async with NatsBus(url, name="audit") as bus:
-            return (await read_history(bus, run)).violations
-
-    return thread.result(read())
 
 
 def module() -> Any:
@@ -108,9 +65,8 @@ def test_falling_back_clears_the_optimizers_state_of_the_parameters(
 ) -> None:
     model = module()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    config = {**CONFIG, "train": {"steps": 10_000_000}}
     with skerry_torch.join(
-        shared_nats.url, run=run_id, name="a", model=model, optimizer=optimizer, config=config
+        shared_nats.url, run=run_id, name="a", model=model, optimizer=optimizer, config=ENDLESS
     ) as island:
         first = model.weight.detach().clone()
         (model.weight * torch.nan).sum().backward()
@@ -122,6 +78,33 @@ def test_falling_back_clears_the_optimizers_state_of_the_parameters(
                 break
         assert torch.equal(model.weight.detach(), first)
         assert not optimizer.state
+
+
+def test_the_optimizers_state_is_there_again_after_a_restart(
+    shared_nats: NatsServer, run_id: str, syncer: None, tmp_path: Path
+) -> None:
+    saved = tmp_path / "learners" / run_id / "a" / "inner.state"
+    asked: dict[str, Any] = {"url": shared_nats.url, "run": run_id, "name": "a"}
+    asked["config"] = {**ENDLESS, "learner": {"save_every_s": 0.01}}
+    model = module().to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    seen = list[Any]()
+    with skerry_torch.join(model=model, optimizer=optimizer, **asked) as island:
+        assert not optimizer.state
+        while not saved.exists():
+            (model.weight.float() ** 2).sum().backward()
+            optimizer.step()
+            seen.append(optimizer.state[model.weight]["exp_avg"].clone())
+            island.step(tokens=16, loss=0.0)
+    model = module().to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.2)
+    with skerry_torch.join(model=model, optimizer=optimizer, **asked):
+        state = optimizer.state[model.weight]
+        assert torch.equal(state["exp_avg"], seen[int(state["step"]) - 1]), "of one moment"
+        assert optimizer.param_groups[0]["lr"] == 0.2, "its settings are the program's"
+    other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with skerry_torch.join(model=model, optimizer=other, **asked):
+        assert not other.state, "of another optimizer"
 
 
 def test_a_torch_learners_machine_needs_no_jax_and_nothing_is_imported_early() -> None:

@@ -16,6 +16,8 @@ import structlog
 from jax.sharding import Mesh
 
 from skerry.client.inner import RestoredState, fresh
+from skerry.client.inner_state import RESTORE_S, InnerStateSaver, origin_of
+from skerry.client.jax_inner import kind_of
 from skerry.client.joining import LearnerPlace, offering, take_place
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
@@ -29,14 +31,12 @@ from skerry.models.mesh import make_mesh
 from skerry.protocol.messages import RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig
-from skerry_learner.inner_state import InnerStateSaver, origin_of
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import TrainingLoop
 from skerry_learner.work import Work, find_or_create
 
 log = structlog.get_logger()
 
-RESTORE_S = 60.0
 NICENESS = 5
 """Of training on a CPU. Who joins, merges or commits beside it (not in another container) goes
 first: others wait for that, and none waits for a step."""
@@ -71,8 +71,8 @@ async def learner(
         trainer = await asyncio.to_thread(_trainer, work, mesh, blank=blank, weights=weights)
         saver = None
         if local is not None and local.save_every_s:
-            origin, moments = origin_of(record, name), trainer.moments_like()
-            saver = InnerStateSaver(local, origin, place.learner.incarnation, moments)
+            origin, kind = origin_of(record, name), kind_of(trainer.moments_like())
+            saver = InnerStateSaver(local, origin, place.learner.incarnation, kind)
         meter = Meter(started_s)
         await _Service(bus, work, place, trainer, meter, saver, settled).run(shutdown_s)
 

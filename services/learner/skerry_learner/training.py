@@ -33,7 +33,7 @@ Feed = Callable[[int], AbstractContextManager[Iterator[Prefetched]]]
 
 
 class SavesInnerState(Protocol):
-    """Saves the inner optimizer's state, as ``inner_state.InnerStateSaver`` does on a disk."""
+    """Saves the inner optimizer's state, as ``InnerStateSaver`` does on a disk."""
 
     def due(self) -> bool: ...
     def save(self, moments: Any, now: TrainingProgress) -> None: ...

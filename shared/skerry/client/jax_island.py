@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from skerry.algorithm.fragments import LeafSpec, Plan
+from skerry.client import jax_inner
 from skerry.client.asked import Config, settings_of
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.joined import JoinedIsland
@@ -48,17 +49,31 @@ class JaxIsland(JoinedIsland):
         loss: Any,
         cursor: int | None = None,
         routed: Mapping[str, Any] | None = None,
+        state: Any = None,
     ) -> Params:
         """Take the parameters that a step has made, and return those to go on with.
 
         It answers and adopts; it never waits, but in a blocking mode. The arrays passed in are
         given up. The first step of a loop that has not asked for ``params`` was taken from its own
-        initial ones: it counts for nothing, and the log's are returned. ``boundary`` says the rest.
+        initial ones: it counts for nothing, and the log's are returned. ``state`` is the
+        optimizer's after this step, to be saved on this machine now and then; ``restored`` gives it
+        back after a restart. ``boundary`` says the rest.
         """
         if self._taken:
             self._held.params = params
-            self.boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed)
+            held = None if state is None else lambda: state
+            self.boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
         return self.params
+
+    def restored(self, state: Any) -> Any:
+        """Return an optimizer's state as an earlier start of this learner saved it, or as given.
+
+        ``state`` is a fresh one, of the shapes that steps will pass.
+        """
+        tensors = self.resume(jax_inner.kind_of(jax.eval_shape(lambda: state)))
+        if not tensors:
+            return state
+        return jax_inner.restored(state, tensors)
 
     def _hold(self, plan: Plan, config: RunConfig) -> JaxFragments:
         """Hold a copy: adopting writes into it, and the caller's arrays are the caller's."""

@@ -17,12 +17,14 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 import structlog
+from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.inner import RestoredState, fresh
+from skerry.client.inner_state import RESTORE_S, InnerStateSaver, StateKind, origin_of
 from skerry.client.island import Island
-from skerry.client.joining import LearnerPlace, find_or_create, offering, take_place
+from skerry.client.joining import find_or_create, offering, take_place
 from skerry.client.loop_thread import LoopThread
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
@@ -78,6 +80,8 @@ class JoinedIsland:
         self._around = ExitStack()
         self._joined: Island | None = None
         self._losses = deque[Any]()
+        self._restored = Future[RestoredState]()
+        self._saver: InnerStateSaver | None = None
         self.read_to: int | None = None
         self._stepped_s = 0.0
         self.fell_back = False
@@ -125,6 +129,7 @@ class JoinedIsland:
                 " a checkpoint."
             )
             raise RunFinished(msg)
+        self._origin = origin_of(record, self._name)
         place = thread.result(take_place(bus, record, cut.plan, self._name, socket.gethostname()))
         place = offering(place, config.model, given.model.path)
         self._fragments = self._make(cut.plan, config)
@@ -136,22 +141,17 @@ class JoinedIsland:
         observe(place.learner, lambda: network.last_pulse)
         self._island.report()
         self._stop, self._still = asyncio.Event(), asyncio.Event()
-        self._serving: Future[None] = thread.begin(self._serve(place))
+        self._serving: Future[None] = thread.begin(self._serve())
 
     # in the network's thread
 
-    async def _serve(self, place: LearnerPlace) -> None:
+    async def _serve(self) -> None:
         """Serve until the run or this learner is over, and leave once its loop stands still."""
         network = self._membership.network
-        start = place.learner.incarnation, place.start.step
-
-        async def restored() -> RestoredState:
-            return fresh(*start, "the training loop keeps its own optimizer")
-
         loops = {
             "network": network.run,
             "finished": self._finished,
-            "prepare": lambda: self._membership.settle(restored()),
+            "prepare": lambda: self._membership.settle(asyncio.wrap_future(self._restored)),
         }
         try:
             await run_loops(loops, self._stop)
@@ -230,6 +230,24 @@ class JoinedIsland:
             self.read_to = cursor
             yield batch
 
+    def resume(self, kind: StateKind) -> Mapping[str, NDArray[Any]]:
+        """Return the optimizer's state that an earlier start of this learner saved; empty: none.
+
+        It waits for the disk. From now on boundaries save the state that they are given.
+        """
+        island, local = self._island, self._settings.local.learner
+        start = island.place.learner.incarnation, island.now.step
+        if not local.save_every_s or self._restored.done():
+            return {}
+        self._saver = InnerStateSaver(local, self._origin, start[0], kind)
+        self._saver.start(start[1], self.config.train.inner_max_age_steps, lambda: None)
+        try:
+            restored = self._saver.restored.result(RESTORE_S)
+        except TimeoutError:
+            restored = fresh(*start, f"the disk gave nothing for {RESTORE_S:g} s")
+        self._restored.set_result(restored)
+        return restored.tensors
+
     def boundary(
         self,
         *,
@@ -237,13 +255,15 @@ class JoinedIsland:
         loss: Any,
         cursor: int | None = None,
         routed: Mapping[str, Any] | None = None,
+        state: Callable[[], Any] | None = None,
     ) -> None:
         """Count a step that was handed to the device; answer, and adopt what is due.
 
         Nothing here waits, but in a blocking mode. ``tokens`` are those that the step trained on,
         ``loss`` its mean loss, a number or a scalar that may still be computed; ``cursor`` is how
         far the data is used, in sequences; by default each step takes ``data.batch`` of them.
-        ``routed`` counts the tokens that reached each unit of a stack so far.
+        ``routed`` counts the tokens that reached each unit of a stack so far. ``state`` gives the
+        optimizer's state, to be saved when a save is due.
 
         Raises ConfigError for more tokens than a step of the run may have, or a cursor that goes
         back.
@@ -255,6 +275,9 @@ class JoinedIsland:
             island.session.boundary(island.now, island.meter.loss, idle=True)
             return
         self._check_tokens(tokens)
+        if not self._restored.done():
+            start = island.place.learner.incarnation, island.place.start.step
+            self._restored.set_result(fresh(*start, "the training loop keeps its own optimizer"))
         replayed = island.now.cursor < island.place.seen
         island.advance(tokens, self._cursor_after(cursor), routed)
         self._losses.append(loss)
@@ -262,6 +285,8 @@ class JoinedIsland:
         island.meter.trained(island.meter.clock() - began_s, replayed=replayed)
         self._wait(island.boundary())
         self.fell_back = island.session.resets > resets
+        if self._saver is not None and state is not None and self._saver.due():
+            self._saver.save(state(), island.now)
         self._stepped_s = island.meter.clock()
         island.stepped(self._stepped_s - began_s)
 
@@ -320,6 +345,8 @@ class JoinedIsland:
             if kind is None and self._island.done():
                 self._wait(self._island.outlast())
         finally:
+            if self._saver is not None:
+                self._saver.close()
             for event in (self._still, self._stop):
                 self._thread.call(event.set)
             try:

@@ -154,14 +154,17 @@ def ranges_of(fragment: Fragment, leaves: list[Parameter]) -> Iterator[LocalRang
 class TorchGradient:
     """An outer gradient f32 (padded_size,) on an accelerator, to be quantised where it lies.
 
-    The network's thread reads it, on a stream of its own: training does not wait for the copies.
+    Another thread reads it, on a stream of its own: training does not wait for the copies. So it
+    does any tensor that no longer changes.
     """
 
     def __init__(self, vector: Tensor) -> None:
+        self.shape = tuple(vector.shape)
+        self.dtype = str(vector.dtype).removeprefix("torch.")
         self._vector = vector
         self._ready = torch.cuda.current_stream(vector.device).record_event()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:  # noqa: FBT001 - numpy's own signature
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's own signature
         del copy
         stream = self._stream()
         with torch.cuda.stream(stream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, replace
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from torch import distributed
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.client import torch_inner
 from skerry.client.asked import Config, settings_of
 from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.joined import JoinedIsland
@@ -73,7 +75,7 @@ class TorchIsland:
         self._lead = JoinedIsland(settings, run, name, leaves, self._hold)
 
     def __enter__(self) -> Self:
-        self._at_boundary(self._lead.__enter__)
+        self._at_boundary(self._join)
         return self
 
     def __exit__(
@@ -143,13 +145,28 @@ class TorchIsland:
         It never waits, but in a blocking mode. Where several processes train the module each calls
         it: ``tokens`` are those of all, and the first one's ``loss`` counts. Once values that were
         not finite gave way to the global state, the optimizer's state of the parameters is cleared.
+        That of a module in one process is saved on this machine now and then.
         ``JoinedIsland.boundary`` says the rest.
         """
         loss = pending(loss) if self._follower is None else None
         boundary = partial(self._lead.boundary, tokens=tokens, loss=loss, cursor=cursor)
-        self._at_boundary(partial(boundary, routed=routed))
+        state = partial(torch_inner.state_of, self._optimizer, self._model)
+        self._at_boundary(partial(boundary, routed=routed, state=state))
         if self.fell_back:
             forget(self._optimizer, self._model)
+
+    def _join(self) -> None:
+        """Join, and go on with the optimizer's state that an earlier start has saved."""
+        self._lead.__enter__()
+        if self._optimizer is None or self._ranks is not None:
+            return
+        try:
+            tensors = self._lead.resume(torch_inner.kind_of(self._optimizer, self._model))
+            if tensors:
+                torch_inner.restore(self._optimizer, self._model, tensors)
+        except BaseException:
+            self._lead.__exit__(*sys.exc_info())
+            raise
 
     def _at_boundary(self, act: Callable[[], object], *, ends: bool = False) -> None:
         """Have the first process act, and learn where this learner is then.
@@ -213,7 +230,8 @@ def join(
             are float32, bfloat16 or float16, whole or sharded by rows (``fully_shard``).
         run: The run's id.
         name: The learner's own, which no other learner of the run has; by default the host's.
-        optimizer: What trains the module: its state is cleared when training falls back.
+        optimizer: What trains the module: its state is saved on this machine, given back after a
+            restart, and cleared when training falls back.
         config: Settings by table, such as ``{"train": {"steps": 5000}}``, or a TOML file of them;
             those of the run count if it is created here. Credentials are in table ``nats``.
         embeddings: Name parts that mark embeddings, which are averaged and not merged by direction;

@@ -17,19 +17,20 @@ import pytest
 import structlog
 from numpy.typing import NDArray
 
-from skerry.errors import CheckpointCorrupt
-from skerry.protocol.learner import TrainingProgress
-from skerry.settings.models import LearnerSettings
-from skerry_learner import inner_state
-from skerry_learner.inner_state import (
+from skerry.client import inner_state
+from skerry.client.inner_state import (
     InnerStateSaver,
     Origin,
     Saved,
     read_file,
-    shapes_of,
+    shapes_in,
     size_of,
     write_file,
 )
+from skerry.client.jax_inner import flat, kind_of
+from skerry.errors import CheckpointCorrupt
+from skerry.protocol.learner import TrainingProgress
+from skerry.settings.models import LearnerSettings
 from tests.support.builders import wait_until
 
 ORIGIN = Origin("run", 123, 2**63 + 5, 6, "a")
@@ -46,7 +47,7 @@ def moments(seed: int = 0) -> Any:
     }
 
 
-SHAPES = shapes_of(moments())
+SHAPES = shapes_in(flat(moments()))
 
 
 def tensors(seed: int = 0) -> dict[str, NDArray[Any]]:
@@ -131,7 +132,7 @@ class Desk:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def saver(self, step: int = 700) -> InnerStateSaver:
-        local, like = LearnerSettings(path=self.folder), jax.eval_shape(moments)
+        local, like = LearnerSettings(path=self.folder), kind_of(jax.eval_shape(moments))
         made = InnerStateSaver(local, ORIGIN, self.incarnation, like, clock=lambda: self.now_s)
         made.start(step, 100, self.ended.set)
         return made

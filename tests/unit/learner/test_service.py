@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from skerry.client.inner_state import origin_of, read_file, shapes_in
+from skerry.client.jax_inner import flat
 from skerry.client.joining import take_place
 from skerry.client.sending import ContributionSender
 from skerry.errors import StateLost, first_cause
@@ -22,7 +24,6 @@ from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord, Run
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.inner_state import origin_of, read_file, shapes_of
 from skerry_learner.service import NICENESS, learner, step_back
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.work import find_or_create
@@ -188,7 +189,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
         await asyncio.gather(conducting, return_exceptions=True)
     assert pulse.phase is LearnerPhase.STOPPED
     assert (settled.inner, settled.cursor, settled.contrib_sequence) == ("new", 0, 1)
-    shapes = shapes_of(Trainer(work.model, work.config, work.plan).moments_like())
+    shapes = shapes_in(flat(Trainer(work.model, work.config, work.plan).moments_like()))
     saved, _ = read_file(tmp_path / "run" / "a" / "inner.state", shapes)
     assert (saved.origin, saved.incarnation) == (origin_of(record, "a"), 1)
     assert saved.step == pulse.step, "what an orderly stop saves is the end"

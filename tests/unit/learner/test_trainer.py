@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, fragments
 from skerry.algorithm.fragments import Plan
+from skerry.client.inner_state import shapes_in
+from skerry.client.jax_inner import flat
 from skerry.models.base import build_model, leaves_by_name, specs_of, token_loss
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.inner_state import shapes_of
 from skerry_learner.trainer.trainer import Trainer
 from tests.support.hf_folder import MOE
 
@@ -221,7 +222,7 @@ def test_restored_moments_make_the_next_step_the_same() -> None:
     held = jax.tree.map(np.array, before.state)
     after, _ = trainer_of()
     tensors = jax.tree.leaves(held.optimizer)
-    after.restore_moments(dict(zip(shapes_of(held.optimizer), tensors, strict=True)))
+    after.restore_moments(dict(zip(shapes_in(flat(held.optimizer)), tensors, strict=True)))
     after.state = after.state._replace(params=jax.tree.map(jnp.array, held.params))
     for trainer in (before, after):
         trainer.step(batch(9), 0.6)
@@ -231,7 +232,7 @@ def test_restored_moments_make_the_next_step_the_same() -> None:
 
 def test_restored_moments_are_the_devices_own_and_can_be_given_to_a_step() -> None:
     trainer, _ = trainer_of()
-    shapes = shapes_of(trainer.moments_like())
+    shapes = shapes_in(flat(trainer.moments_like()))
     given = {name: np.full(shape, 2, dtype) for name, (shape, dtype) in shapes.items()}
     trainer.restore_moments(given)
     trainer.step(batch(), 0.5)

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.jax_fragments import JaxFragments
+from skerry.client.jax_inner import restored
 from skerry.client.weights import FolderWeights
 from skerry.models import mesh as meshes
 from skerry.models.axes import check_batch, held_elements
-from skerry.models.base import Batch, Frozen, Layout, Model, Params, path_name, specs_of
+from skerry.models.base import Batch, Frozen, Layout, Model, Params, specs_of
 from skerry.models.decoder import Decoder
 from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory
 from skerry.settings.models import RunConfig
@@ -186,15 +187,9 @@ class Trainer:
         return jax.eval_shape(self._programs.init_moments, self.fragments.params)
 
     def restore_moments(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with moments of an earlier incarnation, named and shaped as ``moments_like``.
-
-        They are copied, tensor by tensor and to each device only its own part: what a step may
-        write into must be the device's own memory.
-        """
-        named, tree = jax.tree_util.tree_flatten_with_path(self._programs.places.optimizer)
+        """Go on with moments of an earlier incarnation, named and shaped as ``moments_like``."""
         self.moments = None
-        leaves = [meshes.put(tensors[path_name(path)], place) for path, place in named]
-        self.moments = jax.tree.unflatten(tree, leaves)
+        self.moments = restored(self._programs.places.optimizer, tensors)
 
     def reset(self) -> None:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""

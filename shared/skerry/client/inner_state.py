@@ -1,9 +1,9 @@
 """The inner optimizer's state on disk: saved from time to time, read at a start.
 
-The trainer copies the state on its device at a step boundary and goes on; a thread fetches, hashes
-and writes it. The copy costs the state's own size (8 bytes a parameter for AdamW) until it is
-written, and is given up tensor by tensor. The file is a header of JSON, the tensors, and a
-checksum over both.
+The training loop copies the state on its device at a step boundary and goes on; a thread fetches,
+hashes and writes it. The copy costs the state's own size (8 bytes a parameter for AdamW) until it
+is written, and is given up tensor by tensor. The file is a header of JSON, the tensors, and a
+checksum over both. Without JAX or torch: ``jax_inner`` and ``torch_inner`` know their states.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import structlog
 import xxhash
@@ -32,7 +30,6 @@ from numpy.typing import NDArray
 
 from skerry.client.inner import RestoredState, aged, fresh
 from skerry.errors import CheckpointCorrupt, SkerryError
-from skerry.models.base import path_name
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import RunRecord
 from skerry.settings.models import LearnerSettings
@@ -49,7 +46,10 @@ LENGTH = struct.Struct("<Q")
 CHECKSUM_BYTES = 8
 """Of the xxh3-64 over all that comes before it."""
 MOST_METADATA = 65_536
+MOST_HEADER = 64 * 1024**2
 PIECE = 4 * 1024**2
+RESTORE_S = 60.0
+"""A disk that gives nothing for so long has nothing saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,36 @@ class Saved:
     steps: int
 
 
-def shapes_of(moments: Any) -> Shapes:
-    """Name every tensor of an optimizer's state (arrays or their shapes), in flattening order."""
-    found = jax.tree_util.tree_flatten_with_path(moments)[0]
-    return {path_name(path): (tuple(leaf.shape), str(leaf.dtype)) for path, leaf in found}
+Copying: TypeAlias = Callable[[Any], Any]
+"""Copies a state on its device, without waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateKind:
+    """What a saver has to know of a training loop's optimizer state.
+
+    ``flat`` names its arrays, each with a shape, a dtype as numpy spells it and ``__array__``.
+    ``copying`` makes what copies it, in the saver's thread. A file must have the tensors of
+    ``shapes``, where that is known before, and ``fits``.
+    """
+
+    flat: Callable[[Any], Mapping[str, Any]]
+    copying: Callable[[], Copying]
+    shapes: Shapes | None = None
+    fits: Callable[[Shapes], bool] = lambda _: True
+
+
+def shapes_in(arrays: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a state's arrays."""
+    return {name: (tuple(array.shape), str(array.dtype)) for name, array in arrays.items()}
 
 
 @dataclass(slots=True)
 class _Job:
     """A state to be saved; its tensors go as they are written."""
 
-    leaves: list[jax.Array | None]
+    shapes: Shapes
+    leaves: list[Any]
     saved: Saved
 
 
@@ -97,19 +116,19 @@ class _Job:
 class InnerStateSaver:
     """One learner's state on disk, below ``path/<run>/<name>``; at most one save in flight.
 
-    ``template`` is the state's tree of shapes and dtypes; ``ended`` is called from the thread once
-    it has ended. A save that fails is logged once and tried again when the next one is due.
+    ``ended`` is called from the thread once it has ended. A save that fails is logged once and
+    tried again when the next one is due.
     """
 
     local: LearnerSettings
     origin: Origin
     incarnation: int
-    template: Any
+    kind: StateKind
     clock: Callable[[], float] = time.monotonic
     restored: Future[RestoredState] = field(default_factory=Future[RestoredState])
     _jobs: SimpleQueue[_Job | None] = field(init=False, default_factory=SimpleQueue[Any])
     _busy: bool = field(init=False, default=False)
-    _copy: Callable[[Any], Any] | None = field(init=False, default=None)
+    _copy: Copying | None = field(init=False, default=None)
     _due_s: float = field(init=False, default=0.0)
     _complained: str = field(init=False, default="")
 
@@ -143,7 +162,8 @@ class InnerStateSaver:
     def _post(self, moments: Any, now: TrainingProgress) -> None:
         self._busy = True
         saved = Saved(self.origin, self.incarnation, now.step, now.steps)
-        self._jobs.put(_Job(list(jax.tree.leaves(moments)), saved))
+        arrays = self.kind.flat(moments)
+        self._jobs.put(_Job(shapes_in(arrays), list(arrays.values()), saved))
 
     def _live(self, step: int, max_age_steps: int, ended: Callable[[], None]) -> None:
         try:
@@ -151,8 +171,7 @@ class InnerStateSaver:
             with suppress(OSError):  # what earlier incarnations were killed over
                 for draft in self.path.parent.glob(DRAFT):
                     draft.unlink()
-            copy = jax.jit(lambda moments: jax.tree.map(jnp.copy, moments))
-            self._copy = copy.lower(self.template).compile()
+            self._copy = self.kind.copying()
             while (job := self._jobs.get()) is not None:
                 self._save(job)
                 self._busy = False
@@ -162,7 +181,7 @@ class InnerStateSaver:
     def _restore(self, step: int, max_age_steps: int) -> RestoredState:
         start = self.incarnation, step
         try:
-            saved, tensors = read_file(self.path, shapes_of(self.template))
+            saved, tensors = read_file(self.path, self.kind.shapes)
         except FileNotFoundError:
             return fresh(*start, "nothing is saved on this machine")
         except (OSError, SkerryError) as error:
@@ -170,6 +189,8 @@ class InnerStateSaver:
             return fresh(*start, "what is saved cannot be read")
         if saved.origin != self.origin:
             return fresh(*start, "it belongs to another run or learner")
+        if not self.kind.fits(shapes_in(tensors)):
+            return fresh(*start, "it belongs to another optimizer")
         return aged(
             saved.step,
             tensors,
@@ -180,7 +201,7 @@ class InnerStateSaver:
 
     def _save(self, job: _Job) -> None:
         """Write a state; log once why it cannot be written, until it can."""
-        began_s, shapes = self.clock(), shapes_of(self.template)
+        began_s, shapes = self.clock(), job.shapes
         draft = DRAFT.replace("*", str(self.incarnation))
 
         def fetched() -> Iterator[NDArray[Any]]:
@@ -241,18 +262,21 @@ def write_file(
     fsync_folder(path.parent)
 
 
-def read_file(path: Path, shapes: Shapes) -> tuple[Saved, dict[str, NDArray[Any]]]:
-    """Return what a file holds if it is exactly the tensors of ``shapes``, undamaged.
+def read_file(path: Path, shapes: Shapes | None) -> tuple[Saved, dict[str, NDArray[Any]]]:
+    """Return what an undamaged file holds: exactly the tensors of ``shapes``, or (None) any.
 
     Sizes are checked before anything is allocated, the checksum before anything is parsed. Raises
     CheckpointCorrupt for what does not hold, OSError for a file that cannot be read.
     """
     with path.open("rb") as handle:
-        size, expected = os.fstat(handle.fileno()).st_size, size_of(shapes)
+        size = os.fstat(handle.fileno()).st_size
         prefix = handle.read(LENGTH.size)
         (length,) = LENGTH.unpack(prefix.ljust(LENGTH.size, b"\xff"))
-        bound = len(json.dumps(_listed(shapes))) + MOST_METADATA
-        if length > bound or size != LENGTH.size + length + expected + CHECKSUM_BYTES:
+        bound, inside = MOST_HEADER, size - LENGTH.size - length - CHECKSUM_BYTES
+        expected = max(0, inside)
+        if shapes is not None:
+            bound, expected = len(json.dumps(_listed(shapes))) + MOST_METADATA, size_of(shapes)
+        if length > bound or inside != expected:
             raise _damaged(path, f"{size} bytes are not those of this model's inner state")
         text, data = handle.read(length), bytearray(expected)
         handle.readinto(data)
@@ -265,9 +289,12 @@ def read_file(path: Path, shapes: Shapes) -> tuple[Saved, dict[str, NDArray[Any]
         entries: dict[str, Any] = json.loads(text)
         listed, origin = entries.pop("tensors"), Origin(**entries.pop("origin"))
         saved = Saved(origin, **entries)
+        found = {name: (tuple(shape), dtype) for name, shape, dtype in listed}
+        if shapes is None and size_of(found) == expected:
+            shapes = found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, "its header makes no sense") from error
-    if listed != _listed(shapes):
+    if shapes is None or listed != _listed(shapes):
         raise _damaged(path, "its tensors are not those of this model")
     tensors: dict[str, NDArray[Any]] = {}
     offset = 0

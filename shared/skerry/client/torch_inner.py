@@ -1,0 +1,69 @@
+"""The state of a torch optimizer, as it is saved and read: by the names of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from skerry.client.inner_state import Shapes, StateKind
+from skerry.client.torch_fragments import handed_over
+
+State = dict[str, Any]
+"""By ``optimizer|parameter|key|type``: tensors, and numbers as tensors without dimensions."""
+
+
+def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
+    """Return what a saver has to know of an optimizer's state of a module's parameters."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+    def fits(found: Shapes) -> bool:
+        return all(
+            entry[:1] == [type(optimizer).__name__]
+            and len(entry) == 4
+            and shape in {(), shapes.get(entry[1])}
+            and isinstance(getattr(torch, entry[3], None), torch.dtype)
+            for entry, (shape, _) in ((name.split("|"), about) for name, about in found.items())
+        )
+
+    return StateKind(_flat, lambda: _copied, fits=fits)
+
+
+def state_of(optimizer: Any, model: torch.nn.Module) -> State:
+    """Return an optimizer's state of a module's parameters, as it is."""
+    found: State = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, (torch.Tensor, int, float)):
+                held = torch.as_tensor(value)
+                kind = str(held.dtype).removeprefix("torch.")
+                found[f"{type(optimizer).__name__}|{name}|{key}|{kind}"] = held
+    return found
+
+
+def restore(optimizer: Any, model: torch.nn.Module, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Give an optimizer the state that was saved; its settings stay as they are."""
+    places = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    named = {name: places.index(id(p)) for name, p in model.named_parameters() if id(p) in places}
+    state: dict[int, dict[str, Any]] = {}
+    for label, array in tensors.items():
+        _, name, key, kind = label.split("|")
+        value = torch.from_numpy(np.array(array)).view(getattr(torch, kind))
+        if name in named:
+            state.setdefault(named[name], {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _copied(state: State) -> State:
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def _flat(state: State) -> dict[str, Any]:
+    """Return what numpy can hold of each tensor: the bits of a bfloat16 as integers."""
+    narrow = {name: t.dtype == torch.bfloat16 for name, t in state.items()}
+    return {
+        name: handed_over(t.view(torch.int16) if narrow[name] else t) for name, t in state.items()
+    }
