@@ -65,7 +65,8 @@ async def learner(
         if record.state is RunState.FINISHED:
             log.info("run_already_finished", run=run)
             return
-        place = await take_place(bus, record, work.plan, name, socket.gethostname())
+        host, data = socket.gethostname(), work.corpus.digest
+        place = await take_place(bus, record, work.plan, name, host, data=data)
         place, weights = await _begin(place, work, given.model.path)
         blank = weights is not None or not place.missing  # everything comes from the log
         trainer = await asyncio.to_thread(_trainer, work, mesh, blank=blank, weights=weights)

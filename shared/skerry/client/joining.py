@@ -195,11 +195,17 @@ async def take_place(
     name: str,
     host: str,
     wall_ns: Callable[[], int] = time.time_ns,
+    *,
+    data: str = "",
 ) -> LearnerPlace:
-    """Join the run, and read from the log how far it and this learner's stream are."""
+    """Join the run, and read from the log how far it and this learner's stream are.
+
+    ``data`` is the digest of the text that it reads, for the record.
+    """
     run = record.run
     last = await run_records.newest(bus, run, Pulse, Subjects(run).pulse(name))
     member = await place.take_place(bus, run, cut, name, host=host, now_ns=wall_ns())
+    member = replace(member, data=data)
     manifests = await state.read_manifests(bus, run, cut)
     log.info(
         "joined",

@@ -155,14 +155,15 @@ def targets_in(batch: HostBatch) -> int:
 class Corpus:
     """The training text and the held-out text of a run.
 
-    ``mixed`` are its parts where those are read by weight, one for each of ``data.paths``.
-    ``bytes_per_token`` are those of the text that a target of the held-out text writes, 0 where
-    that is not known.
+    ``digest`` is of all its text, in order. ``mixed`` are its parts where those are read by weight,
+    one for each of ``data.paths``. ``bytes_per_token`` are those of the text that a target of the
+    held-out text writes, 0 where that is not known.
     """
 
     train: Sequences | Packed
     held_out: Sequences
     config: DataConfig
+    digest: str
     mixed: tuple[Corpus, ...] = ()
     bytes_per_token: float = 0.0
 
@@ -219,7 +220,8 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
             " differs (prepared text is held out by whole documents), or lower data.seq_len."
         )
         raise CorpusError(msg, path="data.seq_len")
-    corpus = Corpus(train, held_out, config, bytes_per_token=_bytes_per_token(cuts, bound))
+    written = _bytes_per_token(cuts, bound)
+    corpus = Corpus(train, held_out, config, _digest(cuts), bytes_per_token=written)
     if corpus.sequences_per_shard == 0:
         msg = (
             f"The corpus has {len(corpus.train)} training sequences for data.streams ="
@@ -227,6 +229,15 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
         )
         raise CorpusError(msg, path="data.streams")
     return corpus
+
+
+def _digest(cuts: Sequence[_Cut]) -> str:
+    """Return a hash of all pieces of text, 32 hexadecimal digits."""
+    digest = xxhash.xxh3_128()
+    for cut in cuts:
+        for numbers in (cut.ends, cut.hashes):
+            digest.update(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.hexdigest()
 
 
 def _bytes_per_token(cuts: Sequence[_Cut], bound: np.uint64) -> float:

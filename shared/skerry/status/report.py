@@ -32,7 +32,7 @@ class LearnerRow:
     given to it (``algorithm.goodput.USES``), all incarnations and the pauses between them.
     ``waited_s`` is for how long one that is catching up has done so; ``worked_s`` how much of this
     incarnation's time was neither that nor starting. ``joined_s_ago`` is since the first start of
-    that name, None before it was read.
+    that name, None before it was read. ``data`` is the digest of what it reads.
     """
 
     name: str
@@ -59,6 +59,7 @@ class LearnerRow:
     waited_s: float = 0.0
     worked_s: float = 0.0
     joined_s_ago: float | None = None
+    data: str = ""
 
     @property
     def at_work(self) -> bool:
@@ -226,6 +227,7 @@ def _learner_row(
         waited_s=pulse.recover_s if pulse and phase is LearnerPhase.CATCHING_UP else 0.0,
         worked_s=max(0.0, finite(ready_s) or 0.0),
         joined_s_ago=None if learner.first_s is None else max(0.0, now_s - learner.first_s),
+        data=learner.data,
     )
     return row, seconds
 

@@ -39,6 +39,8 @@ Message = Pulse | Commit | MemberRecord | CheckpointRecord | Evaluation | RunRec
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
 MOST_EVALUATIONS = 512
 """Above this many a view keeps every second one: old ones thin out, the curve keeps its shape."""
+MOST_DIGEST = 64
+"""Characters of a digest that a learner claims."""
 RECENT_EVALUATIONS = 32
 """These newest ones do not: an evaluator that is not among them has ended."""
 ON_ITS_WAY_S = 1.0
@@ -69,7 +71,8 @@ class LearnerView:
     ``joined_s`` is when the time allocated to it began: its first start of which the view knows
     what became of it. ``ended_s`` is when it had finished or stopped, ``closed_s`` when it lost its
     connection without a pulse since. ``first_s`` is when the log had the first start of that name,
-    None before it was read. ``earlier`` are the SUMMED of earlier incarnations, ``earlier_spent``
+    None before it was read. ``data`` is the digest of what it reads.
+    ``earlier`` are the SUMMED of earlier incarnations, ``earlier_spent``
     their time.
     """
 
@@ -84,6 +87,7 @@ class LearnerView:
     progress: liveness.StepProgress | None = None
     ended_s: float | None = None
     closed_s: float | None = None
+    data: str = ""
 
     @property
     def counts(self) -> Counter[str]:
@@ -212,6 +216,7 @@ class RunView:
         if held is None or member.incarnation > held.incarnation:
             since_s = min(at_s, member.joined_ns / 1e9)
             held = self._start(member.learner, member.incarnation, since_s)
+        held.data = member.data[:MOST_DIGEST] or held.data
         held.first_s = at_s if held.first_s is None else min(at_s, held.first_s)
 
     def _start(self, name: str, incarnation: int, since_s: float) -> LearnerView:

@@ -185,7 +185,7 @@ class Starts:
 
     ``known`` is, by incarnation, how far its data is known to be used. ``cursor`` is where the
     newest incarnation that has said so began; ``begun`` says which that was, and ``inner`` counts
-    what became of the inner optimizer's state.
+    what became of the inner optimizer's state. ``data`` is the digest of what it reads.
     """
 
     learner: str
@@ -194,6 +194,7 @@ class Starts:
     begun: int = -1
     cursor: int = 0
     inner: Counter[str] = field(default_factory=Counter[str])
+    data: str = ""
     known: dict[int, int] = field(default_factory=dict[int, int])
     unproven: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
 
@@ -214,6 +215,7 @@ class Starts:
         if record.inner is None:
             return
         self.inner[record.inner.value] += 1
+        self.data = record.data or self.data
         self.begun, self.cursor = record.incarnation, record.cursor
         if record.cursor < used:
             text = (

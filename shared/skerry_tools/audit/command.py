@@ -270,13 +270,13 @@ def _show(report: AuditReport) -> None:
         f"The log of run {report.run} {verdict}: {report.commits:,} commits in"
         f" {report.records:,} records, {report.elapsed_s:.1f} s."
     )
-    table = Table("learner", "tokens", "cursor", "merged", "refused", "starts", box=None)
+    table = Table("learner", "tokens", "cursor", "merged", "refused", "starts", "data", box=None)
     for row in report.learners:
         refused = ", ".join(f"{n} {cause}" for cause, n in sorted(row.refused.items()))
         starts = ", ".join(f"{n} {inner}" for inner, n in sorted(row.starts.items()))
         counts = (f"{n:,}" for n in (row.tokens, row.cursor, row.contributions))
         starts = f"{row.incarnation}" + (f" ({starts})" if starts else "")
-        table.add_row(row.learner, *counts, refused or "0", starts)
+        table.add_row(row.learner, *counts, refused or "0", starts, row.data[:16])
     console.print(table)
     for sentence in _sentences(report.survey):
         console.print(sentence)

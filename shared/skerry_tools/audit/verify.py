@@ -39,7 +39,8 @@ class LearnerReport:
 
     ``tokens`` are those of the fragment that is furthest along, as in ``skerry status``; ``cursor``
     is how far its data is counted. ``starts`` counts what became of the inner optimizer's state:
-    new, warm or cold. ``refused`` counts by cause, over all fragments, as ``contributions`` does.
+    new, warm or cold. ``data`` is the digest of what it reads.
+    ``refused`` counts by cause, over all fragments, as ``contributions`` does.
     """
 
     learner: str
@@ -49,6 +50,7 @@ class LearnerReport:
     contributions: int
     refused: dict[str, int]
     starts: dict[str, int]
+    data: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,14 @@ class _Walk:
             else:
                 self.report([Violation(What.UNREADABLE, text, sequence=raw.sequence)])
         elif isinstance(value, MemberRecord):
+            read = self.checks.starts_of(value.learner).data
             self.report(self.checks.member(value, raw.sequence))
+            if read and value.data not in {"", read}:
+                text = (
+                    f"{value.learner} reads other text since incarnation {value.incarnation}:"
+                    " cursors before are of another one."
+                )
+                self.notes.append(text)
         elif isinstance(value, Commit):
             self._commit(value, raw)
 
@@ -166,6 +175,7 @@ class _Walk:
                 contributions=self.merged[name],
                 refused=dict(self.refused.get(name, {})),
                 starts=dict(starts.inner),
+                data=starts.data,
             )
             rows.append(row)
         return tuple(rows)

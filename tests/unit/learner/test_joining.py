@@ -11,7 +11,7 @@ import structlog
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client import joining
-from skerry.client.inner import RestoredState
+from skerry.client.inner import RestoredState, fresh
 from skerry.client.joining import LearnerPlace, check_window, offering, take_place
 from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import (
@@ -34,6 +34,7 @@ from skerry.settings.loading import decided, run_config_from_json
 from skerry.settings.models import DataConfig, LogConfig, ModelConfig, RunConfig, TrainConfig
 from skerry_learner import work as works
 from skerry_learner.work import find_or_create, prepare
+from skerry_tools.audit.verify import verify
 from tests.support.builders import member, pulse
 from tests.support.scripted_run import ScriptedRun
 
@@ -110,6 +111,20 @@ async def test_each_name_has_its_own_shard_and_each_start_its_own_incarnation(
     assert [p.member.shard for p in places] == [0, 1, 0]
     assert [p.learner.incarnation for p in places] == [1, 1, 2]
     assert places[0].missing == (0, 1)
+
+
+async def test_what_each_start_reads_is_in_the_ledger_and_a_change_is_noted(
+    bus: MemoryBus, config: RunConfig
+) -> None:
+    record, work = await find_or_create(bus, "run", config)
+    for data in (work.corpus.digest, work.corpus.digest, "another"):
+        place = await take_place(bus, record, work.plan, "a", "host", data=data)
+        await joining.settle(bus, place.member, fresh(place.learner.incarnation, 0, "new"))
+        report = await verify(bus, "run")
+        assert [row.data for row in report.learners] == [data]
+        assert len([note for note in report.notes if "reads other text" in note]) == (
+            data == "another"
+        )
 
 
 async def test_how_far_an_earlier_incarnation_had_read_is_known_from_its_last_pulse(

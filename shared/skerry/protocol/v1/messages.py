@@ -381,6 +381,8 @@ class MemberRecord:
     """How old the inner optimizer's state is, where it is warm."""
     contrib_sequence: int = 0
     """Where its Start lies in CONTRIB."""
+    data: str = ""
+    """Digest of the text that the learner reads, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ class MemberRecord(_message.Message):
     INNER_FIELD_NUMBER: _builtins.int
     INNER_AGE_STEPS_FIELD_NUMBER: _builtins.int
     CONTRIB_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
@@ -152,6 +153,8 @@ class MemberRecord(_message.Message):
     """How old the inner optimizer's state is, where it is warm."""
     contrib_sequence: _builtins.int
     """Where its Start lies in CONTRIB."""
+    data: _builtins.str
+    """Digest of the text that the learner reads, where it is known."""
     def __init__(
         self,
         *,
@@ -166,10 +169,11 @@ class MemberRecord(_message.Message):
         inner: Global___InnerState.ValueType | None = ...,
         inner_age_steps: _builtins.int | None = ...,
         contrib_sequence: _builtins.int | None = ...,
+        data: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence", "_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence", "_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence", "_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "data", b"data", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__contrib_sequence: _TypeAlias = _typing.Literal["contrib_sequence"]  # noqa: Y015
     _WhichOneofArgType__contrib_sequence: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence"]  # noqa: Y015

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from skerry.data.stream import Stream
 from skerry.errors import ConfigError, LabError
 from skerry.log import ledger
-from skerry.protocol.messages import Commit, MemberRecord
+from skerry.protocol.messages import Commit, MemberRecord, Refused
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig
@@ -117,6 +119,36 @@ def test_a_killed_learner_goes_on_from_the_ledger(lived: tuple[Lab, LabResult]) 
     assert [m.inner for m in settled][:2] == ["new", "warm"]
     kills = {one.island.name: one.kills for one in lab.islands}
     assert kills == {"steady": 0, "shaky": result.kills, "late": 0, "leaver": 0}
+
+
+def test_no_sequence_is_counted_twice_or_left_out_while_learners_die_come_and_go(
+    lived: tuple[Lab, LabResult],
+) -> None:
+    lab, corpus = lived[0], lived[0].work.corpus
+    said = [
+        (commit.fragment, one)
+        for commit in commits_of(lab)
+        for one in (*commit.consumed, *commit.refused)
+        if one.cursor_to
+    ]
+    for fragment in range(len(lab.work.plan.fragments)):
+        counted = Counter[tuple[int, int, int]]()
+        for name in ("steady", "shaky", "late", "leaver"):
+            own = [one for part, one in said if (part, one.learner) == (fragment, name)]
+            rank, reached, incarnation = members_of(lab, name)[-1].shard, 0, 0
+            for one in sorted(own, key=lambda one: (one.incarnation, one.identity)):
+                # A death costs what had not been sent yet; nothing else is left out.
+                assert one.cursor_from <= reached or one.incarnation > incarnation
+                reached, incarnation = max(reached, one.cursor_to), one.incarnation
+            for one in own:
+                if isinstance(one, Refused):
+                    continue
+                cursors = range(one.cursor_from, one.cursor_to)
+                rows = Stream(corpus, rank).order(one.cursor_from, len(cursors))
+                order = rank // corpus.config.streams
+                for cursor, row in zip(cursors, rows.tolist(), strict=True):
+                    counted[order, cursor // corpus.sequences_per_shard, row] += 1
+        assert set(counted.values()) == {1}
 
 
 def test_a_cold_restart_is_on_record_as_such(eventful: LabScenario) -> None:
