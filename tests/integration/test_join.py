@@ -72,6 +72,7 @@ def test_loop_trains_its_run_to_the_end_and_holds_the_last_global_state(
         assert (island.start, island.shard, island.progress) == (0, 0, 0.0)
         train(island, island.params)
         assert island.cursor == STEPS * BATCH
+    assert island.config.model.preset == "own"
     assert np.abs(weights(island.params).ravel() - GOAL).max() < 0.1
     assert min(island.versions) > 1
     assert violations(thread, asked["url"], asked["run"]) == ()

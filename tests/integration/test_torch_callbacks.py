@@ -81,6 +81,7 @@ def test_hugging_faces_trainer_is_a_learner(
     assert trainer.state.global_step == 40, "the run ended it"
     record, commits = of_run(thread, shared_nats.url, run_id)
     assert record.state is RunState.FINISHED
+    assert callback.island.config.model.config, "the run's record describes the model"
     assert "model.layers.0.mlp.up_proj.weight" in {leaf.name for leaf in record.leaves}
     counted = [row.tokens for commit in commits.values() for row in commit.consumed if row.steps]
     assert counted

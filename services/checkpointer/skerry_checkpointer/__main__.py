@@ -120,8 +120,8 @@ def export(
     checkpoint: Where,
     out: Annotated[Path, typer.Option(help="New folder for the model.", metavar="FOLDER")],
     to: Annotated[
-        Literal["hf", "peft"],
-        typer.Option(help="Form: a model, or adapters alone.", metavar="FORM"),
+        Literal["hf", "peft", "tensors"],
+        typer.Option(help="Form: a model, adapters, or tensors alone.", metavar="FORM"),
     ] = "hf",
     tokenizer: Annotated[
         Path | None,
@@ -142,8 +142,8 @@ def export(
 
         access = settings_from(None, config, set_).local.store
         where = FORMS[to](checkpoint, out, access, source=tokenizer, dtype=dtype)
-        loads = "AutoModelForCausalLM" if to == "hf" else "PeftModel"
-        print(f"Wrote {where}: {loads}.from_pretrained loads it.")
+        loads = {"hf": "AutoModelForCausalLM.from_pretrained", "peft": "PeftModel.from_pretrained"}
+        print(f"Wrote {where}: {loads.get(to, 'safetensors')} loads it.")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import structlog
 from skerry.errors import Overtaken
 from skerry.log import ledger, run_records
 from skerry.log.state import MASTER, read_latest, read_manifests
+from skerry.models.presets import arch_of
 from skerry.protocol.messages import Evaluation
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
@@ -64,8 +65,13 @@ class Evaluator:
 
     @classmethod
     def of(cls, bus: Bus, record: RunRecord, name: str) -> Evaluator:
-        """Return the evaluator of a run; RunMismatch if its plan differs from ours."""
+        """Return the evaluator of a run; RunMismatch if its plan differs from ours.
+
+        ModelError if no config says what its model computes.
+        """
         plan, config = plan_of(record), run_config_from_json(record.config_json)
+        if not config.model.factory:
+            arch_of(config.model)
         return cls(bus, record, name, config, plan)
 
     async def run(self) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from skerry.algorithm.fragments import LeafSpec
 from skerry.client.loop_thread import LoopThread
+from skerry.errors import ModelError
 from skerry.log import ledger
+from skerry.models.presets import OWN, arch_of
+from skerry.models.tensors import leaf_specs_of
 from skerry.protocol.subjects import checked_token
 from skerry.service.clusters import running
 from skerry.service.entry import bus_from
 from skerry.settings import loading
-from skerry.settings.models import NatsSettings, RunConfig, Settings
+from skerry.settings.models import ModelConfig, NatsSettings, RunConfig, Settings
 
 Config: TypeAlias = RunConfig | Mapping[str, object] | Path | str | None
 
@@ -35,6 +40,23 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
                 nats = cluster.reached_with(nats)
                 return Settings(run=found.run, local=found.local.model_copy(update={"nats": nats}))
     return found
+
+
+def model_of_leaves(
+    named: ModelConfig, leaves: tuple[LeafSpec, ...], text: str = ""
+) -> ModelConfig:
+    """Return what a run's record says of a loop's model: its config, or that it is the loop's own.
+
+    It is the one that settings name, or that the ``text`` of a config.json describes, if the loop's
+    tensors are that model's.
+    """
+    if named.factory or named.path or named.lora_rank:
+        return named
+    for model in (named, ModelConfig(config=text)) if text else (named,):
+        with suppress(ModelError):
+            if leaf_specs_of(arch_of(model)) == leaves:
+                return model
+    return ModelConfig(preset=OWN)
 
 
 def config_of(url: str | None = None, *, run: str = "main", config: Config = None) -> RunConfig:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from skerry.data.corpus import load_corpus
 from skerry.data.stream import Prefetch, Prefetched, stream_of
 from skerry.errors import ConfigError
-from skerry.models.presets import arch_of
+from skerry.models.presets import OWN, arch_of
 from skerry.settings.models import RunConfig
 
 Batch = TypeVar("Batch")
@@ -37,7 +37,8 @@ def of_run(config: RunConfig, shard: int, cursor: int) -> Iterator[Prefetched]:
     Raises CorpusError for data that cannot be read.
     """
     stream, batch = stream_of(load_corpus(config.data), shard), config.data.batch
-    vocab = None if config.model.factory else arch_of(config.model).vocab
+    named = config.model
+    vocab = None if named.factory or named.preset == OWN else arch_of(named).vocab
     with Prefetch(stream, cursor, batch=batch, vocab=vocab) as ready:
         yield from ready
 

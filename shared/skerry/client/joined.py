@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -20,6 +21,7 @@ import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.client.asked import model_of_leaves
 from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.inner import RestoredState, fresh
 from skerry.client.inner_state import RESTORE_S, InnerStateSaver, StateKind, origin_of
@@ -59,7 +61,8 @@ class Cut:
 class JoinedIsland:
     """One learner of a run, for as long as a ``with`` block lasts.
 
-    ``leaves`` are its tensors; ``fragments`` makes what holds them, once the run's plan and config
+    ``leaves`` are its tensors, perhaps of the model that a config.json has ``described``;
+    ``fragments`` makes what holds them, once the run's plan and config
     are known. Errors of the network's thread are raised at the next step boundary.
     """
 
@@ -70,12 +73,14 @@ class JoinedIsland:
         name: str | None,
         leaves: tuple[LeafSpec, ...],
         fragments: Callable[[Plan, RunConfig], Fragments],
+        described: str = "",
     ) -> None:
         self._settings = settings
         self._run = checked_token(run, "run")
         host = socket.gethostname().partition(".")[0]
         self._name = checked_token(host if name is None else name, "learner")
         self._leaves = leaves
+        self._model = model_of_leaves(settings.run.model, leaves, described)
         self._make = fragments
         self._around = ExitStack()
         self._joined: Island | None = None
@@ -121,7 +126,7 @@ class JoinedIsland:
     def _join(self, bus: Bus) -> None:
         thread, given, started_s = self._thread, self._settings.run, time.monotonic()
         record, config, cut = thread.result(
-            find_or_create(bus, self._run, given, lambda config: Cut(self._leaves, config))
+            find_or_create(bus, self._run, given, partial(Cut, self._leaves), self._model)
         )
         if record.state is RunState.FINISHED:
             msg = (

@@ -59,15 +59,22 @@ class LearnerPlace:
 
 
 async def find_or_create(
-    bus: Bus, run: str, given: RunConfig, prepare: Callable[[RunConfig], W]
+    bus: Bus,
+    run: str,
+    given: RunConfig,
+    prepare: Callable[[RunConfig], W],
+    model: ModelConfig | None = None,
 ) -> tuple[RunRecord, RunConfig, W]:
     """Return the run's record, its config and what ``prepare`` makes of that.
 
     The run is created from ``given`` where there is none, else the config in the ledger counts.
+    ``model`` is what a new record says of the model of a training loop that joins.
     RunMismatch if this learner's tensors are cut differently, StateLost if the run's record is gone
     while the log still holds state of it.
     """
     record, work = await find_run(bus, run), None
+    if record is None and model is not None:
+        given = given.model_copy(update={"model": model})
     if record is None:
         check_payload(bus, given.sync.chunk_bytes)
         work = await asyncio.to_thread(prepare, given)
@@ -79,9 +86,13 @@ async def find_or_create(
     config = loading.with_own_data(config, given)
     weights = config.model.weights if given.model.path else given.model.weights
     wanted = _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)), weights)
-    different = loading.differences(wanted, config)
+    different = [
+        path
+        for path in loading.differences(wanted, config)
+        if model is None or not path.startswith("model.")  # a loop's tensors say what it has
+    ]
     if different and given != RunConfig():
-        log.warning("config_from_ledger", ignored=list(different))
+        log.warning("config_from_ledger", ignored=different)
     if work is None or wanted != config:
         check_payload(bus, config.sync.chunk_bytes)
         work = await asyncio.to_thread(prepare, config)

@@ -30,7 +30,13 @@ from skerry.settings.models import SyncConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+COMPILED = "_orig_mod."
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def parameters_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Return a module's parameters by name; modules that ``torch.compile`` wrapped keep theirs."""
+    return {name.replace(COMPILED, ""): tensor for name, tensor in model.named_parameters()}
 
 
 def leaves_of(
@@ -43,7 +49,7 @@ def leaves_of(
     to train, or a parameter that is no float or is sharded along anything but its rows.
     """
     specs: list[LeafSpec] = []
-    for name, tensor in sorted(model.named_parameters()):
+    for name, tensor in sorted(parameters_of(model).items()):
         if tensor.dtype not in FLOATS or not _by_rows(tensor):
             msg = (
                 f"Parameter {name} is {str(tensor.dtype).removeprefix('torch.')},"
@@ -217,7 +223,7 @@ class TorchFragments:
     def __init__(
         self, plan: Plan, sync: SyncConfig, model: torch.nn.Module, *, rank: int = 0
     ) -> None:
-        tensors = dict(model.named_parameters())
+        tensors = parameters_of(model)
         self._plan = plan
         self._sync = sync
         self._leaves = [Parameter(tensors[spec.name], rank) for spec in plan.leaves]

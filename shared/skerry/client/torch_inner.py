@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from skerry.client.inner_state import Shapes, StateKind
-from skerry.client.torch_fragments import handed_over
+from skerry.client.torch_fragments import handed_over, parameters_of
 
 State = dict[str, Any]
 """By ``optimizer|parameter|key|type``: tensors, and numbers as tensors without dimensions."""
@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
     """Return what a saver has to know of an optimizer's state of a module's parameters."""
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in parameters_of(model).items()}
 
     def fits(found: Shapes) -> bool:
         return all(
@@ -35,7 +35,7 @@ def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
 def state_of(optimizer: Any, model: torch.nn.Module) -> State:
     """Return an optimizer's state of a module's parameters, as it is."""
     found: State = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters_of(model).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, (torch.Tensor, int, float)):
                 held = torch.as_tensor(value)
@@ -47,7 +47,8 @@ def state_of(optimizer: Any, model: torch.nn.Module) -> State:
 def restore(optimizer: Any, model: torch.nn.Module, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Give an optimizer the state that was saved; its settings stay as they are."""
     places = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    named = {name: places.index(id(p)) for name, p in model.named_parameters() if id(p) in places}
+    held = parameters_of(model).items()
+    named = {name: places.index(id(p)) for name, p in held if id(p) in places}
     state: dict[int, dict[str, Any]] = {}
     for label, array in tensors.items():
         _, name, key, kind = label.split("|")

@@ -72,7 +72,7 @@ class TorchIsland:
         self._ranks = ranks
         self._standing = Standing()
         self._follower = Follower(ranks, self._follow) if ranks and ranks.rank > 0 else None
-        self._lead = JoinedIsland(settings, run, name, leaves, self._hold)
+        self._lead = JoinedIsland(settings, run, name, leaves, self._hold, described(model))
 
     def __enter__(self) -> Self:
         self._at_boundary(self._join)
@@ -197,6 +197,12 @@ class TorchIsland:
     def _follow(self, config: RunConfig, rank: int) -> tuple[Plan, TorchFragments]:
         cut = plan(self._leaves, config.sync.fragments)
         return cut, TorchFragments(cut, config.sync, self._model, rank=rank)
+
+
+def described(model: Any) -> str:
+    """Return the config.json of a transformers model; empty for any other module."""
+    text = getattr(getattr(model, "config", None), "to_json_string", None)
+    return str(text(use_diff=False)) if text is not None else ""
 
 
 def forget(optimizer: Any, model: torch.nn.Module) -> None:

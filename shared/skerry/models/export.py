@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from skerry.errors import ModelError
 from skerry.models import adapters, hf
 from skerry.models.arch import parse
@@ -96,5 +99,28 @@ def _dtype_of(arch: Arch) -> str:
     return found if isinstance(found, str) and found in hf.DTYPES else DEFAULT_DTYPE
 
 
-FORMS = {"hf": export_hf, "peft": export_peft}
+def export_tensors(
+    where: str,
+    out: str | Path,
+    access: StoreSettings,
+    *,
+    source: str | Path | None = None,
+    dtype: str | None = None,
+) -> Path:
+    """Write the parameters of any checkpoint by their names, without a config; returns the folder.
+
+    Raises StoreError as ``export_hf``, and ModelError for a folder that holds anything.
+    """
+    del source
+    target, (_, tensors) = Path(out), checkpoint.params(*locate(where, access))
+    if target.exists() and any(target.iterdir()):
+        msg = f"{target} is not empty: name a new folder for the export."
+        raise ModelError(msg, path="out")
+    target.mkdir(parents=True, exist_ok=True)
+    made = {n: np.asarray(t, hf.DTYPES[dtype or DEFAULT_DTYPE]) for n, t in tensors.items()}
+    save_file(made, target / hf.SINGLE, metadata={"format": "pt"})
+    return target
+
+
+FORMS = {"hf": export_hf, "peft": export_peft, "tensors": export_tensors}
 """What writes a checkpoint in each form."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from skerry.errors import ModelError
 from skerry.models.arch import Arch, arch_from, text_table
@@ -55,6 +55,9 @@ _LONG: dict[str, Any] = {
     "max_position_embeddings": 32_768,
 }
 
+OWN: Literal["own"] = "own"
+"""In the place of a preset: a model of training loops that joined."""
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "nano": _preset("gemma", "4 128 4 2 352", **_SHORT),
@@ -90,6 +93,12 @@ def arch_of(config: ModelConfig) -> Arch:
         table = text_table(config.config)
     elif config.path:
         table = text_table(read_text(Path(config.path).expanduser()))
+    elif config.preset == OWN:
+        msg = (
+            "This run's model is its training loops' own, and no config says what it computes: such"
+            " a loop trains and judges it, and `skerry export --to tensors` writes its parameters."
+        )
+        raise ModelError(msg, path="model.preset")
     else:
         table = dict(PRESETS[config.preset])
     given = {key: getattr(config, name) for name, key in KEYS.items()}

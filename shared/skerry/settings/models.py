@@ -37,9 +37,10 @@ class ModelConfig(Table):
     """The model to train."""
 
     preset: Literal[
-        "nano", "micro", "small", "base", "0.1b", "0.3b", "1b", "3b", "7b", "12b", "moe-0.3b"
+        "nano", "micro", "small", "base", "0.1b", "0.3b", "1b", "3b", "7b", "12b", "moe-0.3b", "own"
     ] = "nano"
-    """A built-in size; ``skerry plan`` prints its parameters."""
+    """A built-in size; ``skerry plan`` prints its parameters. ``own``: that of the training loops
+    which joined the run, as such a run's record says."""
     config: str = Field(default="", max_length=1 << 20)
     """The text of a Hugging Face ``config.json``, in the place of a preset."""
     path: str = ""

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
 from skerry.log.memory import MemoryBroker
 from skerry.models import hf
 from skerry.models.arch import read_arch
-from skerry.models.export import export_hf
+from skerry.models.export import export_hf, export_tensors
 from skerry.models.tensors import tensors_of
 from skerry.settings.models import RunConfig, StoreSettings
 from skerry.store import checkpoint
@@ -58,9 +59,24 @@ async def test_an_export_has_the_type_that_the_models_config_names(
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+async def test_the_tensors_of_a_model_without_a_config_are_written_by_name(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    where = await checkpoint_of(store, {"preset": "own"})
+    out = export_tensors(where, tmp_path / "out", StoreSettings())
+    _, saved = checkpoint.params(store, Path(where).name)
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == saved.keys()
+    assert all(np.array_equal(found[name], saved[name]) for name in saved)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
-    [({"factory": "mine:model"}, "a model of your own"), ({"preset": "nano"}, "other tensors")],
+    [
+        ({"factory": "mine:model"}, "a model of your own"),
+        ({"preset": "nano"}, "other tensors"),
+        ({"preset": "own"}, "--to tensors"),
+    ],
 )
 async def test_what_cannot_be_exported_is_one_sentence(
     store: LocalStore, tmp_path: Path, model: dict[str, str], said: str

@@ -66,6 +66,16 @@ def step(model: Any, seed: int, size: float = 1e-3) -> None:
             parameter.add_(torch.randn(parameter.shape) * size)
 
 
+def test_a_compiled_module_has_the_names_of_the_module() -> None:
+    whole = torch.nn.ModuleDict({"_orig_mod": module()})  # as torch.compile wraps one
+    inside = module()
+    inside["up"] = torch.nn.ModuleDict({"_orig_mod": inside["up"]})
+    for compiled in (whole, inside):
+        assert torch_fragments.leaves_of(compiled) == torch_fragments.leaves_of(module())
+        fragments_, plan = held(compiled)
+        fragments_.adopt(0, global_fragment(plan, 0, 1))
+
+
 def test_leaves_are_sorted_named_and_marked_as_everywhere() -> None:
     model = module()
     model["head"] = torch.nn.Linear(24, 50, bias=False)
