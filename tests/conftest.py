@@ -14,6 +14,7 @@ import structlog
 from hypothesis import settings
 
 from skerry import code
+from tests.support import compiling
 from tests.support.nats_server import NatsServer
 from tests.support.processes import Watched
 from tests.support.s3_server import S3Server
@@ -22,6 +23,8 @@ from tests.support.tiny import TWO, tiny
 
 settings.register_profile("skerry", deadline=None)  # machines are busy; no test is about time
 settings.load_profile("skerry")
+
+compiling.compile_quickly()
 
 WORDS = "the fragment travels and the learner goes on and nobody waits for the others "
 
@@ -90,32 +93,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def jax_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def jax_cache() -> Path:
     """One compilation cache for all learners and workers, so that only the first compiles."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    cache = folder / "jax-cache"
-    cache.mkdir(exist_ok=True)
-    return cache
+    return Path(os.environ[compiling.FOLDER])
 
 
-@pytest.fixture(scope="session")
-def compile_once(jax_cache: Path) -> Iterator[None]:
-    """Keep what this process compiles: the same small model comes again in every test."""
-    import jax
-
-    wanted = {
-        "jax_compilation_cache_dir": str(jax_cache),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+@pytest.fixture(scope="module")
+def optimised() -> Iterator[None]:
+    """Compile as a user's process does, for a module of tests about bits."""
+    with compiling.optimised():
+        yield
 
 
 @pytest.fixture

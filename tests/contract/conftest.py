@@ -14,6 +14,7 @@ from skerry.log.nats.connection import NatsOptions
 from skerry.protocol.subjects import Subjects
 from tests.support.log import REAL_LOGS, specs
 from tests.support.nats_cluster import NatsCluster
+from tests.support.raw_nats import forget_streams
 
 OPTIONS = NatsOptions(connect_timeout_s=5.0, request_timeout_s=5.0)
 
@@ -40,6 +41,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
     async with await client(request, request.param) as connected:
         yield connected
+        if isinstance(connected, Replicated):
+            await forget_streams(request.getfixturevalue("cluster").url)
 
 
 async def client(request: pytest.FixtureRequest, kind: str) -> Bus:

@@ -66,6 +66,13 @@ async def js_api(url: str, name: str, body: dict[str, Any] | None = None) -> dic
     return reply
 
 
+async def forget_streams(url: str) -> None:
+    """Delete every stream: those that replicate cost CPU for as long as they exist."""
+    names: list[str] = (await js_api(url, "STREAM.NAMES"))["streams"] or []
+    for name in names:
+        await js_api(url, f"STREAM.DELETE.{name}")
+
+
 async def delete_consumers(url: str, stream: str) -> int:
     """Delete every consumer of a stream; returns how many there were."""
     names: list[str] = (await js_api(url, f"CONSUMER.NAMES.{stream}"))["consumers"] or []

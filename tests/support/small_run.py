@@ -25,11 +25,6 @@ def strict_jax() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compile_everything_once(compile_once: None) -> None:
-    del compile_once
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     """A run small enough to compile in a second or two."""

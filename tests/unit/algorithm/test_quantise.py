@@ -32,6 +32,8 @@ from skerry.algorithm.quantise_numpy import quantise
 from skerry.algorithm.schemes import SCHEMES, raw_bytes
 from skerry.errors import Diverged, UnknownScheme
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 F32s = NDArray[np.float32]
 F32_MAX = float(np.finfo(np.float32).max)
 NAMES = tuple(SCHEMES)

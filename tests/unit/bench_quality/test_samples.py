@@ -5,17 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from bench.quality.samples import Estimate, at, estimate, excess, first_below, student_t
-from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.995, 0.9995])
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 17, 30, 99])
 def test_quantiles_are_those_of_students_t(degrees: int, level: float) -> None:
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+
     expected = stats.t.ppf((1 + level) / 2, degrees)
     assert student_t(degrees, level) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_lowest_of_several_has_a_wider_interval() -> None:
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+
     found = estimate([-1.0, -1.2, -0.9])
     assert found.half is not None
     assert found.among(1) == found

@@ -6,10 +6,10 @@ import pytest
 
 from skerry.log.memory import MemoryBus
 from skerry.settings.models import EvalConfig, RunConfig
-from tests.support.small_run import bus, compile_everything_once, config, strict_jax
+from tests.support.small_run import bus, config, strict_jax
 from tests.unit.evaluator.committed import CommittedRun
 
-__all__ = ["bus", "compile_everything_once", "config", "strict_jax"]
+__all__ = ["bus", "config", "strict_jax"]
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from skerry.protocol import door
 from tests.support.builders import header
 from tests.support.learners import walk
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 PLAN = plan([LeafSpec("w", (70, 100)), LeafSpec("b", (5,))], 1)
 FRAGMENT = PLAN.fragments[0]
 HEADER = header()

@@ -11,11 +11,6 @@ from skerry.settings.models import TrainConfig as Train
 from skerry_tools.lab.scenario import Judging
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _compile_once(compile_once: None) -> None:
-    del compile_once
-
-
 @pytest.fixture(autouse=True)
 def _quiet(silent: None) -> None:
     del silent
