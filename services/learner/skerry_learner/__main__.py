@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -40,6 +41,7 @@ def run(
     """Train one island: creates the run where there is none, else takes the run's config."""
     import socket
 
+    from skerry.client.processes import Group
     from skerry.protocol.subjects import checked_token
     from skerry.service.entry import bus_from, exit_on_error, run_service
     from skerry.service.reporting import broker_event, telemetry
@@ -52,21 +54,33 @@ def run(
             nats, config, assignments(set_, allow_code, from_hf), service="learner"
         )
         bus = bus_from(given.local.nats, learner_name, on_event=broker_event)
+        group, crew = Group.of(given.local.learner), None
+        if group is not None:
+            from skerry.client.jax_processes import Crew
+
+            crew = Crew.of(group, run, learner_name)
+    from skerry_learner.following import follow
     from skerry_learner.service import learner, step_back
 
-    run_service(
-        learner(
-            bus,
-            run,
-            learner_name,
-            given.run,
-            shutdown_s=given.local.shutdown_s,
-            started_s=STARTED_S,
-            local=given.local.learner,
-            settled=step_back,
-        ),
-        telemetry(given.local, "learner", run, learner_name),
-    )
+    local = given.local
+    with nullcontext() if crew is None else crew.computing():
+        if crew is not None and crew.follower is not None:
+            run_service(follow(bus, crew.follower, given.run, local.learner, settled=step_back))
+            return
+        run_service(
+            learner(
+                bus,
+                run,
+                learner_name,
+                given.run,
+                shutdown_s=local.shutdown_s,
+                started_s=STARTED_S,
+                local=local.learner,
+                settled=step_back,
+                lead=None if crew is None else crew.lead,
+            ),
+            telemetry(local, "learner", run, learner_name),
+        )
 
 
 def main() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -22,9 +25,10 @@ from skerry.client.joining import LearnerPlace, offering, take_place
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
+from skerry.client.processes import Deed, LeadProcess, await_own_end, leading
 from skerry.client.telemetry import observe
 from skerry.client.weights import FolderWeights
-from skerry.data.stream import Prefetch, stream_of
+from skerry.data.stream import Mixture, Prefetch, Stream, stream_of
 from skerry.log.base import Bus
 from skerry.models.axes import AUTO
 from skerry.models.mesh import make_mesh
@@ -33,7 +37,7 @@ from skerry.service.shell import serve, yield_to_others
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import TrainingLoop
-from skerry_learner.work import Work, find_or_create
+from skerry_learner.work import Standing, Work, find_or_create
 
 log = structlog.get_logger()
 
@@ -42,7 +46,7 @@ NICENESS = 5
 first: others wait for that, and none waits for a step."""
 
 
-async def learner(
+async def learner(  # noqa: PLR0913 - all that a learner is made of
     bus: Bus,
     run: str,
     name: str,
@@ -52,14 +56,16 @@ async def learner(
     started_s: float,
     local: LearnerSettings | None = None,
     settled: Callable[[], None] = lambda: None,
+    lead: LeadProcess | None = None,
 ) -> None:
     """Train in ``run`` until it is finished or a signal comes; ``started_s`` is monotonic.
 
     ``local`` says where the inner optimizer's state is kept; without it, it is not. ``settled`` is
-    called before the first step, in the trainer's thread.
+    called before the first step, in the trainer's thread. ``lead`` leads the learner's other
+    processes, which end as this one does.
     """
     structlog.contextvars.bind_contextvars(learner=name)
-    async with bus:
+    async with leading(lead), bus:
         mesh = make_mesh(local.mesh if local is not None else AUTO)
         record, work = await find_or_create(bus, run, given)
         if record.state is RunState.FINISHED:
@@ -69,16 +75,21 @@ async def learner(
         place = await take_place(bus, record, work.plan, name, host, data=data)
         place, weights = await _begin(place, work, given.model.path)
         blank = weights is not None or not place.missing  # everything comes from the log
-        trainer = await asyncio.to_thread(_trainer, work, mesh, blank=blank, weights=weights)
+        if lead is not None:
+            lead.post(Deed.HOLD, asdict(Standing.of(place, work, blank=blank)))
+        begin = {"blank": blank, "weights": weights, "lead": lead}
+        trainer = await asyncio.to_thread(make_trainer, work, mesh, **begin)
+        if lead is not None:
+            await asyncio.to_thread(lead.meet)
         saver = None
-        if local is not None and local.save_every_s:
+        if local is not None and local.save_every_s and lead is None:
             origin, kind = origin_of(record, name), kind_of(trainer.moments_like())
             saver = InnerStateSaver(local, origin, place.learner.incarnation, kind)
         meter = Meter(started_s)
-        await _Service(bus, work, place, trainer, meter, saver, settled).run(shutdown_s)
+        await _Service(bus, work, place, trainer, meter, saver, settled, lead).run(shutdown_s)
 
 
-def _trainer(work: Work, mesh: Mesh, **begin: Any) -> Trainer:
+def make_trainer(work: Work, mesh: Mesh, **begin: Any) -> Trainer:
     log.info("mesh", **mesh.shape)
     programs = Programs.of(work.model, work.config, mesh)
     return Trainer(work.model, work.config, work.plan, programs, **begin)
@@ -108,8 +119,10 @@ class _Service:
         meter: Meter,
         saver: InnerStateSaver | None,
         settled: Callable[[], None],
+        lead: LeadProcess | None = None,
     ) -> None:
         self._work = work
+        self._lead = lead
         self._saver = saver
         self._settled = settled
         self._loop = asyncio.get_running_loop()
@@ -117,8 +130,12 @@ class _Service:
         self._saved = asyncio.Event()
         self._restored = Future[RestoredState]()
         session, network = open_sync(
-            bus, place.learner, work.plan, work.config, trainer, place.start, call=self._call
+            *(bus, place.learner, work.plan, work.config, trainer, place.start),
+            call=self._call,
+            lead=lead,
         )
+        if lead is not None:
+            lead.on_stop = self._ask_stop
         self._stream = stream_of(work.corpus, place.member.shard)
         self._training = TrainingLoop(
             place,
@@ -171,15 +188,21 @@ class _Service:
                 if pause is not None:
                     self._membership.network.link.mailbox.wait(pause)
         except Exception as error:  # noqa: BLE001  handed over, and raised there
+            if self._lead is not None:
+                await_own_end(error)
             self._call(self._ended.set_exception, error)
         else:
             self._call(self._ended.set_result, None)
 
     def _feed(self, cursor: int) -> Prefetch:
         self._settled()
-        vocab = getattr(self._work.model, "vocab", None)
-        batch = self._work.config.data.batch
-        return Prefetch(self._stream, cursor, batch=batch, vocab=vocab, put=jax.device_put)
+        if self._lead is not None:
+            self._lead.post(Deed.FEED, cursor)
+        return feed(self._work, self._training.trainer, self._stream, cursor)
+
+    def _ask_stop(self) -> None:
+        """End in order, as by a signal to this process: another one has had it."""
+        os.kill(os.getpid(), signal.SIGTERM)
 
     async def _restore(self) -> RestoredState:
         """Return the inner state that was saved, unless the disk hangs."""
@@ -211,6 +234,12 @@ class _Service:
         await self._membership.leave()
         if self._saver is not None:
             await self._saved.wait()
+
+
+def feed(work: Work, trainer: Trainer, stream: Stream | Mixture, cursor: int) -> Prefetch:
+    """Return a learner's batches from a cursor on, read ahead and laid on its mesh."""
+    vocab, batch = getattr(work.model, "vocab", None), work.config.data.batch
+    return Prefetch(stream, cursor, batch=batch, vocab=vocab, put=trainer.place)
 
 
 def step_back() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from skerry.cli.cluster import clock
+from skerry.cli.cluster import clock, devices
 from skerry.cli.cluster.cluster import (
     Cluster,
     StopSignal,
@@ -186,7 +186,8 @@ async def conduct(
             on_event(event)
 
     with writing(folder.path):  # the services' clocks
-        commands = stages(folder, team, ports, free_page_port(local.health, on.say))
+        page = free_page_port(local.health, on.say)
+        commands = stages(folder, team, ports, page, devices.visible())
     kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
     cluster.stop.supervisor = kept
     watch = broker_watch(on, cluster.nats.url)

@@ -16,7 +16,7 @@ from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import scheme_of
 from skerry.client.mailbox import DeviceGradient, OutgoingContribution
-from skerry.protocol.codec import Chunk, pack
+from skerry.protocol.codec import Chunk, Shares, pack
 from skerry.protocol.learner import claimed_by_slice
 from skerry.protocol.messages import ContributionHeader
 
@@ -43,10 +43,11 @@ class Encoded:
     scheme: str
     planes: Planes
     residual: Vector | None
+    shares: Shares | None = None
 
     def chunks(self, chunk_bytes: int) -> Iterator[Chunk]:
         """Make the chunks, each when it is asked for; as often as one likes."""
-        return pack(self.scheme, self.planes, chunk_bytes)
+        return pack(self.scheme, self.planes, chunk_bytes, self.shares)
 
 
 class Stopwatch(Iterator[T]):
@@ -81,7 +82,8 @@ def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = Non
     planes, norms, residual = made
     tokens = claimed_by_slice(plan.leaves, fragment, outgoing.header.tokens, *outgoing.routed)
     header = replace(outgoing.header, norms=norms, slice_tokens=tokens)
-    return Encoded(header, outgoing.scheme, planes, residual)
+    shares: Shares | None = getattr(gradient, "shares", None)
+    return Encoded(header, outgoing.scheme, planes, residual, shares)
 
 
 def _is_on_cpu(gradient: DeviceGradient) -> bool:

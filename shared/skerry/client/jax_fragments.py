@@ -254,7 +254,8 @@ _widen = jax.jit(widened)
 class JaxFragments:
     """The fragments of one tree of parameters, and an anchor of each.
 
-    ``params`` are the parameters; the training loop sets them after a step. An anchor is bf16
+    ``params`` are the parameters; the training loop sets them after a step. ``cuts`` are the pieces
+    of each fragment, and where each lies. An anchor is bf16
     where global fragments travel so, which holds it exactly. In flight a fragment costs its outer
     gradient until it is sent and, if adoption is by rebase, what was captured until it is merged.
     """
@@ -270,7 +271,7 @@ class JaxFragments:
         if [leaves[n].shape for n in self._numbers] != [spec.shape for spec in plan.leaves]:
             msg = "the parameters do not have the shapes of the plan"
             raise ValueError(msg)
-        self._cuts = [
+        self.cuts = [
             [(piece, Cut.of(piece, leaves[self._numbers[piece.leaf]])) for piece in pieces_of(f)]
             for f in plan.fragments
         ]
@@ -288,7 +289,7 @@ class JaxFragments:
         leaves, done = self._leaves(), set[Any]()
         start, keep, first = np.int32(0), np.float32(0), np.zeros((), np.bool_)
         kept = jnp.bfloat16 if self._narrow else jnp.float32
-        for piece, cut in (pair for cuts in self._cuts for pair in cuts):
+        for piece, cut in (pair for cuts in self.cuts for pair in cuts):
             leaf = leaves[self._numbers[piece.leaf]]
             if (leaf.shape, cut) in done:
                 continue
@@ -307,7 +308,7 @@ class JaxFragments:
     def genesis(self, fragment: int) -> DeviceVector:
         """Return the outer gradient of the parameters relative to zero."""
         kept = jnp.bfloat16 if self._narrow else jnp.float32
-        zeros = [jnp.zeros((cut.length,), kept, device=cut.flat) for _, cut in self._cuts[fragment]]
+        zeros = [jnp.zeros((cut.length,), kept, device=cut.flat) for _, cut in self.cuts[fragment]]
         return self._capture(fragment, zeros)[0]
 
     def capture(self, fragment: int) -> DeviceVector:
@@ -327,7 +328,7 @@ class JaxFragments:
         The first adoption of a fragment overwrites it. The array must not be written to
         afterwards: on a CPU what is on the device may be this very memory.
         """
-        new = tuple(_placed(vector, piece, cut) for piece, cut in self._cuts[fragment])
+        new = tuple(_placed(vector, piece, cut) for piece, cut in self.cuts[fragment])
         first = fragment not in self._anchors
         base = self._captured.pop(fragment, None)
         if base is None:
@@ -366,7 +367,7 @@ class JaxFragments:
                 cut=cut,
                 keeps=self._rebases,
             )
-            for (piece, cut), anchor in zip(self._cuts[fragment], anchors, strict=True)
+            for (piece, cut), anchor in zip(self.cuts[fragment], anchors, strict=True)
         ]
         gradients, locals_ = zip(*made, strict=True)
         return DeviceVector(self._fragments[fragment], gradients), locals_
@@ -375,7 +376,7 @@ class JaxFragments:
         """Adopt piece by piece; returns the anchors."""
         leaves, anchors = self._leaves(), list[jax.Array]()
         self.params = None  # so that a leaf that is given up has no other holder
-        for (piece, cut), before, vector in zip(self._cuts[fragment], base, new, strict=True):
+        for (piece, cut), before, vector in zip(self.cuts[fragment], base, new, strict=True):
             number = self._numbers[piece.leaf]
             leaves[number], anchor = _adopt(
                 *(leaves[number], before, vector, np.int32(piece.start)),

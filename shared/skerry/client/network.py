@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 
@@ -13,6 +13,7 @@ import structlog
 from skerry.algorithm.fragments import Plan
 from skerry.client.connection import LearnerConnection
 from skerry.client.mailbox import Mailbox
+from skerry.client.processes import LeadProcess
 from skerry.client.receiving import FragmentReceiver
 from skerry.client.sending import ContributionSender
 from skerry.client.session import Fragments, Session
@@ -38,10 +39,15 @@ class Network:
     ``last_pulse`` is the one that was sent last; None before the first.
     """
 
-    def __init__(self, link: LearnerConnection) -> None:
+    def __init__(
+        self,
+        link: LearnerConnection,
+        lead: LeadProcess | None = None,
+        own: Callable[[int], Sequence[range]] | None = None,
+    ) -> None:
         self.link = link
-        self.receiver = FragmentReceiver(link)
-        self.sender = ContributionSender(link)
+        self.receiver = FragmentReceiver(link, lead, own)
+        self.sender = ContributionSender(link, lead)
         self.last_pulse: Pulse | None = None
         self._pulse: Pulse | None = None
         self._pulse_ordered = asyncio.Event()
@@ -181,19 +187,23 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     wake: Callable[[], None] | None = None,
     wall_ns: Callable[[], int] = time.time_ns,
     clock: Callable[[], float] = time.monotonic,
+    lead: LeadProcess | None = None,
 ) -> tuple[Session, Network]:
     """Return the trainer's and the network's side of one learner, with a mailbox between them.
 
     ``fragments`` holds the parameters, ``start`` is where the learner goes on. ``call`` calls a
     function in the network's thread, from the trainer's. ``wake`` is called when there is news for
     a trainer that has no thread to wait in. ``clock`` is monotonic, and the one it counts by.
+    ``lead`` is the learner's first process, where it has several.
     """
     room, telemetry = LearnerPolicy.of(config.sync).room, LearnerTelemetry(identity)
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     network = Network(
         LearnerConnection(
             bus, identity, plan, config, mailbox, telemetry, wall_ns=wall_ns, clock=clock
-        )
+        ),
+        lead,
+        getattr(fragments, "own_blocks", None),
     )
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import structlog
 from skerry.client import connection
 from skerry.client.connection import LearnerConnection
 from skerry.client.mailbox import Fresh
+from skerry.client.processes import LeadProcess
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
 from skerry.log import recovery, run_records, state
 from skerry.protocol.learner import DoorReason
@@ -31,10 +33,13 @@ class FragmentReceiver:
 
     ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by
     the manifests, ``recorded`` by the ledger when it was last looked at; ``leaps`` wait to be borne
-    out by it. ``changed`` is to be set when there may be room for another fragment.
+    out by it. ``changed`` is to be set when there may be room for another fragment. ``lead`` has a
+    learner's other processes read too, ``own`` says which blocks this one needs.
     """
 
     link: LearnerConnection
+    lead: LeadProcess | None = None
+    own: Callable[[int], Sequence[range]] | None = None
     wanted: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
     reading: set[int] = field(default_factory=set[int])
     announced: dict[int, int] = field(default_factory=dict[int, int])
@@ -175,15 +180,27 @@ class FragmentReceiver:
         def decoded(seconds: float) -> None:
             traffic.decode_s += seconds
 
-        vector = await state.read_part(
+        own = None
+        if self.own is not None:
+            own = state.OwnBlocks(self.own(commit.fragment), link.config.sync.chunk_bytes)
+        reading = state.read_part(
             link.bus,
             link.run,
             link.plan,
             manifest,
             state.PARAMS,
+            own=own,
             on_bytes=count,
             on_decoded=decoded,
         )
+        if self.lead is None:
+            vector = await reading
+        else:
+            vector, read = await asyncio.gather(
+                reading, self.lead.also_read(commit.fragment, commit.version)
+            )
+            self.lead.hold(commit.fragment, commit.version, vector)
+            traffic.bytes_down += read
         traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
         link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))
         return Fresh(manifest, vector)

@@ -14,6 +14,7 @@ from skerry.client import connection
 from skerry.client.connection import LearnerConnection
 from skerry.client.encode import Stopwatch, encode
 from skerry.client.mailbox import Gone, OutgoingContribution
+from skerry.client.processes import LeadProcess
 from skerry.errors import BrokerUnavailable, Diverged, ModelError, StorageFull, WireError
 from skerry.log import contributions, state
 from skerry.log.base import Bus, Record
@@ -38,9 +39,10 @@ class ContributionSender:
     ``unsent`` are the contributions that the log does not have yet, by fragment.
     """
 
-    def __init__(self, link: LearnerConnection) -> None:
+    def __init__(self, link: LearnerConnection, lead: LeadProcess | None = None) -> None:
         self.unsent: dict[int, OutgoingContribution] = {}
         self._link = link
+        self._lead = lead
         self._sender = contributions.Sender(link.bus, link.run, link.plan)
         self._encoding = asyncio.Lock()
         self._orders: asyncio.Queue[OutgoingContribution | MissingCheck] = asyncio.Queue()
@@ -134,9 +136,14 @@ class ContributionSender:
         if encoded.residual is not None:
             link.residuals.keep(fragment, header.identity, encoded.residual)
         chunks = Stopwatch(encoded.chunks(link.config.sync.chunk_bytes))
-        size = await self._sender.send(
+        sending = self._sender.send(
             header, chunks, lambda: link.telemetry.begins(fragment, link.wall_ns())
         )
+        if self._lead is None or encoded.shares is None:
+            size = await sending
+        else:
+            number: int = getattr(outgoing.gradient, "number", 0)
+            size = sum(await asyncio.gather(sending, self._lead.also_send(number, header)))
         spent_s = quantised.seconds + chunks.spent_s
         link.traffic.bytes_up += size
         link.traffic.f32_bytes_up += link.f32_bytes(fragment)

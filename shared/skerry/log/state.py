@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
@@ -18,7 +18,8 @@ from skerry.algorithm.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.ledger import state_lost
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
-from skerry.protocol.messages import ChunkRef, Manifest
+from skerry.protocol.codec import blocks_per_chunk
+from skerry.protocol.messages import ChunkRef, Manifest, Part
 from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics
@@ -41,6 +42,13 @@ LOST_PAUSE_S = 0.25
 """How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
 lags behind does not have the newest yet."""
 OVERTAKEN_ATTEMPTS = 50
+
+
+class OwnBlocks(NamedTuple):
+    """The blocks of a fragment that a reader wants, and how long chunks are by its run's config."""
+
+    ranges: Sequence[range]
+    chunk_bytes: int
 
 
 async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
@@ -81,12 +89,15 @@ async def read_part(
     manifest: Manifest,
     name: str,
     *,
+    own: OwnBlocks | None = None,
     on_bytes: Callable[[int], None] | None = None,
     on_decoded: Callable[[float], None] | None = None,
 ) -> Vector:
     """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
 
-    ``on_bytes`` hears the size of each chunk, ``on_decoded`` the seconds that decoding took.
+    ``on_bytes`` hears the size of each chunk, ``on_decoded`` the seconds that decoding took. Where
+    only some blocks are wanted, chunks of none of them are not read, and what lies between is not
+    written; each chunk is verified all the same.
     Raises Overtaken when a newer commit has replaced a chunk meanwhile, StateLost when a chunk is
     gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
     says.
@@ -101,7 +112,8 @@ async def read_part(
         raise Corrupt(msg)
     names = {p.name for p in manifest.parts if p.chunks == part.chunks}
     assembler = VectorAssembler(part.scheme, part.blocks)
-    left = deque(sorted(part.chunks, key=lambda ref: ref.sequence))
+    wanted = _wanted(part, own)
+    left = deque(sorted(wanted, key=lambda ref: ref.sequence))
     chunks = Subjects(run).chunk(fragment.index, manifest.slot)
     spent_s = 0.0
 
@@ -119,14 +131,28 @@ async def read_part(
                 spent_s += take(record, left.popleft())
         if left:
             spent_s += take(await _missed(bus, plan, manifest, name, left[0]), left.popleft())
-    if assembler.digest != part.digest:
+    if own is None and assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
     labels = {metrics.RUN: run, metrics.OPERATION: "decode"}
     instruments.record(metrics.CODEC_DURATION, spent_s, labels)
     if on_decoded is not None:
         on_decoded(spent_s)
-    return assembler.vector
+    return assembler.vector if own is None else assembler.holding(own.ranges)
+
+
+def _wanted(part: Part, own: OwnBlocks | None) -> Sequence[ChunkRef]:
+    """Return the chunks that hold some of our blocks: all chunks but the last are of one size."""
+    if own is None:
+        return part.chunks
+    size = blocks_per_chunk(part.scheme, own.chunk_bytes)
+    if len(part.chunks) != -(-part.blocks // size):  # they were written by another setting
+        return part.chunks
+    return [
+        ref
+        for first, ref in zip(range(0, part.blocks, size), part.chunks, strict=True)
+        if any(blocks.start < first + size and first < blocks.stop for blocks in own.ranges)
+    ]
 
 
 async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef) -> Record:

@@ -21,6 +21,8 @@ from skerry.protocol.messages import ChunkHeader, FrameKind
 from skerry.protocol.records import check_plan, check_run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
@@ -248,6 +250,21 @@ class VectorAssembler(Coverage):
     def vector(self) -> NDArray[np.float32]:
         """The vector f32 (blocks*256,); raises Truncated while chunks are missing."""
         self.require()
+        return self._vector
+
+    def holding(self, own: Sequence[range]) -> NDArray[np.float32]:
+        """The vector, of which nothing but these blocks need be there; Truncated if they are not.
+
+        What is not there is not written, and takes no memory.
+        """
+        for blocks in own:
+            at = blocks.start
+            for first, count in self._starts:
+                if first <= at:
+                    at = max(at, first + count)
+            if at < blocks.stop:
+                msg = f"Blocks {at} to {blocks.stop} of a vector are not here."
+                raise Truncated(msg)
         return self._vector
 
     @property

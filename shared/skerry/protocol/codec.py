@@ -106,12 +106,39 @@ def blocks_per_chunk(scheme: str, chunk_bytes: int) -> int:
     return blocks
 
 
-def pack(scheme: str, planes: Planes, chunk_bytes: int) -> Iterator[Chunk]:
-    """Yield the chunks of quantised planes, each made when it is asked for."""
-    blocks, size = planes.codes.shape[0], blocks_per_chunk(scheme, chunk_bytes)
-    count = -(-blocks // size)
-    for index in range(count):
-        first, stop = index * size, min((index + 1) * size, blocks)
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Which blocks each of several senders has of one vector: ranges of blocks, ascending.
+
+    ``mine`` is the one whose blocks the planes at hand hold.
+    """
+
+    ranges: tuple[tuple[range, ...], ...]
+    mine: int
+
+    def chunks(self, size: int) -> tuple[int, int, list[range]]:
+        """Return the number of the first chunk of ours, how many all have, and our chunks."""
+        cuts = [[cut for one in own for cut in _cut(one, size)] for own in self.ranges]
+        before = sum(len(own) for own in cuts[: self.mine])
+        return before, sum(map(len, cuts)), cuts[self.mine]
+
+
+def _cut(blocks: range, size: int) -> Iterator[range]:
+    for first in range(blocks.start, blocks.stop, size):
+        yield range(first, min(first + size, blocks.stop))
+
+
+def pack(
+    scheme: str, planes: Planes, chunk_bytes: int, shares: Shares | None = None
+) -> Iterator[Chunk]:
+    """Yield the chunks of quantised planes, each made when it is asked for.
+
+    Of planes that several senders have parts of only the chunks of ``shares.mine``.
+    """
+    shares = shares or Shares(((range(planes.codes.shape[0]),),), 0)
+    first_index, count, own = shares.chunks(blocks_per_chunk(scheme, chunk_bytes))
+    for index, blocks in enumerate(own, first_index):
+        first, stop = blocks.start, blocks.stop
         parts, cut = list[bytes](), planes.part(slice(first, stop))
         for section in _sections(scheme):
             data = compress(np.ascontiguousarray(section.of(cut)), section.packing)

@@ -386,6 +386,12 @@ class LearnerSettings(Table):
     mesh: str = "auto"
     """Devices by axis (data, fsdp, tensor, expert), such as data=2,fsdp=4; auto: all that this
     machine shows the learner, on fsdp."""
+    processes: int = Field(default=1, ge=1, le=4096)
+    """Processes that are this learner together, on one machine or several."""
+    process: int = Field(default=0, ge=0)
+    """Which of them this one is, from 0; the first one talks to the log about all."""
+    coordinator: str = ""
+    """Host and port where the first of several processes listens for the others."""
 
 
 class HealthSettings(Table):

@@ -14,6 +14,7 @@ import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 
 from skerry.algorithm.rates import learning_rate
 from skerry.models.base import Batch, Frozen, Model, Params, batch_loss, specs_of, whole
+from skerry.models.mesh import copied
 from skerry.settings.models import TrainConfig
 from skerry_learner.trainer.optimizers import make_optimizer
 
@@ -165,7 +166,8 @@ def make_step(model: Model, config: TrainConfig, places: TrainState | None = Non
         share_of_one = busiest(found.expert_tokens)
         return kept, StepResult(found.loss, norm, finite, share_of_one, {} if bare else routed)
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
+    result = None if places is None else copied(jax.tree.leaves(places.params)[0].mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, result))
 
 
 def traced_for(places: TrainState | None) -> AbstractContextManager[object]:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.jax_inner import restored
+from skerry.client.jax_processes import SharedFragments
+from skerry.client.processes import Deed, LeadProcess
 from skerry.client.weights import FolderWeights
 from skerry.models import mesh as meshes
 from skerry.models.axes import check_batch, held_elements
@@ -129,12 +131,15 @@ class Trainer:
         *,
         blank: bool = False,
         weights: FolderWeights | None = None,
+        lead: LeadProcess | None = None,
     ) -> None:
         """``programs``: those of another trainer of the same model and config.
 
         A ``blank`` one begins with zeros, for parameters that are all adopted before a step.
-        ``weights`` are offered as initial parameters instead of its own.
+        ``weights`` are offered as initial parameters instead of its own. ``lead`` is the learner's
+        first process, if that is this one and there are others.
         """
+        self._lead = lead
         self._config = config
         self._programs = programs or Programs.of(model, config)
         init = partial(_blank, model.init, self._programs) if blank else self._programs.init
@@ -142,10 +147,14 @@ class Trainer:
         self.fragments = JaxFragments(plan, config.sync, params)
         self.moments = self._programs.init_moments(params)
         self.routed: Mapping[str, jax.Array] = {}
-        self.genesis = (weights or self.fragments).genesis
-        self.capture = self.fragments.capture
-        self.release = self.fragments.release
-        self.adopt = self.fragments.adopt
+        self.door: JaxFragments | SharedFragments = self.fragments
+        if jax.process_count() > 1:
+            self.door = SharedFragments(self.fragments, plan, config.sync, lead)
+            self.own_blocks = self.door.own_blocks
+        self.genesis = (weights or self.door).genesis
+        self.capture = self.door.capture
+        self.release = self.door.release
+        self.adopt = self.door.adopt
 
     @property
     def state(self) -> TrainState:
@@ -162,11 +171,14 @@ class Trainer:
         ``batch`` is one of those that steps will get; None: tokens alone.
         """
         data = self._config.data
+        self._say(Deed.WARM)
         self.fragments.warm(tick)
         blank = {"tokens": np.zeros((data.batch, data.seq_len + 1), np.int32)}
-        blank = self._placed(blank if batch is None else batch)
+        blank = self.place(blank if batch is None else batch)
         factors = np.float32(0), np.float32(1)
         self._programs.step.lower(self.state, blank, *factors, self._programs.frozen).compile()
+        if self._lead is not None:
+            self._lead.meet(tick)
         tick()
 
     def step(self, batch: Batch, done: float, share: float = 1.0) -> StepResult:
@@ -174,9 +186,10 @@ class Trainer:
 
         ``share`` in (0, 1] is a factor on the learning rate.
         """
+        self._say(Deed.STEP, float(done), float(share))
         factors = np.float32(done), np.float32(share)
         self.state, result = self._programs.step(
-            self.state, self._placed(batch), *factors, self._programs.frozen
+            self.state, self.place(batch), *factors, self._programs.frozen
         )
         if result.expert_tokens:
             self.routed = _added(self.routed or _zeros_of(result), result.expert_tokens)
@@ -193,12 +206,27 @@ class Trainer:
 
     def reset(self) -> None:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""
-        self.fragments.reset()
+        self.door.reset()
         self.moments = None
         self.moments = self._programs.init_moments(self.fragments.params)
 
-    def _placed(self, batch: Any) -> Any:
-        return jax.device_put(batch, meshes.by_rows(self._programs.mesh))
+    def place(self, batch: Any) -> Any:
+        """Return a batch on the mesh, each device with its own rows."""
+        rows = meshes.by_rows(self._programs.mesh)
+
+        def placed(leaf: Any) -> jax.Array:
+            there: jax.Array = (
+                jax.device_put(leaf, rows)
+                if isinstance(leaf, jax.Array)
+                else meshes.put(leaf, rows)
+            )
+            return there
+
+        return jax.tree.map(placed, batch)
+
+    def _say(self, deed: Deed, *values: float) -> None:
+        if self._lead is not None:
+            self._lead.post(deed, *values)
 
 
 @jax.jit

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry import code
-from skerry.cli.cluster import clock
+from skerry.cli.cluster import clock, devices
 from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
 from skerry.cli.cluster.folder import last_sentence, size_of, write_private
 from skerry.cli.cluster.processes import BROKER, ProcessTable
@@ -240,17 +240,24 @@ def environment(cache: Path) -> dict[str, str]:
 
 
 def stages(
-    folder: RunFolder, team: Team, ports: Mapping[str, int], page: Sequence[str] = ()
+    folder: RunFolder,
+    team: Team,
+    ports: Mapping[str, int],
+    page: Sequence[str] = (),
+    accelerators: Sequence[str] = (),
 ) -> list[list[Command]]:
     """Return the cluster's processes in the order in which they are stopped.
 
-    ``ports`` are where a proxy listens for services. ``page`` are further settings of the monitor,
-    which also gets those by which its page injects faults, where they are allowed.
+    Each learner sees accelerators of its own. ``ports`` are where a proxy listens for services.
+    ``page`` are further settings of the monitor, which also gets those by which its page injects
+    faults, where they are allowed.
     """
     if team.chaos:
         where = {"cluster": folder.path, "token_file": folder.token}
         faults = (f"health.{key}={json.dumps(str(path.resolve()))}" for key, path in where.items())
         page = (*page, *faults)
+
+    own = devices.shares(team.names().get("learner", ()), accelerators)
 
     def command(service: str, name: str) -> Command:
         given = ["--run", folder.run, "--name", name, "--config", str(folder.settings)]
@@ -259,6 +266,8 @@ def stages(
         env = environment(folder.cache)
         if team.clocks:
             env |= clock.environment(folder.path, name)
+        if name in own:
+            env[devices.VISIBLE] = own[name]
         if name in ports:
             env["SKERRY_NATS__URL"] = f"nats://{HOST}:{ports[name]}"
         return Command(

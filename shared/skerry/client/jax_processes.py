@@ -1,0 +1,208 @@
+"""JAX parameters that several processes hold together: what one does to fragments all do.
+
+Every process captures, quantises, sends, reads and adopts the blocks that lie on its own devices.
+A program that talks between devices must be run in one order by all of them, so the first process
+says what it is about to do before it does it; devices are a step behind what is dispatched, so
+that no device waits for these words.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm import quantise_jax
+from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
+from skerry.algorithm.planes import Planes, allocate
+from skerry.algorithm.schemes import scheme_of
+from skerry.client.jax_fragments import Cut, DeviceVector, JaxFragments, Piece
+from skerry.client.processes import Deed, FollowingProcess, Group, LeadProcess, come, gather
+from skerry.errors import ConfigError, Diverged
+from skerry.protocol.codec import Shares
+from skerry.protocol.contribution import GENESIS_SCHEME
+from skerry.settings.models import SyncConfig
+
+END_S = 20
+"""What a process waits at most, at its end, for the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """All processes of a learner, once they have found each other."""
+
+    group: Group
+    address: str
+    lead: LeadProcess | None
+    follower: FollowingProcess | None
+
+    @classmethod
+    def of(cls, group: Group, run: str, learner: str) -> Crew:
+        """Wait until all processes have come; to be called before JAX looks at its devices."""
+        if group.process:
+            connection, address = come(group, run, learner)
+            return cls(group, address, None, FollowingProcess(connection))
+        connections, address = gather(group, run, learner)
+        return cls(group, address, LeadProcess(connections), None)
+
+    @contextmanager
+    def computing(self) -> Generator[None]:
+        """Have JAX see the devices of all processes, until all of them end."""
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        count, own = self.group.processes, self.group.process
+        jax.distributed.initialize(self.address, count, own, shutdown_timeout_seconds=END_S)
+        jax.devices()  # each waits for the devices of all
+        try:
+            yield
+        except SystemExit as end:  # its sentence is said
+            _leave(end.code)
+        except BaseException:  # noqa: BLE001 - said here, for this process ends
+            traceback.print_exc()
+            _leave(1)
+        jax.distributed.shutdown()
+
+
+def _leave(code: object) -> None:
+    """End at once: JAX would wait for the other processes, which end as well, and then abort."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def shares_of(cuts: Sequence[tuple[Piece, Cut]]) -> Shares:
+    """Return which blocks of a fragment lie with which process."""
+    ranges: dict[Any, list[range]] = {n: [] for n in range(jax.process_count())}
+    for piece, cut in cuts:
+        blocks, before = padded(piece.size) // BLOCK, piece.offset // BLOCK
+        places: Mapping[Any, Any] = cut.flat.devices_indices_map((cut.length,))
+        for device, index in places.items():
+            start, stop, _ = index[0].indices(cut.length)
+            mine = range(before + start // BLOCK, before + min(stop // BLOCK, blocks))
+            if mine:
+                ranges[device.process_index].append(mine)
+    return Shares(tuple(map(_joined, ranges.values())), jax.process_index())
+
+
+def _joined(ranges: list[range]) -> tuple[range, ...]:
+    """Return ranges in order, neighbours as one."""
+    found: list[range] = []
+    for one in sorted(ranges, key=lambda blocks: blocks.start):
+        if found and found[-1].stop == one.start:
+            found[-1] = range(found[-1].start, one.stop)
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+class SharedGradient:
+    """A captured fragment, quantised where it lies as soon as all processes have captured it.
+
+    ``number`` counts captures, alike in all of them.
+    """
+
+    def __init__(self, vector: DeviceVector, scheme: str, shares: Shares, number: int) -> None:
+        self.shares = shares
+        self.number = number
+        self.scheme = scheme
+        self._pieces = [piece for piece, _ in vector.pieces]
+        self._made = [
+            quantise_jax.encode(scheme, tuple(part.size for part in piece.slices), values)
+            for piece, values in vector.pieces
+        ]
+
+    def __array__(self) -> NDArray[np.float32]:
+        msg = "no process holds all of this gradient"
+        raise TypeError(msg)
+
+    def quantise(self, scheme: str, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
+        """Fetch this process's codes and scales, each in its place, and the norms of all.
+
+        Raises Diverged if anything is not finite, on any device.
+        """
+        planes, norms = allocate(scheme, fragment.blocks), list[float]()
+        for piece, (made, measured) in zip(self._pieces, self._made, strict=True):
+            if not made.finite:
+                msg = f"The outer gradient of fragment {fragment.index} is not finite: not sent."
+                raise Diverged(msg)
+            before, blocks = piece.offset // BLOCK, padded(piece.size) // BLOCK
+            for target, source in ((planes.codes, made.codes), (planes.scales, made.scales)):
+                for shard in source.addressable_shards if source.size else ():
+                    start, stop, _ = shard.index[0].indices(source.shape[0])
+                    held = np.asarray(shard.data)[: max(0, blocks - start)]
+                    target[before + start : before + min(stop, blocks)] = held
+            norms += np.asarray(measured).tolist()
+        return planes, tuple(norms)
+
+
+class SharedFragments:
+    """What a session of the first process, or a follower of it, does to the fragments of all.
+
+    ``lead`` is None in any other process than the first one: there ``adopt`` is given what that
+    process has read of the version. ``gradients`` are the newest captures, by fragment.
+    """
+
+    def __init__(
+        self, held: JaxFragments, plan: Plan, sync: SyncConfig, lead: LeadProcess | None = None
+    ) -> None:
+        if scheme_of(sync.contribution_scheme).feedback:
+            msg = (
+                f"sync.contribution_scheme is {sync.contribution_scheme}, whose error feedback a"
+                " learner of several processes does not keep: train this run with learners of one"
+                " process, or make one with int4."
+            )
+            raise ConfigError(msg, path="learner.processes")
+        self.gradients: dict[int, SharedGradient] = {}
+        self._held = held
+        self._count = 0
+        self._scheme = sync.contribution_scheme
+        self._lead = lead
+        self._shares = {f.index: shares_of(held.cuts[f.index]) for f in plan.fragments}
+
+    def own_blocks(self, fragment: int) -> tuple[range, ...]:
+        """Return the blocks of a fragment that lie with this process."""
+        shares = self._shares[fragment]
+        return shares.ranges[shares.mine]
+
+    def genesis(self, fragment: int) -> SharedGradient:
+        """Return the outer gradient of the parameters relative to zero."""
+        self._say(Deed.GENESIS, fragment)
+        return self._quantised(fragment, self._held.genesis(fragment), GENESIS_SCHEME)
+
+    def capture(self, fragment: int) -> SharedGradient:
+        """Return ``anchor - local``, and remember local for the adoption."""
+        self._say(Deed.CAPTURE, fragment)
+        return self._quantised(fragment, self._held.capture(fragment), self._scheme)
+
+    def release(self, fragment: int) -> None:
+        """Forget what was captured, everywhere."""
+        self._say(Deed.RELEASE, fragment)
+        self._held.release(fragment)
+
+    def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
+        """Take in a decoded global fragment, each process what lies with it."""
+        if self._lead is not None:
+            self._say(Deed.ADOPT, fragment, self._lead.version_of(fragment, vector))
+        self._held.adopt(fragment, vector)
+
+    def reset(self) -> None:
+        """Fall back to the anchors, everywhere."""
+        self._say(Deed.RESET)
+        self._held.reset()
+
+    def _quantised(self, fragment: int, vector: DeviceVector, scheme: str) -> SharedGradient:
+        self._count += 1
+        shares = self._shares[fragment]
+        made = self.gradients[fragment] = SharedGradient(vector, scheme, shares, self._count)
+        return made
+
+    def _say(self, deed: Deed, *values: int) -> None:
+        if self._lead is not None:
+            self._lead.post(deed, *values)

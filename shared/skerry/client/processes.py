@@ -1,0 +1,435 @@
+"""The processes of one learner: the first one decides, and says what to do to all others.
+
+One line of JSON per message, over TCP, in order. A learner is whole or it is not: a process that
+loses another one says so and ends at once, whatever its other threads wait for, and the log is
+where all begin again. Nothing here knows of JAX or torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+import structlog
+
+from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, SkerryError, first_cause
+from skerry.protocol.messages import ContributionHeader
+from skerry.settings.models import LearnerSettings
+
+log = structlog.get_logger()
+
+BEAT_S = 1.0
+SILENCE_S = 15.0
+"""A process that has said nothing for that long is gone; each says something every ``BEAT_S``."""
+HELLO_S = 5.0
+RETRY_S = 0.5
+MOST_HELLO, MOST_LINE = 4096, 16 << 20
+
+Words: TypeAlias = list[Any]
+
+
+class Deed(IntEnum):
+    """What the first process does next, and the others with it."""
+
+    HOLD = 0
+    GENESIS = 1
+    CAPTURE = 2
+    RELEASE = 3
+    ADOPT = 4
+    RESET = 5
+    DONE = 6
+    FAIL = 7
+    WARM = 8
+    FEED = 9
+    STEP = 10
+    SAVE = 11
+    RESTORE = 12
+    READ = 13
+    SEND = 14
+    STOP = 15
+    MEET = 16
+    BEAT = 17
+    END = 18
+
+
+REQUESTS = frozenset({Deed.READ, Deed.SEND, Deed.RESTORE})
+"""Deeds of the network's thread, each with an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A learner's processes, as settings of each machine say."""
+
+    processes: int
+    process: int
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, local: LearnerSettings | None) -> Group | None:
+        """Return the group that a process belongs to, None for a learner of one process.
+
+        Raises ConfigError for settings that make none.
+        """
+        if local is None or local.processes == 1:
+            return None
+        host, _, port = local.coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            msg = (
+                f"learner.coordinator is {local.coordinator!r}: a learner of {local.processes}"
+                " processes needs the host and port where the first one listens, such as"
+                " 10.0.0.1:7077."
+            )
+            raise ConfigError(msg, path="learner.coordinator")
+        if local.process >= local.processes:
+            msg = (
+                f"learner.process is {local.process}: with {local.processes} processes it counts"
+                f" from 0 to {local.processes - 1}."
+            )
+            raise ConfigError(msg, path="learner.process")
+        return cls(local.processes, local.process, host.strip("[]"), int(port))
+
+
+def end_at_once(sentence: str) -> None:
+    """End this process: what its other threads wait for will never come."""
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class Peer:
+    """Another process at the other end of a connection; ``heard`` is called in a thread."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        name: str,
+        heard: Callable[[Deed, Words], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        connection.settimeout(SILENCE_S)
+        self._connection = connection
+        self._name = name
+        self._heard = heard
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        for loop in (self._listen, self._beat):
+            threading.Thread(target=loop, name=f"peer-{loop.__name__}", daemon=True).start()
+
+    def say(self, deed: Deed, words: Sequence[Any] = ()) -> None:
+        """Send a message; where none takes it any more, its end is found."""
+        with self._lock, suppress(OSError):
+            self._connection.sendall(json.dumps([deed, *words]).encode() + b"\n")
+
+    def close(self) -> None:
+        """Say that this is the end, which is no loss."""
+        self._over.set()
+        self.say(Deed.END)
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def _listen(self) -> None:
+        why = "it has gone"
+        try:
+            with self._connection, self._connection.makefile("rb") as lines:
+                while line := lines.readline(MOST_LINE):
+                    number, *words = json.loads(line)
+                    deed = Deed(number)
+                    if deed is Deed.END:
+                        self._over.set()
+                    if deed is not Deed.BEAT:
+                        self._heard(deed, words)
+        except TimeoutError:
+            why = f"it has said nothing for {SILENCE_S:g} s"
+        except (OSError, ValueError, TypeError) as error:
+            why = f"its connection failed ({error})"
+        if not self._over.is_set():
+            self._lost(
+                f"Process {self._name} of this learner is lost ({why}): all of its processes end."
+                " Start each again: the learner goes on from the log."
+            )
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            self.say(Deed.BEAT)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that every other process is to answer."""
+
+    left: int
+    future: asyncio.Future[list[Any]]
+    loop: asyncio.AbstractEventLoop
+    values: list[Any] = field(default_factory=list[Any])
+    failed: str = ""
+
+
+class LeadProcess:
+    """The first process of a learner, and its connections to the others.
+
+    ``on_stop`` is called, in a thread, when another one was asked to end.
+    """
+
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        lost: Callable[[str], None] = end_at_once,
+    ) -> None:
+        self.on_stop: Callable[[], None] = lambda: None
+        self._asked: dict[int, _Asked] = {}
+        self._count = 0
+        self._met = threading.Semaphore(0)
+        self._read: dict[int, list[tuple[int, Any]]] = {}
+        self._peers = [
+            Peer(connection, str(process), self._heard, lost)
+            for process, connection in sorted(connections.items())
+        ]
+
+    def post(self, deed: Deed, *words: Any) -> None:
+        """Tell the others what comes next."""
+        for peer in self._peers:
+            peer.say(deed, words)
+
+    def meet(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Wait until the others have done all that was asked of them, calling ``tick`` meanwhile.
+
+        Devices that wait for each other give up, on a CPU after half a minute: nothing that takes
+        long on one of them may be going on.
+        """
+        self.post(Deed.MEET)
+        for _ in self._peers:
+            while not self._met.acquire(timeout=BEAT_S):
+                tick()
+
+    async def ask(self, deed: Deed, *words: Any) -> list[Any]:
+        """Have every other process do something, and return what each answers.
+
+        Raises Overtaken, or BrokerUnavailable, where one of them could not.
+        """
+        self._count += 1
+        loop = asyncio.get_running_loop()
+        asked = _Asked(len(self._peers), loop.create_future(), loop)
+        self._asked[self._count] = asked
+        self.post(deed, self._count, *words)
+        values = await asked.future
+        if asked.failed == Overtaken.__name__:
+            msg = "Another process of this learner found a newer version."
+            raise Overtaken(msg)
+        if asked.failed:
+            msg = f"Another process of this learner did not do its part: {asked.failed}"
+            raise BrokerUnavailable(msg)
+        return values
+
+    async def also_read(self, fragment: int, version: int) -> int:
+        """Have the others read what is theirs of a version; returns the bytes that they read."""
+        return sum(await self.ask(Deed.READ, fragment, version))
+
+    async def also_send(self, number: int, header: ContributionHeader) -> int:
+        """Have the others send what is theirs of a capture; returns the bytes sent."""
+        whose = header.fragment, header.identity, header.base_version
+        return sum(await self.ask(Deed.SEND, number, *whose))
+
+    def hold(self, fragment: int, version: int, vector: Any) -> None:
+        """Note the vector of a version that all have read."""
+        self._read.setdefault(fragment, []).append((version, vector))
+
+    def version_of(self, fragment: int, vector: Any) -> int:
+        """Return the version of a vector that is adopted, and forget it and those before it."""
+        read = self._read.get(fragment, [])
+        version = next(version for version, held in read if held is vector)
+        self._read[fragment] = [(v, held) for v, held in read if v > version]
+        return version
+
+    def close(self) -> None:
+        """Say to all that this is the end."""
+        for peer in self._peers:
+            peer.close()
+
+    def _heard(self, deed: Deed, words: Words) -> None:
+        if deed is Deed.STOP:
+            self.on_stop()
+        elif deed is Deed.MEET:
+            self._met.release()
+        elif deed is Deed.DONE:
+            number, failed, value = words
+            asked = self._asked[number]
+            asked.loop.call_soon_threadsafe(self._answered, number, str(failed), value)
+
+    def _answered(self, number: int, failed: str, value: Any) -> None:
+        asked = self._asked[number]
+        asked.left -= 1
+        asked.values.append(value)
+        asked.failed = asked.failed or failed
+        if not asked.left:
+            del self._asked[number]
+            if not asked.future.done():
+                asked.future.set_result(asked.values)
+
+
+class FollowingProcess:
+    """Any other process of a learner, and its connection to the first one.
+
+    ``orders`` are what that says, in order, END the last; requests of its network's thread go to
+    whom ``take_requests`` names, in a thread.
+    """
+
+    def __init__(
+        self, connection: socket.socket, lost: Callable[[str], None] = end_at_once
+    ) -> None:
+        self.orders: SimpleQueue[tuple[Deed, Words]] = SimpleQueue()
+        self._early: list[tuple[Deed, Words]] = []
+        self._take: Callable[[Deed, Words], None] = lambda deed, words: self._early.append(
+            (deed, words)
+        )
+        self._turn = threading.Lock()
+        self._peer = Peer(connection, "0", self._heard, lost)
+
+    def take_requests(self, take: Callable[[Deed, Words], None]) -> None:
+        """Hand on requests from now on, those that have come before first."""
+        with self._turn:
+            for deed, words in self._early:
+                take(deed, words)
+            self._take = take
+
+    def answer(self, number: int, value: object = 0, error: BaseException | None = None) -> None:
+        """Answer a request."""
+        failed = "" if error is None else type(error).__name__
+        self._peer.say(
+            Deed.DONE, (number, failed if failed == "Overtaken" else str(error or ""), value)
+        )
+
+    def meet(self) -> None:
+        """Say that all is done that the first process has said so far."""
+        self._peer.say(Deed.MEET)
+
+    def ask_stop(self) -> None:
+        """Ask the first process to end this learner in order."""
+        self._peer.say(Deed.STOP)
+
+    def close(self) -> None:
+        """Say that this is the end."""
+        self._peer.close()
+
+    def _heard(self, deed: Deed, words: Words) -> None:
+        if deed in REQUESTS:
+            with self._turn:
+                self._take(deed, words)
+        else:
+            self.orders.put((deed, words))
+
+
+def gather(group: Group, run: str, learner: str) -> tuple[dict[int, socket.socket], str]:
+    """Wait until every other process has come; returns their connections and an address for JAX's.
+
+    Raises ConfigError where the port is taken.
+    """
+    try:
+        server = socket.create_server(("", group.port))
+    except OSError as error:
+        msg = (
+            f"Port {group.port} of learner.coordinator cannot be listened on ({error.strerror}):"
+            " choose a free one, the same for every process."
+        )
+        raise ConfigError(msg, path="learner.coordinator") from error
+    come: dict[int, socket.socket] = {}
+    log.info("waits_for_processes", port=group.port, processes=group.processes)
+    with server:
+        while len(come) < group.processes - 1:
+            connection, _ = server.accept()
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                process = _welcomed(connection, group, run, learner)
+                come[process] = connection
+                continue
+            connection.close()
+    with socket.create_server(("", 0)) as free:
+        address = f"{group.host}:{free.getsockname()[1]}"
+    for connection in come.values():
+        connection.sendall(json.dumps({"address": address}).encode() + b"\n")
+    return come, address
+
+
+def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -> int:
+    """Return the number of a process that says it is of this learner; ValueError if it is not."""
+    connection.settimeout(HELLO_S)
+    hello = json.loads(_line(connection))
+    process, said = int(hello["process"]), (hello["run"], hello["learner"], hello["processes"])
+    if said != (run, learner, group.processes) or not 0 < process < group.processes:
+        msg = (
+            f"This process is {process} of {said[2]} of learner {said[1]!r} in run {said[0]!r}, and"
+            f" the first one is of {group.processes} of {learner!r} in {run!r}: give all of them"
+            " the same run, name and learner.processes."
+        )
+        connection.sendall(json.dumps({"refused": msg}).encode() + b"\n")
+        raise ValueError(msg)
+    return process
+
+
+def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
+    """Connect to the first process, waiting for it; returns the connection and JAX's address.
+
+    Raises ConfigError if it is the first process of something else.
+    """
+    hello = {"process": group.process, "processes": group.processes}
+    hello_line = json.dumps(hello | {"run": run, "learner": learner}).encode() + b"\n"
+    log.info("waits_for_first_process", address=f"{group.host}:{group.port}")
+    while True:
+        answer: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            connection = socket.create_connection((group.host, group.port), timeout=HELLO_S)
+            connection.sendall(hello_line)
+            connection.settimeout(None)  # the others may come whenever they like
+            answer = json.loads(_line(connection))
+            if "address" in answer:
+                return connection, str(answer["address"])
+            connection.close()
+        if "refused" in answer:
+            raise ConfigError(str(answer["refused"]), path="learner.processes")
+        time.sleep(RETRY_S)
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Read one short line, and not a byte more; ValueError if there is none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) >= MOST_HELLO:
+            msg = "no line"
+            raise ValueError(msg)
+        line += byte
+    return line
+
+
+@asynccontextmanager
+async def leading(lead: LeadProcess | None) -> AsyncGenerator[None]:
+    """Have the others end as this process does; None has no others."""
+    try:
+        yield
+    except BaseException as error:
+        if lead is not None:
+            lead.post(Deed.FAIL, str(first_cause(error)))
+        raise
+    finally:
+        if lead is not None:
+            lead.close()
+
+
+def await_own_end(error: BaseException) -> None:
+    """Return once it is plain that an error is not what another process's end brings about.
+
+    A process that computes with one that dies fails too, within the same moment: its own end is
+    then under way, with a sentence that says why.
+    """
+    if not isinstance(error, SkerryError):
+        time.sleep(2 * BEAT_S)

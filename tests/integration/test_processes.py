@@ -1,0 +1,87 @@
+"""A learner of two processes with four devices each, beside a plain one in the same run."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import Commit
+from tests.support.cluster import Cluster, Service, until_commit
+from tests.support.history import settle
+from tests.support.nats_server import NatsServer
+from tests.support.tiny import tiny
+
+pytestmark = [pytest.mark.nats, pytest.mark.drill, pytest.mark.timeout(500)]
+
+SYNC = ("fragments = 2", "h_steps = 10", "learners = 2")
+
+
+def merges(*learners: tuple[str, int]) -> Callable[[Commit], bool]:
+    """Return what sees a commit of trained steps from each of these incarnations."""
+
+    def seen(commit: Commit) -> bool:
+        found = {(row.learner, row.incarnation) for row in commit.consumed if row.tokens}
+        return commit.version > 1 and found >= set(learners)
+
+    return seen
+
+
+class Island:
+    """Learner ``a`` in two processes, at a port of its own for each start."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    async def start(self) -> tuple[Service, Service]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            at = f"127.0.0.1:{free.getsockname()[1]}"
+        common = ("--set", "learner.processes=2", "--set", f"learner.coordinator={at}")
+        second = await self.cluster.start("learner", "a", *common, "--set", "learner.process=1")
+        first = await self.cluster.start("learner", "a", *common, "--set", "learner.process=0")
+        return first, second
+
+
+async def test_an_island_of_two_processes_trains_dies_and_returns(
+    nats_server: NatsServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    text, config = tmp_path / "text.txt", tmp_path / "run.toml"
+    text.write_bytes(random.Random(7).randbytes(200_000).hex().encode())
+    config.write_text(tiny(text, 100_000, *SYNC))
+    async with NatsBus(nats_server.url, name="test") as bus:
+        async with Cluster(nats_server.url, run_id, tmp_path, config, tmp_path / "jax") as cluster:
+            await cluster.start("syncer", "s")
+            alone = await cluster.start("learner", "b", "--set", "learner.mesh=fsdp=1")
+            island = Island(cluster)
+            first, second = await island.start()
+            await until_commit(bus, run_id, merges(("a", 1), ("b", 1)), timeout_s=150)
+
+            second.kill9()
+            assert await first.ended(20) == 1, first.said
+            assert "error: Process 1 of this learner is lost" in first.said
+            assert "Traceback" not in first.said
+            first, second = await island.start()
+            await until_commit(bus, run_id, merges(("a", 2), ("b", 1)), timeout_s=150)
+
+            first.kill9()
+            assert await second.ended(20) == 1, second.said
+            assert "error: Process 0 of this learner is lost" in second.said
+            assert "Traceback" not in second.said
+            first, second = await island.start()
+            await until_commit(bus, run_id, merges(("a", 3), ("b", 1)), timeout_s=150)
+
+            assert alone.process.returncode is None, alone.said
+            second.terminate()  # the learner ends in order, whichever process is asked
+            assert await first.ended(60) == 0, first.said
+            assert await second.ended(60) == 0, second.said
+            alone.terminate()
+            assert await alone.ended(60) == 0, alone.said
+        history = await settle(bus, run_id)
+        assert history.violations == ()
+        assert (await ledger.read_run(bus, run_id)).fragments == 2

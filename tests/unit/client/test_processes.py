@@ -1,0 +1,130 @@
+"""The processes of one learner: how they meet, what they say, and that none outlives another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skerry.algorithm.backend import cpu
+from skerry.client.processes import (
+    Deed,
+    FollowingProcess,
+    Group,
+    LeadProcess,
+    come,
+    gather,
+)
+from skerry.errors import BrokerUnavailable, ConfigError, Overtaken
+from skerry.protocol.codec import Shares, pack
+from skerry.settings.models import LearnerSettings
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def group(process: int, port: int, processes: int = 2) -> Group:
+    return Group(processes, process, "127.0.0.1", port)
+
+
+@contextmanager
+def joined() -> Generator[tuple[LeadProcess, FollowingProcess, socket.socket, SimpleQueue[str]]]:
+    """Yield two processes, the second one's connection, and what either says of a loss."""
+    port, lost = free_port(), SimpleQueue[str]()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(gather, group(0, port), "run", "a")
+        second = pool.submit(come, group(1, port), "run", "a")
+        connection, address = second.result(10)
+        connections, told = first.result(10)
+    assert address == told
+    lead = LeadProcess(connections, lost.put)
+    yield lead, FollowingProcess(connection, lost.put), connection, lost
+    lead.close()
+
+
+def test_settings_that_make_no_group_are_refused() -> None:
+    assert Group.of(LearnerSettings()) is None
+    at = {"processes": 2, "coordinator": "host:7077"}
+    assert Group.of(LearnerSettings.model_validate(at)) == Group(2, 0, "host", 7077)
+    for wrong in ({"coordinator": "host"}, {"coordinator": ""}, {"process": 2}):
+        with pytest.raises(ConfigError, match=r"learner\."):
+            Group.of(LearnerSettings.model_validate(at | wrong))
+
+
+def test_orders_come_in_order_and_the_end_is_no_loss() -> None:
+    with joined() as (lead, follower, _, lost):
+        for step in range(3):
+            lead.post(Deed.STEP, step, 0.5)
+        lead.close()
+        heard = [follower.orders.get(timeout=10) for _ in range(4)]
+    assert heard == [*((Deed.STEP, [n, 0.5]) for n in range(3)), (Deed.END, [])]
+    assert lost.empty()
+
+
+def test_a_request_that_comes_early_waits_and_its_failure_is_told() -> None:
+    async def main() -> None:
+        with joined() as (lead, follower, _, _lost):
+            reading = asyncio.create_task(lead.also_read(3, 7))
+            await asyncio.sleep(0.05)
+            gone, failed = Overtaken("gone"), OSError("no")
+            answers: list[Any] = [{"value": 100}, {"error": gone}, {"error": failed}]
+
+            def take(deed: Deed, words: list[Any]) -> None:
+                assert (deed, words[1:]) == (Deed.READ, [3, 7])
+                follower.answer(words[0], **answers.pop(0))
+
+            follower.take_requests(take)
+            assert await reading == 100
+            with pytest.raises(Overtaken):
+                await lead.also_read(3, 7)
+            with pytest.raises(BrokerUnavailable, match="no"):
+                await lead.also_read(3, 7)
+
+    asyncio.run(main())
+
+
+def test_a_process_that_is_gone_is_found_at_once() -> None:
+    with joined() as (_, _follower, connection, lost):
+        connection.shutdown(socket.SHUT_RDWR)
+        sentences = {lost.get(timeout=5), lost.get(timeout=5)}
+    assert {text.split(" (")[0] for text in sentences} == {
+        "Process 0 of this learner is lost",
+        "Process 1 of this learner is lost",
+    }
+    assert all("Start each again" in text for text in sentences)
+
+
+def test_a_stranger_is_turned_away_and_another_learners_process_is_told_why() -> None:
+    port = free_port()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(gather, group(0, port), "run", "a")
+        with pytest.raises(ConfigError, match="give all of them the same run"):
+            come(group(1, port), "run", "b")
+        for junk in (b"\x00" * 10_000, b"GET / HTTP/1.1\r\n", json.dumps({"process": 1}).encode()):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(junk + b"\n")
+        connection, _ = come(group(1, port), "run", "a")
+        connections = first.result(10)[0]
+        assert list(connections) == [1]
+        connections[1].close()
+        connection.close()
+
+
+def test_the_chunks_of_all_shares_are_those_of_one_vector() -> None:
+    planes = cpu().quantise("int8", np.arange(12 * 256, dtype=np.float32))
+    ranges = ((range(3), range(8, 9)), (range(3, 8), range(9, 12)), ())
+    made = [chunk for mine in range(3) for chunk in pack("int8", planes, 600, Shares(ranges, mine))]
+    assert [chunk.index for chunk in made] == list(range(made[0].count))
+    covered = [n for c in made for n in range(c.first_block, c.first_block + c.blocks)]
+    assert sorted(covered) == list(range(12))
