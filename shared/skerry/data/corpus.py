@@ -131,12 +131,14 @@ def _apart(stretch: Stretch, start: int, size: int) -> tuple[Places, Places]:
 
     Documents count from 1; the first one's places count from ``start``.
     """
-    at = np.arange(start, start + size)
-    if stretch.ends is None:
-        return np.ones(size, np.int64), at - start
-    document = np.searchsorted(stretch.ends, at, side="right")
-    begins = np.concatenate([[0], stretch.ends])[document]
-    return document - document[0] + 1, at - np.maximum(begins, start)
+    ends = np.array([start + size])
+    if stretch.ends is not None:
+        first, last = np.searchsorted(stretch.ends, [start, start + size - 1], side="right")
+        ends = np.append(stretch.ends[first:last], ends)
+    begins = np.concatenate([[start], ends[:-1]])
+    sizes = ends - begins
+    document = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    return document, np.arange(size) - np.repeat(begins - start, sizes)
 
 
 def targets_in(batch: HostBatch) -> int:
