@@ -109,6 +109,25 @@ def trains_as_on_one_device() -> None:
         np.testing.assert_allclose(*losses, rtol=1e-2 if step else 1e-5)
 
 
+def muon_gathers_one_matrix_at_a_time() -> None:
+    """Beyond what AdamW holds, few of the largest matrix, and it turns them as one device does."""
+    temporaries: dict[str, int] = {}
+    for inner in ("adamw", "muon"):
+        plain = config_of(layers=4, width=128)
+        update = plain.train.model_copy(update={"inner": inner})
+        config = plain.model_copy(update={"train": update})
+        trainer, plan = trainer_of("fsdp=8", config)
+        given = trainer.state, trainer._placed(batch()), np.float32(0), np.float32(1), {}
+        taken = trainer._programs.step.lower(*given).compile().memory_analysis()
+        temporaries[inner] = taken.temp_size_in_bytes
+        losses = [float(trainer.step(batch(n), 0.1).loss) for n in range(2)]
+    largest = 4 * max(spec.size for spec in plan.leaves)
+    assert temporaries["muon"] - temporaries["adamw"] < 3 * largest, (temporaries, largest)
+    alone, _ = trainer_of("", config)
+    wanted = [float(alone.step(batch(n), 0.1).loss) for n in range(2)]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-3)
+
+
 def each_device_holds_an_eighth() -> None:
     """Parameters, moments and anchors over eight devices, within 5 %, and nothing else lives."""
     config = config_of(width=256)
@@ -258,6 +277,7 @@ compiled = Compiled()
 CHECKS = (
     like_one_device_bit_by_bit,
     trains_as_on_one_device,
+    muon_gathers_one_matrix_at_a_time,
     each_device_holds_an_eighth,
     frozen_weights_are_spread,
     the_formula_is_what_a_step_takes,

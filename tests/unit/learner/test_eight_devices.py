@@ -20,6 +20,7 @@ QUICK = (
 LONG = (
     "like_one_device_bit_by_bit",
     "trains_as_on_one_device",
+    "muon_gathers_one_matrix_at_a_time",
     "layers_share_their_programs",
     "a_return_goes_on",
 )

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
+from optax import contrib  # pyright: ignore[reportMissingTypeStubs]
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.algorithm.rates import learning_rate
 from skerry.code import CodeRefused
 from skerry.errors import ConfigError
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.optimizers import make_optimizer
+from skerry_learner.trainer.optimizers import make_optimizer, orthogonal
 from skerry_learner.trainer.step import TrainState, make_step
 
 TARGET = jnp.array([3.0, -4.0])
@@ -110,6 +111,17 @@ def test_muon_makes_the_singular_values_of_every_matrix_and_every_expert_alike()
         values = np.linalg.svd(np.array(matrix), compute_uv=False)
         assert values.min() / values.max() > 0.6
         assert np.sqrt(np.mean(np.square(matrix))) == pytest.approx(0.2, rel=0.2)
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (3, 24, 16)])
+def test_muons_iteration_is_that_of_optax(shape: tuple[int, ...]) -> None:
+    given = jax.random.normal(jax.random.key(2), shape)
+    axes = contrib.MuonDimensionNumbers(given.ndim - 1, given.ndim - 2)
+    theirs = contrib.scale_by_muon(weight_dimension_numbers=axes)
+    with jax.numpy_dtype_promotion("standard"):
+        wanted = theirs.update(given, theirs.init(given))[0]
+        found = orthogonal(given / jnp.linalg.norm(given, axis=(-2, -1), keepdims=True))
+    np.testing.assert_allclose(found, 0.2 * 24**0.5 * np.array(wanted), rtol=1e-3, atol=1e-4)
 
 
 def test_muon_leaves_embeddings_and_gains_to_adamw() -> None:

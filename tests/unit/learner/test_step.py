@@ -79,11 +79,11 @@ def test_a_skipped_step_teaches_no_expert() -> None:
     assert not np.any(result.expert_tokens["table"])
 
 
-@pytest.mark.parametrize(("inner", "copies"), [("adamw", 2.2), ("muon", 9.0)])
-def test_skipping_a_step_that_is_not_finite_costs_no_copy_of_the_state(
-    inner: str, copies: float
+@pytest.mark.parametrize(("inner", "matrices"), [("adamw", 0), ("muon", 3)])
+def test_a_step_holds_no_copy_of_the_state_and_muon_works_on_one_matrix_at_a_time(
+    inner: str, matrices: int
 ) -> None:
-    """AdamW holds its gradients; a copy of the state would be three times the parameters."""
+    """Gradients are held; a copy of the state would be three times the parameters."""
     config = TrainConfig.model_validate({"inner": inner})
     model = build_model(SMALL.model_copy(update={"d_model": 128, "d_ff": 512}), config)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -91,5 +91,5 @@ def test_skipping_a_step_that_is_not_finite_costs_no_copy_of_the_state(
     batch = {"tokens": jax.ShapeDtypeStruct((1, 9), jnp.int32)}
     lower: Any = make_step(model, config).lower  # type: ignore[attr-defined] # it is jitted
     taken = lower(state, batch, *NOW).compile().memory_analysis()
-    size = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert taken.temp_size_in_bytes < copies * size
+    sizes = [4 * leaf.size for leaf in jax.tree.leaves(params)]
+    assert taken.temp_size_in_bytes < 2.05 * sum(sizes) + matrices * max(sizes)

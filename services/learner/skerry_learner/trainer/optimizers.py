@@ -17,6 +17,9 @@ from skerry.settings.models import TrainConfig
 
 MOMENTUM = 0.95
 """Decay of Muon's one moment, that of its authors."""
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
+"""Coefficients of Muon's iteration, those of its authors: of x, its cube and its fifth power."""
+ITERATIONS = 5
 ADAMS_RMS = 0.2
 """Root mean square of AdamW's updates. Muon's are scaled to it, so that one rate and one weight
 decay serve both (arXiv 2502.16982, section 2.2)."""
@@ -62,17 +65,27 @@ def _muon(
         layout = Layout.of(params)
         return layout.params(["muon" if name in matrices else "adam" for name in layout.names])
 
-    muon = optax.chain(
-        contrib.scale_by_muon(beta=MOMENTUM, weight_dimension_numbers=_dimensions),
-        optax.stateless(lambda updates, _: jax.tree.map(_scaled, updates)),
-    )
-    return optax.partition({"muon": muon, "adam": others}, labels)
+    moment = contrib.scale_by_muon(ns_steps=0, beta=MOMENTUM, weight_dimension_numbers=_dimensions)
+    turned = optax.stateless(lambda moments, _: jax.tree.map(orthogonal, moments))
+    return optax.partition({"muon": optax.chain(moment, turned), "adam": others}, labels)
 
 
-def _scaled(update: jax.Array) -> jax.Array:
-    """Scale an orthogonal update, whose root mean square is one over that of the longer side."""
-    longer: int = max(update.shape[-2:])
-    return update * float(ADAMS_RMS * longer**0.5)
+def orthogonal(matrices: jax.Array) -> jax.Array:
+    """Return matrices [..., out, in] of unit norm with singular values near one, scaled.
+
+    Their root mean square, one over that of the longer side, becomes that of AdamW's updates. The
+    iteration is that of Newton and Schulz (arXiv 2502.16982, section 2.1).
+    """
+    wide = matrices.shape[-2] <= matrices.shape[-1]
+    a, b, c = NEWTON_SCHULZ
+
+    def iterate(_: Any, x: jax.Array) -> jax.Array:
+        square = x @ x.mT if wide else x.mT @ x
+        factor = b * square + c * (square @ square)
+        return a * x + (factor @ x if wide else x @ factor)
+
+    found: jax.Array = jax.lax.fori_loop(0, ITERATIONS, iterate, matrices)
+    return float(ADAMS_RMS * max(matrices.shape[-2:]) ** 0.5) * found
 
 
 def _dimensions(matrices: Any) -> Any:
