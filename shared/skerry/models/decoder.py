@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -49,12 +49,13 @@ class KeysValues(NamedTuple):
     values: jax.Array
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Text:
     """What all blocks of one pass share; ``angles`` are cosines and sines by kind of layer."""
 
-    batch: int
-    seq: int
+    batch: int = field(metadata={"static": True})
+    seq: int = field(metadata={"static": True})
     angles: Mapping[Kind, tuple[Any, Any]]
     segments: jax.Array | None = None
     counted: jax.Array | None = None
@@ -183,10 +184,11 @@ class Decoder:
         held: dict[int, KeysValues] = {}
         routed: dict[int, experts.Routed] = {}
         for number, layer in enumerate(arch.layers):
-            block = self._remembering(partial(self._block, layer, text))
             shared = None if layer.source is None else held[layer.source]
             extra = None if extras is None else extras[:, number]
-            x, held[number], where = block(parts[number], rows_apart(x), shared, extra)
+            x, held[number], where = _traced(
+                self, layer, text, parts[number], rows_apart(x), shared, extra
+            )
             x = rows_apart(x)
             if where is not None:
                 routed[number] = where
@@ -208,7 +210,9 @@ class Decoder:
             return text
         return replace(text, counted=(text.segments.reshape(-1) > 0).astype(jnp.float32))
 
-    def _remembering(self, block: Callable[..., Any]) -> Callable[..., Any]:
+    def remembering(self, layer: Layer) -> Callable[..., Any]:
+        """Return the block of a layer, which keeps for its gradient what ``remat`` says."""
+        block = partial(self._block, layer)
         if self.remat == "none":
             return block
         if self.remat == "blocks":
@@ -375,6 +379,12 @@ class Decoder:
         body = jax.checkpoint(lambda total, part: (total + summed(*part), None))
         total, _ = jax.lax.scan(body, jnp.float32(0.0), tuple(cut))
         return jnp.asarray(total)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _traced(decoder: Decoder, layer: Layer, *operands: Any) -> Any:
+    """Apply a block; all layers that are equal are traced once."""
+    return decoder.remembering(layer)(*operands)
 
 
 def _chunked(x: jax.Array, chunks: int) -> jax.Array:

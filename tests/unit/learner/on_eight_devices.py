@@ -117,7 +117,7 @@ def muon_gathers_one_matrix_at_a_time() -> None:
         update = plain.train.model_copy(update={"inner": inner})
         config = plain.model_copy(update={"train": update})
         trainer, plan = trainer_of("fsdp=8", config)
-        given = trainer.state, trainer._placed(batch()), np.float32(0), np.float32(1), {}
+        given = trainer.state, trainer.place(batch()), np.float32(0), np.float32(1), {}
         taken = trainer._programs.step.lower(*given).compile().memory_analysis()
         temporaries[inner] = taken.temp_size_in_bytes
         losses = [float(trainer.step(batch(n), 0.1).loss) for n in range(2)]

@@ -147,6 +147,7 @@ class Trainer:
         self.fragments = JaxFragments(plan, config.sync, params)
         self.moments = self._programs.init_moments(params)
         self.routed: Mapping[str, jax.Array] = {}
+        self._compiled: dict[frozenset[str], StepFunction] = {}
         self.door: JaxFragments | SharedFragments = self.fragments
         if jax.process_count() > 1:
             self.door = SharedFragments(self.fragments, plan, config.sync, lead)
@@ -176,7 +177,8 @@ class Trainer:
         blank = {"tokens": np.zeros((data.batch, data.seq_len + 1), np.int32)}
         blank = self.place(blank if batch is None else batch)
         factors = np.float32(0), np.float32(1)
-        self._programs.step.lower(self.state, blank, *factors, self._programs.frozen).compile()
+        lowered = self._programs.step.lower(self.state, blank, *factors, self._programs.frozen)
+        self._compiled[frozenset(blank)] = lowered.compile()
         if self._lead is not None:
             self._lead.meet(tick)
         tick()
@@ -188,9 +190,8 @@ class Trainer:
         """
         self._say(Deed.STEP, float(done), float(share))
         factors = np.float32(done), np.float32(share)
-        self.state, result = self._programs.step(
-            self.state, self.place(batch), *factors, self._programs.frozen
-        )
+        step = self._compiled.get(frozenset(batch), self._programs.step)
+        self.state, result = step(self.state, self.place(batch), *factors, self._programs.frozen)
         if result.expert_tokens:
             self.routed = _added(self.routed or _zeros_of(result), result.expert_tokens)
         return result
