@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan, scatter
 from skerry.data.corpus import Corpus, HostBatch, load_corpus, targets_in
-from skerry.data.stream import check_batches, check_tokens
+from skerry.data.stream import check_readable, check_tokens
 from skerry.errors import ModelError
 from skerry.models.base import (
     Model,
@@ -54,7 +54,7 @@ class HeldOutText:
     @classmethod
     def of(cls, corpus: Corpus, batches: int, model: Model) -> HeldOutText:
         """Return the batches of a corpus; CorpusError for text that the model cannot judge."""
-        check_batches(corpus, model)
+        check_readable(corpus, model)
         found = tuple(corpus.held_out_batches(corpus.config.batch, batches))
         digest = xxhash.xxh3_64()
         for batch in found:

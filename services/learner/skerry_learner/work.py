@@ -8,7 +8,7 @@ from skerry.algorithm.fragments import Plan, plan
 from skerry.client import joining
 from skerry.client.joining import LearnerPlace
 from skerry.data.corpus import Corpus, load_corpus
-from skerry.data.stream import check_batches
+from skerry.data.stream import check_readable
 from skerry.log.base import Bus
 from skerry.models.base import Model, build_model, specs_of
 from skerry.protocol.messages import RunRecord
@@ -53,7 +53,7 @@ def prepare(config: RunConfig) -> Work:
     model = build_model(config.model, config.train)
     cut = plan(specs_of(model), config.sync.fragments)
     corpus = load_corpus(config.data)
-    check_batches(corpus, model)
+    check_readable(corpus, model)
     return Work(config, model, cut, corpus)
 
 

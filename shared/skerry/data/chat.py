@@ -99,7 +99,8 @@ class ChatTemplate:
         found = self._renderer.ask({"template": self.template, "limit_s": self.limit_s}, known)
         text = found.get("text")
         if text is None:
-            msg = f"The chat template of {self.folder} fails: {found.get('error')}."
+            why = str(found.get("error")).rstrip(".")
+            msg = f"The chat template of {self.folder} fails: {why}."
             raise ConfigError(msg, path="tokenizer")
         return text
 

@@ -159,7 +159,7 @@ class Corpus:
 
     ``digest`` is of all its text, in order. ``mixed`` are its parts where those are read by weight,
     one for each of ``data.paths``. ``bytes_per_token`` are those of the text that a target of the
-    held-out text writes, 0 where that is not known.
+    held-out text writes, ``vocab`` is that of its tokenizer; 0 where that is not known.
     """
 
     train: Sequences | Packed
@@ -168,6 +168,7 @@ class Corpus:
     digest: str
     mixed: tuple[Corpus, ...] = ()
     bytes_per_token: float = 0.0
+    vocab: int = 0
 
     @property
     def needs_batches(self) -> bool:
@@ -224,6 +225,7 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
         raise CorpusError(msg, path="data.seq_len")
     written = _bytes_per_token(cuts, bound)
     corpus = Corpus(train, held_out, config, _digest(cuts), bytes_per_token=written)
+    corpus = replace(corpus, vocab=max((document.vocab for document in documents), default=0))
     if corpus.sequences_per_shard == 0:
         msg = (
             f"The corpus has {len(corpus.train)} training sequences for data.streams ="

@@ -111,7 +111,9 @@ def _rows(file: Path, field: str) -> Iterator[Article]:
                 for value in batch.column(0).to_pylist():
                     row += 1
                     yield from article(value, f"{file}, row {row}", field)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         reason = str(error).partition("\n")[0]
         msg = f"{file} cannot be read as Parquet ({reason}): write it again or leave it out."
         raise CorpusError(msg, path="source") from error

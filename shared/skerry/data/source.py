@@ -32,7 +32,7 @@ class Document:
 
     Zero bytes cannot mark the ends: text of two bytes a character is full of them. A prepared shard
     also has of each file a hash of its text and the bytes that its targets write, and where not all
-    tokens are targets alike, what each weighs.
+    tokens are targets alike, what each weighs. ``vocab`` is that of its tokenizer, 0: unknown.
     """
 
     tokens: Tokens
@@ -40,6 +40,7 @@ class Document:
     hashes: NDArray[np.uint64] | None = None
     text_bytes: Places | None = None
     weights: NDArray[Any] | None = None
+    vocab: int = 0
 
 
 def read_source(config: DataConfig) -> list[Document]:
@@ -71,7 +72,7 @@ def _prepared(config: DataConfig) -> list[Document]:
             raise CorpusError(msg, path="data.paths")
         wanted, whose = manifest.tokenizer, str(folder)
         found += (
-            Document(s.tokens, s.ends, s.hashes, s.text_bytes, s.weights)
+            Document(s.tokens, s.ends, s.hashes, s.text_bytes, s.weights, manifest.vocab)
             for s in open_shards(folder, manifest)
         )
     return found

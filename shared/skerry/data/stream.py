@@ -240,8 +240,15 @@ def check_tokens(rows: Batch, vocab: int | None) -> None:
         raise CorpusError(msg, path="model.vocab")
 
 
-def check_batches(corpus: Corpus, model: object) -> None:
-    """Raise ConfigError for a model that cannot see what a corpus says besides its tokens."""
+def check_readable(corpus: Corpus, model: object) -> None:
+    """Raise ConfigError for a model without all tokens of a corpus, or that sees tokens alone."""
+    vocab: int | None = getattr(model, "vocab", None)
+    if vocab is not None and corpus.vocab > vocab:
+        msg = (
+            f"The text's tokenizer has {corpus.vocab} tokens, the model's embedding {vocab}: set"
+            f" model.vocab to {corpus.vocab} or more, or prepare the text with the model's own one."
+        )
+        raise ConfigError(msg, path="model.vocab")
     if corpus.needs_batches and not getattr(model, "takes_batch", False):
         msg = (
             f"data.packing is {corpus.config.packing} but this model takes tokens alone, and would"
