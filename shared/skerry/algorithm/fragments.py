@@ -57,6 +57,14 @@ class LeafSpec:
         return math.prod(self.shape)
 
     @property
+    def is_matrix(self) -> bool:
+        """True for what Muon trains: a matrix, or a stack of experts with one matrix each.
+
+        Embeddings, heads and routers are tables of vectors: AdamW trains them, as it does norms.
+        """
+        return not self.embedding and len(self.shape) == (3 if self.unit else 2)
+
+    @property
     def units(self) -> int:
         """Tensors that a merge sees in it."""
         return self.size // self.unit if self.unit else min(self.size, 1)

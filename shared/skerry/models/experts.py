@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from skerry.models.arch import Experts
 
+BY_ROWS = ("data", "fsdp")
+"""The axes of a mesh over which rows lie."""
 _STACKED = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())),
     lhs_ragged_dimensions=[0],
@@ -54,7 +58,29 @@ def mix(
     down: jax.Array,
     activate: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Send rows [n, d] through their experts: gate_up [E, 2 i, d] and down [E, d, i]."""
+    """Send rows [n, d] through their experts: gate_up [E, 2 i, d] and down [E, d, i].
+
+    On a mesh each device sorts and sends its own rows: left alone, each computes those of all.
+    """
+    mesh, mixed = jax.sharding.get_abstract_mesh(), partial(_mix, activate)
+    if not mesh.empty:
+        own, whole = PartitionSpec(BY_ROWS), PartitionSpec()
+        mixed = jax.shard_map(
+            mixed,
+            in_specs=(own, Choice(own, own), whole, whole),
+            out_specs=own,
+            axis_names=set(BY_ROWS),
+        )
+    return mixed(rows, choice, gate_up, down)
+
+
+def _mix(
+    activate: Callable[[jax.Array], jax.Array],
+    rows: jax.Array,
+    choice: Choice,
+    gate_up: jax.Array,
+    down: jax.Array,
+) -> jax.Array:
     count, chosen = choice.experts.shape
     flat = choice.experts.reshape(-1)
     order = jnp.argsort(flat)

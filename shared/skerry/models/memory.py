@@ -5,13 +5,14 @@ Without JAX. Parameters, moments and anchors are exact; activations are an estim
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from skerry.algorithm.fragments import LeafSpec
 from skerry.algorithm.schedule import Schedule, learner_room
 from skerry.models.arch import Arch, Layer
-from skerry.models.axes import MeshSizes
-from skerry.models.tensors import tensors_of
+from skerry.models.axes import LogicalAxes, MeshSizes, held_elements
+from skerry.models.tensors import leaf_specs_of
 from skerry.settings.models import SyncConfig, TrainConfig
 
 F32, BF16 = 4, 2
@@ -99,6 +100,17 @@ def learner_memory(
     )
 
 
+def moment_bytes(
+    train: TrainConfig, leaves: Sequence[LeafSpec], axes: LogicalAxes, sizes: MeshSizes
+) -> float:
+    """Return what each device holds of the inner optimizer's state, by its tensors."""
+    held = held_elements(leaves, axes, sizes)
+    if train.inner != "muon":
+        return held * MOMENTS.get(train.inner, ADAM)
+    matrices = held_elements([leaf for leaf in leaves if leaf.is_matrix], axes, sizes)
+    return ADAM * held - (ADAM - MOMENTS["muon"]) * matrices
+
+
 def activation_bytes(
     arch: Arch,
     sizes: MeshSizes,
@@ -113,7 +125,9 @@ def activation_bytes(
 
     ``width`` is the bytes of a number in the model's arithmetic, ``fused`` says whether a kernel
     computes attention without its scores in memory. What one block needs while its gradient is
-    computed comes on top of what every block keeps; so do the matrices that fsdp gathers for it.
+    computed comes on top of what every block keeps, and so do the loss with the head's gradient,
+    not yet spread, and the matrices that fsdp gathers. The numbers are fitted to what XLA holds on
+    CPUs (docs/results/memory.md).
     """
     rows = batch / train.accumulate / sizes.rows
     tokens = rows * seq
@@ -123,8 +137,10 @@ def activation_bytes(
     again = 0.0 if train.remat == "none" else largest
     chunk = max((block.chunk for block in blocks), default=0.0) * rows
     scores = min(tokens * arch.vocab / sizes.tensor, LOGITS / sizes.rows / sizes.tensor)
-    ends = width * 4 * arch.width * tokens + 3 * F32 * scores
-    return kept + max(again, chunk, ends) + _gathered(arch, sizes, width)
+    head = arch.vocab * arch.width / sizes.tensor if sizes.fsdp > 1 else 0.0
+    return (
+        kept + max(again, chunk, F32 * (head + 2 * scores)) + _gathered(arch, sizes, train, width)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +159,15 @@ class _Block:
     ) -> _Block:
         heads = arch.heads / sizes.tensor
         query = heads * layer.head_dim
-        keys = 2 * layer.kv_heads * layer.head_dim / sizes.tensor
+        keys = layer.kv_heads * layer.head_dim / sizes.tensor
         inner = layer.mlp / sizes.tensor
         if layer.experts and arch.experts is not None:
             inner += arch.experts.chosen * arch.experts.width / sizes.tensor
         seen = min(seq, arch.window or seq) if layer.kind != "full_attention" else seq
-        scores = 0.0 if fused else 3.5 * F32 * heads * seen
-        streams = 4 + 2 * arch.sandwich
-        routed = 3 * arch.experts.chosen * arch.width if layer.experts and arch.experts else 0
-        plain = width * (streams * arch.width + query + keys + 5 * inner + routed)
+        scores = 0.0 if fused else 2.25 * F32 * heads * seen
+        streams = 6 + 2 * arch.sandwich
+        routed = 4 * arch.experts.chosen * arch.width if layer.experts and arch.experts else 0
+        plain = width * (streams * arch.width + 4 * (query + keys) + 4.75 * inner + routed)
         short = seq <= CHUNK
         return cls(
             stream=width * arch.width,
@@ -169,14 +185,19 @@ class _Block:
         return self.stream + sum(named.get(name, 0.0) for name in remat.split(","))
 
 
-def _gathered(arch: Arch, sizes: MeshSizes, width: int) -> float:
-    """Return the matrices of one block, which fsdp gathers while it is computed."""
+def _gathered(arch: Arch, sizes: MeshSizes, train: TrainConfig, width: int) -> float:
+    """Return the matrices that fsdp gathers: one block's, or all where no block is computed again.
+
+    XLA gathers each once, and keeps it from the forward pass for the backward pass; stacks of
+    experts it keeps transposed as well.
+    """
     if sizes.fsdp == 1:
         return 0.0
-    tensors = tensors_of(arch)
     blocks: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        block = name.split(".")[2] if name.startswith("model.layers.") else name
-        blocks[block] = blocks.get(block, 0) + tensor.size
-    ways = math.prod((sizes.tensor, sizes.expert))
-    return width * max(blocks.values()) / ways
+    for leaf in leaf_specs_of(arch):
+        _, layer, rest = leaf.name.partition("model.layers.")
+        if layer:
+            size = leaf.size * (2 if leaf.unit else 1)
+            blocks[rest.partition(".")[0]] = blocks.get(rest.partition(".")[0], 0) + size
+    held = sum(blocks.values()) if train.remat == "none" else max(blocks.values())
+    return width * held / (sizes.tensor * sizes.expert)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skerry.models.axes import MeshSizes, held_elements
-from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory
+from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory, moment_bytes
 from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
 from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
@@ -32,6 +32,7 @@ def learner_need(at: Deployment, site: PlannedSite) -> MemoryNeed:
         train,
         load.sync,
         held=held_elements(load.leaves, AXES, sizes),
+        moments=moment_bytes(train, load.leaves, AXES, sizes),
         fragment=load.fragment,
         activations=activation_bytes(arch, sizes, train, rows, seq, width=width, fused=fused),
     )

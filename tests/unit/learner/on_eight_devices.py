@@ -21,6 +21,7 @@ from skerry.client import encode
 from skerry.client.mailbox import OutgoingContribution
 from skerry.models import mesh
 from skerry.models.base import build_model, leaves_by_name, specs_of
+from skerry.models.presets import PRESETS
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.trainer.step import TrainState
 from skerry_learner.trainer.trainer import Programs, Trainer
@@ -126,6 +127,22 @@ def muon_gathers_one_matrix_at_a_time() -> None:
     alone, _ = trainer_of("", config)
     wanted = [float(alone.step(batch(n), 0.1).loss) for n in range(2)]
     np.testing.assert_allclose(losses, wanted, rtol=1e-3)
+
+
+def each_device_sends_its_own_rows_to_experts() -> None:
+    """A mixture of experts trains as on one device, with the same counts of routed tokens."""
+    small = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    experts = {"num_experts": 4, "moe_intermediate_size": 64, "vocab_size": 256}
+    text = json.dumps({**PRESETS["moe-0.3b"], **small, **experts})
+    config = config_of().model_copy(update={"model": ModelConfig(config=text)})
+    alone, _ = trainer_of("", config)
+    losses = [float(alone.step(batch(n), 0.1).loss) for n in range(3)]
+    for setting in ("data=8", "fsdp=4,expert=2"):
+        spread, _ = trainer_of(setting, config)
+        found = [float(spread.step(batch(n), 0.1).loss) for n in range(3)]
+        np.testing.assert_allclose(found, losses, rtol=1e-3)
+        for name, count in alone.routed.items():
+            np.testing.assert_array_equal(np.array(spread.routed[name]), np.array(count), name)
 
 
 def each_device_holds_an_eighth() -> None:

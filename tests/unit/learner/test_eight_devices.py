@@ -21,6 +21,7 @@ LONG = (
     "like_one_device_bit_by_bit",
     "trains_as_on_one_device",
     "muon_gathers_one_matrix_at_a_time",
+    "each_device_sends_its_own_rows_to_experts",
     "layers_share_their_programs",
     "a_return_goes_on",
 )

@@ -48,18 +48,10 @@ def make_optimizer(
     )
 
 
-def is_matrix(leaf: LeafSpec) -> bool:
-    """Return True if Muon trains a leaf: a matrix, or a stack of experts with one matrix each.
-
-    Embeddings, heads and routers are tables of vectors: AdamW trains them, as it does norms.
-    """
-    return not leaf.embedding and len(leaf.shape) == (3 if leaf.unit else 2)
-
-
 def _muon(
     others: optax.GradientTransformation, leaves: Sequence[LeafSpec]
 ) -> optax.GradientTransformation:
-    matrices = {leaf.name for leaf in leaves if is_matrix(leaf)}
+    matrices = {leaf.name for leaf in leaves if leaf.is_matrix}
 
     def labels(params: Params) -> Any:
         layout = Layout.of(params)
