@@ -67,7 +67,7 @@ def mix(
         own, whole = PartitionSpec(BY_ROWS), PartitionSpec()
         mixed = jax.shard_map(
             mixed,
-            in_specs=(own, Choice(own, own), whole, whole),
+            in_specs=(own, own, whole, whole),
             out_specs=own,
             axis_names=set(BY_ROWS),
         )

@@ -32,8 +32,8 @@ MERGE_CHECKED = range(2, 9)
 COMMIT_CPU_S = (15e-9, 25e-9)
 """CPU seconds for each parameter that whole commits took, without and with outer momentum: hashing,
 compressing and storing on all threads. Plans count merge, encode and decode alone."""
-COMMIT_BYTES = 161
-"""Bytes of the ledger for each commit."""
+_NEAR = {"e3m0": "int4", "int2": "int4"}
+"""What other schemes cost about."""
 STATE_COPIES = 2.2
 """Disk of the state stream, in live states: two slots, and what is not yet swept."""
 BROKER_WRITE_B_S = 0.48 * 1024**3
@@ -42,20 +42,15 @@ BROKER_WRITE_B_S = 0.48 * 1024**3
 
 def encode_s(scheme: str, params: float, cores: int) -> float:
     """Return seconds to turn ``params`` f32 into a message; unmeasured schemes as the slowest."""
-    return 4 * params / ENCODE_B_S.get(_near(scheme), ENCODE_B_S["bf16"]) / cores
+    return 4 * params / ENCODE_B_S.get(_NEAR.get(scheme, scheme), ENCODE_B_S["bf16"]) / cores
 
 
 def decode_s(scheme: str, params: float, cores: int) -> float:
     """Return seconds to turn a message of ``params`` back into f32."""
-    return 4 * params / DECODE_B_S.get(_near(scheme), DECODE_B_S["bf16"]) / cores
+    return 4 * params / DECODE_B_S.get(_NEAR.get(scheme, scheme), DECODE_B_S["bf16"]) / cores
 
 
 def merge_s(scheme: str, params: float, contributions: int) -> float:
     """Return seconds of one core to merge and take the outer step."""
-    each = MERGE_EACH.get(_near(scheme), MERGE_EACH["int8"])
+    each = MERGE_EACH.get(_NEAR.get(scheme, scheme), MERGE_EACH["int8"])
     return 4 * params * (_MERGE_BASE + contributions * each)
-
-
-def _near(scheme: str) -> str:
-    """The 4-bit and 2-bit schemes cost about what int4 does."""
-    return "int4" if scheme in {"e3m0", "int2"} else scheme

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from skerry.algorithm.schemes import scheme_of
 from skerry_tools.plan import measured, memory
 from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, several, shown
-from skerry_tools.plan.baselines import GB
 from skerry_tools.plan.plan import RunPlan
 from skerry_tools.plan.traffic import Deployment, PlannedSite
 
@@ -17,6 +16,8 @@ CHECKED_LEARNERS, CHECKED_H = 16, 1000
 """Decoupled DiLoCo has M up to 16; H up to 500 is published in DiLoCo."""
 MOST_LEARNERS = 8
 """Above 8 learners the score of Decoupled DiLoCo (arXiv 2604.21428) fell."""
+MACHINE = 8
+"""Chips of one machine, as most have it."""
 SETTINGS = ("h_steps", "fragments", "overlap_steps", "quorum", "grace_gamma", "shards")
 
 
@@ -135,9 +136,9 @@ def _notes(plan: RunPlan) -> Iterator[str]:
 
 def _of_learners(at: Deployment) -> Iterator[str]:
     sites = at.sites.values()
-    if meshes := ", ".join(site.name for site in sites if site.table.chips > 1):
-        one = "a learner is one process, on the chips of one machine"
-        yield f"{one}: learners over several machines, at {meshes}, cannot run yet"
+    if meshes := ", ".join(site.name for site in sites if site.table.chips > MACHINE):
+        one = f"learners of more than {MACHINE} chips, at {meshes}, are a process on each machine"
+        yield f"{one} (learner.processes); their moments begin afresh after a restart"
     if at.model.frozen:
         yield "only adapters are trained and sent; each site has a copy of what is frozen"
     elif at.model.arch and at.model.arch.experts:
@@ -169,8 +170,7 @@ def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
     yield FigureTable("compared", until, _compared(plan), kind("links", "tokens"), notes)
     yield FigureTable("rounds", "Rounds", _rounds(at), kind("links"))
     sites = {name: _site(at, site) for name, site in at.sites.items()}
-    title = "Sites: bandwidth for full hiding, rounds, memory"
-    yield FigureTable("links", title, sites, kind("links"))
+    yield FigureTable("links", "Sites: links, rounds, memory", sites, kind("links"))
     hub, links, cpu = at.hub_round, kind("links"), kind("cpu")
     stored, average = "contributions and state, one replica", "on average"
     rates = {
@@ -181,9 +181,7 @@ def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
         "syncer_in_a_round": Figure(hub.syncer_s, "s", "decode, merge, encode, write", cpu),
     }
     yield FigureTable("hub", "Hub: broker and syncers", rates)
-    yield FigureTable("memory", "Memory", _memory(at))
-    disk = f"Disk ({several(at.run.log.replicas, 'replica')})"
-    yield FigureTable("disk", disk, _disk(plan))
+    yield FigureTable("services", "Memory of services, disks", _services(plan))
 
 
 def _compared(plan: RunPlan) -> dict[str, Figures]:
@@ -233,52 +231,33 @@ def _rounds(at: Deployment) -> Figures:
 
 
 def _site(at: Deployment, site: PlannedSite) -> Figures:
-    one, waits = at.site_rounds[site.name], at.load.sync.overlap_steps
-    factor = one.factor if waits and not site.local else 0.0
-    needed = "throughput or deadline bound, the larger; none: no rate is enough"
-    rows = {"step": Figure(site.step_s, "s", "of each of its learners")}
-    averages = {"up": one.up_bits_s, "down": one.down_bits_s}
-    for (way, average), has in zip(averages.items(), at.link(site), strict=True):
-        rate = None if factor is None else max(average, has * factor)
-        rows[f"{way}_average"] = Figure(average, "bit/s", "all fragments pass once in H steps")
-        rows[f"{way}_needed"] = Figure(rate, "bit/s", needed)
-    rows["round"] = Figure(one.round_s, "s", "stages one after another")
-    rows["slack"] = Figure(one.slack_steps, "step", "the room less the round")
-    need, held = memory.learner_need(at, site), "on each chip of its mesh"
-    for name in ("state", "gradients", "activations", "flight"):
-        rows[f"{name}_memory"] = Figure(getattr(need, name), "B", held)
-    rows["memory_per_chip"] = Figure(need.total, "B", "all of that at once")
-    return rows
-
-
-def _memory(at: Deployment) -> Figures:
-    load, whole = at.load, 4 * at.load.parameters
-    cut = whole + 4 * (1 + load.outer_vectors) * load.fragment
-    kept = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
-    of_shard = "f32 master, outer state, result, contributions"
+    one, need = at.site_rounds[site.name], memory.learner_need(at, site)
+    average, held = "all fragments pass once in H steps", "on each chip of its mesh"
+    parts = ("state", "gradients", "activations", "flight")
     return {
-        "learner_host": Figure(kept, "B", "what int2 feeds back, beside its devices' memory"),
-        "syncer_of_a_shard": Figure(memory.syncer_bytes(at), "B", of_shard),
-        "checkpointer": Figure(cut, "B", "f32 parameters and the fragment in hand"),
-        "evaluator": Figure(2 * whole, "B", "f32 parameters and their copy on the device"),
+        "step": Figure(site.step_s, "s", "of each of its learners"),
+        "up_average": Figure(one.up_bits_s, "bit/s", average),
+        "down_average": Figure(one.down_bits_s, "bit/s", average),
+        "round": Figure(one.round_s, "s", "stages one after another"),
+        "slack": Figure(one.slack_steps, "step", "the room less the round"),
+        **{f"{name}_memory": Figure(getattr(need, name), "B", held) for name in parts},
+        "memory_per_chip": Figure(need.total, "B", "all of that at once"),
     }
 
 
-def _disk(plan: RunPlan) -> Figures:
+def _services(plan: RunPlan) -> Figures:
+    """Return what services hold, and what log and store take of disks."""
     at, load, log = plan.at, plan.at.load, plan.at.run.log
     state = measured.STATE_COPIES * load.state_bytes * load.parameters * log.replicas
-    contributed = at.learners * load.parameters * load.up_bits / 8 / at.period_s * log.window_s
-    commits = plan.methods[0].wall_s(plan.tokens) / at.period_s * load.sync.fragments
-    ledger = commits * measured.COMMIT_BYTES * log.replicas
+    sent = at.learners * load.parameters * load.up_bits / 8 / at.period_s * log.window_s
     newest, one = at.run.checkpoint.keep_newest, memory.checkpoint_bytes(load)
-    hours = f"all of the last {log.window_s / 3600:g} h (log.window_s)"
-    least = "all learners' initial parameters, f32: log.window_bytes must not be less"
-    first = memory.initial_bytes(at) * log.replicas
-    each = f"the newest {newest}; each {one / GB:,.1f} GB in f32"
+    fed_back = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
+    hours = f"all of the last {log.window_s / 3600:g} h (log.window_s), all replicas"
+    of_shard = "f32 master, outer state, result, contributions"
     return {
-        "state": Figure(state, "B", f"{measured.STATE_COPIES} x what a commit stores"),
-        "contributions": Figure(contributed * log.replicas, "B", hours),
-        "contributions_at_least": Figure(first, "B", least),
-        "ledger": Figure(ledger, "B", f"{measured.COMMIT_BYTES} B a commit, {commits:,.0f}"),
-        "checkpoints": Figure(one * newest, "B", each),
+        "syncer_of_a_shard": Figure(memory.syncer_bytes(at), "B", of_shard),
+        "learner_host": Figure(fed_back, "B", "what int2 feeds back, beside its devices' memory"),
+        "disk_of_state": Figure(state, "B", f"{measured.STATE_COPIES} x what a commit stores"),
+        "disk_of_contributions": Figure(sent * log.replicas, "B", hours),
+        "disk_of_checkpoints": Figure(one * newest, "B", f"the newest {newest}, in f32"),
     }

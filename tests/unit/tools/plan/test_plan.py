@@ -230,10 +230,10 @@ def test_a_far_link_carries_no_more_than_the_chunks_that_are_on_their_way() -> N
     assert "broker message" in {item.what for item in short.judged if not item.holds}
 
 
-def test_learners_of_several_machines_are_said_not_to_run_yet() -> None:
-    assert not any("one process" in note for note in as_read(planned())["mind"])
-    notes = as_read(planned({"a": site(chips=8)}))["mind"]
-    assert any("a learner is one process, on the chips of one machine" in note for note in notes)
+def test_learners_of_several_machines_are_said_to_be_several_processes() -> None:
+    assert not any("process" in note for note in as_read(planned({"a": site(chips=8)}))["mind"])
+    notes = as_read(planned({"a": site(chips=16)}))["mind"]
+    assert any("at a, are a process on each machine" in note for note in notes)
 
 
 def test_a_number_of_learners_that_does_no_good_is_named() -> None:
