@@ -22,10 +22,10 @@ from skerry.service.shell import arrive, outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import SavedLearner, dump, read_manifest, step_of
+from skerry.store.writer import CheckpointWriter
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
 from skerry_checkpointer.cut import read_cut, take_cut
-from skerry_checkpointer.writer import CheckpointWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from skerry.settings.models import CheckpointConfig
     from skerry.store.base import Store
     from skerry.store.checkpoint import Checkpoint
+    from skerry.store.writer import Written
     from skerry_checkpointer.cut import ConsistentCut, Vector
-    from skerry_checkpointer.writer import Written
 
 log = structlog.get_logger()
 

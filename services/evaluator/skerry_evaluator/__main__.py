@@ -50,7 +50,7 @@ def run(
     # On an accelerator it would take memory that the learner there counts on.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     run_service(
-        service.evaluator(bus, run, holder, local.shutdown_s),
+        service.evaluator(bus, run, holder, local.shutdown_s, local.store),
         telemetry(local, "evaluator", run, holder),
     )
 

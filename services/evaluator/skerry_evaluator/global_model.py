@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,12 +105,19 @@ class GlobalModel:
         """Set the parameters of a fragment: f32 [padded_size]."""
         scatter(self._plan.fragments[fragment], vector, self._leaves)
 
-    def losses(self) -> Iterator[tuple[float, float]]:
+    def losses(
+        self, vectors: Mapping[int, NDArray[np.float32]] | None = None
+    ) -> Iterator[tuple[float, float]]:
         """Yield the mean loss of each batch, in nats per target, and what its targets weigh.
 
-        Each takes a while.
+        Each takes a while. ``vectors`` are fragments to judge in the place of those that were set.
         """
-        params = self._params()
+        leaves = self._leaves
+        if vectors is not None:
+            leaves = [np.empty_like(leaf) for leaf in leaves]
+            for fragment, vector in vectors.items():
+                scatter(self._plan.fragments[fragment], vector, leaves)
+        params = self._params(leaves)
         for batch in self.held_out.batches:
             loss, weight = self._loss(params, batch)
             yield float(loss), float(weight)
@@ -127,12 +134,12 @@ class GlobalModel:
 
     def write(self, seed: int) -> str:
         """Return what the parameters write; empty before ``compile_writer``."""
-        return "" if self._writer is None else self._writer.write(self._params(), seed)
+        return "" if self._writer is None else self._writer.write(self._params(self._leaves), seed)
 
-    def _params(self) -> Any:
-        """Return the parameters on the device, copied: ``set_fragment`` must not change them."""
-        leaves = [jax.device_put(leaf, may_alias=False) for leaf in self._leaves]
-        return whole(self._layout.params(leaves), self._frozen)
+    def _params(self, leaves: Sequence[NDArray[np.float32]]) -> Any:
+        """Return parameters on the device, copied: ``set_fragment`` must not change them."""
+        placed = [jax.device_put(leaf, may_alias=False) for leaf in leaves]
+        return whole(self._layout.params(placed), self._frozen)
 
     def _shapes(self) -> Any:
         shapes = [jax.ShapeDtypeStruct(leaf.shape, jnp.float32) for leaf in self._leaves]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.errors import Overtaken
+from skerry.errors import Overtaken, StoreError
 from skerry.log import ledger, run_records
 from skerry.log.state import MASTER, read_latest, read_manifests
 from skerry.models.presets import arch_of
@@ -25,14 +25,18 @@ from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import step_of, tokens_of
+from skerry.store.finding import FROM_ENVIRONMENT
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
+from skerry_evaluator.average import MovingAverage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit, RunRecord
-    from skerry.settings.models import RunConfig
+    from skerry.settings.models import RunConfig, StoreSettings
     from skerry_evaluator.global_model import GlobalModel
 
 log = structlog.get_logger()
@@ -60,19 +64,26 @@ class Evaluator:
     model: GlobalModel | None = None
     held: dict[int, Commit] = field(default_factory=dict[int, "Commit"])
     evaluated: tuple[int, ...] = ()
+    average: MovingAverage | None = None
     rest_s: float = 0.0
     other_texts: set[str] = field(default_factory=set[str])
 
     @classmethod
-    def of(cls, bus: Bus, record: RunRecord, name: str) -> Evaluator:
+    def of(
+        cls, bus: Bus, record: RunRecord, name: str, access: StoreSettings = FROM_ENVIRONMENT
+    ) -> Evaluator:
         """Return the evaluator of a run; RunMismatch if its plan differs from ours.
 
-        ModelError if no config says what its model computes.
+        ``access`` says where a moving average is kept, if the run wants one. ModelError if no
+        config says what its model computes.
         """
         plan, config = plan_of(record), run_config_from_json(record.config_json)
         if not config.model.factory:
             arch_of(config.model)
-        return cls(bus, record, name, config, plan)
+        made = cls(bus, record, name, config, plan)
+        if config.eval.ema:
+            made.average = MovingAverage.of(access, record, plan, config.eval.ema)
+        return made
 
     async def run(self) -> None:
         """Evaluate until the run is finished and its last state has been evaluated.
@@ -112,6 +123,8 @@ class Evaluator:
             evaluation = await self._evaluation(model)
             await ledger.record_evaluation(self.bus, evaluation)
             self.evaluated = evaluation.versions
+            if self.average is not None:
+                await self._judge_average(self.average, model)
             cpu_s = time.process_time() - cpu_s
             self.rest_s = cpu_s / MOST_SHARE
             self._report(evaluation, time.monotonic() - began_s, cpu_s)
@@ -171,16 +184,15 @@ class Evaluator:
                 raise Overtaken(msg)
             manifest, parts = found
             await in_thread(model.set_fragment, fragment.index, parts[MASTER])
+            if self.average is not None:
+                await in_thread(self.average.follow, manifest, parts[MASTER])
             self.held[fragment.index] = manifest.commit
 
     async def _evaluation(self, model: GlobalModel) -> Evaluation:
         """Evaluate what the model holds; a cancellation takes effect between two batches."""
         commits = [self.held[fragment.index] for fragment in self.plan.fragments]
         versions = tuple(commit.version for commit in commits)
-        rest, losses = model.losses(), list[tuple[float, float]]()
-        while (loss := await in_thread(next, rest, None)) is not None:
-            losses.append(loss)
-        score = model.held_out.score(losses)
+        score = model.held_out.score(await _losses(model.losses()))
         return Evaluation(
             run=self.record.run,
             evaluator=self.name,
@@ -195,6 +207,19 @@ class Evaluator:
             evaluated_ns=time.time_ns(),
             sample=await in_thread(model.write, sum(versions)),
         )
+
+    async def _judge_average(self, average: MovingAverage, model: GlobalModel) -> None:
+        """Report the moving average's loss and save it; a store that fails costs the save alone."""
+        losses = await _losses(model.losses(average.vectors))
+        loss = model.held_out.score(losses).loss
+        labels = {metrics.RUN: self.record.run, metrics.EVALUATOR_NAME: self.name}
+        instruments.record(metrics.HELD_OUT_AVERAGE, loss, labels)
+        saved = ""
+        try:
+            saved = await in_thread(average.save)
+        except StoreError as error:
+            log.warning("average_not_saved", run=self.record.run, cause=str(error))
+        log.info("average_evaluated", run=self.record.run, loss=round(loss, 6), saved=saved)
 
     def _report(self, evaluation: Evaluation, took_s: float, cpu_s: float) -> None:
         log.info(
@@ -215,7 +240,17 @@ class Evaluator:
         instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, evaluator)
 
 
-async def evaluator(bus: Bus, run: str, name: str, shutdown_s: float) -> None:
+async def _losses(losses: Iterator[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return all losses; a cancellation takes effect between two of them."""
+    found: list[tuple[float, float]] = []
+    while (loss := await in_thread(next, losses, None)) is not None:
+        found.append(loss)
+    return found
+
+
+async def evaluator(
+    bus: Bus, run: str, name: str, shutdown_s: float, access: StoreSettings = FROM_ENVIRONMENT
+) -> None:
     """Serve one run until it is finished, across broker restarts and full broker disks."""
     current: Evaluator | None = None
 
@@ -223,7 +258,7 @@ async def evaluator(bus: Bus, run: str, name: str, shutdown_s: float) -> None:
         nonlocal current
         record = await ledger.wait_run(bus, run)
         if current is None or current.record.created_ns != record.created_ns:
-            current = Evaluator.of(bus, record, name)
+            current = await in_thread(Evaluator.of, bus, record, name, access)
         await current.run()
 
     async with bus:

@@ -262,6 +262,10 @@ class EvalConfig(Table):
     """Least seconds between evaluations; the end of a run has one, too."""
     batches: int = Field(default=8, ge=1)
     """Held-out batches, of data.batch sequences each; every evaluation reads the same."""
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    """What a version of a fragment leaves of the moving average before it, such as 0.9. The
+    evaluator keeps the average of the global model, judges it too, and saves it in folder ``ema``
+    of the run's checkpoints, for ``skerry eval``, ``sample`` and ``export``; 0: none."""
     sample_tokens: int = Field(default=96, ge=0, le=512)
     """Tokens that the global model writes at each evaluation, for people to read; 0: none."""
 

@@ -123,6 +123,9 @@ RUN_LOSS = _run("skerry.run.loss", GAUGE, "{nat}",
     "Training loss per token, each learner weighted by its speed.")
 HELD_OUT_LOSS = _metric("skerry.held_out.loss", GAUGE, "{nat}",
     "Loss per token of the global model on held-out text.", EVALUATOR_NAME, by=(EVALUATOR, MONITOR))
+HELD_OUT_AVERAGE = _metric("skerry.held_out.average_loss", GAUGE, "{nat}",
+    "Loss per token of the global model's moving average (eval.ema) on held-out text.",
+    EVALUATOR_NAME, by=(EVALUATOR,))
 HELD_OUT_BEST = _run("skerry.held_out.best", GAUGE, "{nat}",
     "Least loss of this run so far on the text that the evaluator reads now.", EVALUATOR_NAME)
 HELD_OUT_RECENT = _run("skerry.held_out.recent", GAUGE, "{nat}",
