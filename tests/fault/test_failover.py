@@ -129,7 +129,7 @@ async def settled(under_way: Running) -> None:
 async def test_stand_by_takes_over_from_a_killed_syncer(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:
-    async with running(shared_nats, run_id, tmp_path) as under_way:
+    async with running(shared_nats, run_id, tmp_path, names="ab") as under_way:
         await settled(under_way)
         owner = await under_way.owner()
         killed_s = time.monotonic()

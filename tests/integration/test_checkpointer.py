@@ -181,6 +181,9 @@ async def test_two_on_one_run_do_not_harm_each_other(nats_server: NatsServer, pl
         assert 2 <= len(found) <= 4
 
 
+@pytest.mark.parametrize(
+    "place", ["local", pytest.param("s3", marks=pytest.mark.drill)], indirect=True
+)
 async def test_a_checkpoint_is_listed_verified_and_becomes_a_run_in_an_empty_broker(
     nats_server: NatsServer, place: Place, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,23 +84,24 @@ def cluster(cwd: Path, *arguments: str, run: str = "") -> Generator[RunningUp]:
             process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    """A cluster that several tests look at."""
-    with cluster(tmp_path_factory.mktemp("up")) as up:
-        yield up
+def test_a_cluster_is_alone_in_its_folder_private_and_safe_and_ctrl_c_ends_it(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as up:
+        refuses_a_second_cluster(up)
+        lets_other_commands_in_and_keeps_its_password_private(up)
+        is_touched_by_no_chaos_that_it_does_not_allow(up)
+        ends_with_all_that_it_started(up, times=1)
 
 
-def test_a_second_cluster_in_the_same_folder_is_refused(up: RunningUp) -> None:
+def refuses_a_second_cluster(up: RunningUp) -> None:
     second = skerry(up.cwd, "up", "--run", up.run)
     assert second.returncode == 2
     assert f"Process {up.process.pid} runs '{up.run}'" in second.stderr
     assert up.process.poll() is None
 
 
-def test_other_commands_find_and_enter_the_broker_and_its_password_stays_private(
-    up: RunningUp,
-) -> None:
+def lets_other_commands_in_and_keeps_its_password_private(up: RunningUp) -> None:
     wait_until((up.folder / "cluster.json").exists, "announcing the cluster")
     shown = skerry(up.cwd, "status", "--set", "nats.connect_timeout_s=10")
     assert "refused the login" not in shown.stderr
@@ -112,7 +113,7 @@ def test_other_commands_find_and_enter_the_broker_and_its_password_stays_private
     assert "password" not in skerry(up.cwd, "status", "--json").stderr
 
 
-def test_chaos_touches_no_run_that_does_not_allow_it(up: RunningUp) -> None:
+def is_touched_by_no_chaos_that_it_does_not_allow(up: RunningUp) -> None:
     before = set(processes(up.run))
     stopped = read(up.folder)["health-monitor"]
     os.kill(stopped.pid, signal.SIGSTOP)
@@ -128,18 +129,22 @@ def test_chaos_touches_no_run_that_does_not_allow_it(up: RunningUp) -> None:
         os.kill(stopped.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_stops_everything_and_twice_at_once(tmp_path: Path, times: int) -> None:
+def ends_with_all_that_it_started(up: RunningUp, times: int) -> None:
+    for _ in range(times):
+        up.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    said = up.ended()
+    assert up.process.returncode == 130, said
+    assert processes(up.run) == {}
+    assert read(up.folder) == {}
+    assert "Stopping: each service finishes what it has begun." in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.drill
+def test_ctrl_c_twice_stops_everything_at_once(tmp_path: Path) -> None:
     with cluster(tmp_path) as up:
-        for _ in range(times):
-            up.process.send_signal(signal.SIGINT)
-            time.sleep(0.2)
-        said = up.ended()
-        assert up.process.returncode == 130, said
-        assert processes(up.run) == {}
-        assert read(up.folder) == {}
-        assert "Stopping: each service finishes what it has begun." in said
-        assert "Traceback" not in said
+        ends_with_all_that_it_started(up, times=2)
 
 
 @pytest.mark.drill

@@ -28,24 +28,7 @@ def losses(commits: list[Commit]) -> list[float]:
     return [loss for loss in reported if math.isfinite(loss)]
 
 
-async def test_two_learners_train_one_model_to_its_end(
-    shared_nats: NatsServer, run_id: str, site: Site, short_config: Path
-) -> None:
-    async with site.run(shared_nats, run_id, short_config) as (cluster, bus):
-        services = [
-            await cluster.start("syncer", "s"),
-            await cluster.start("learner", "a"),
-            await cluster.start("learner", "b"),
-        ]
-        commits = await until_commit(bus, run_id, lambda c: c.final and c.fragment == 1)
-        codes = [await service.ended() for service in services]
-        record = await ledger.read_run(bus, run_id)
-    assert codes == [0, 0, 0], [s.said[-2000:] for s in services]
-    assert record.state is RunState.FINISHED
-    assert losses(commits)[-1] < 0.6 * math.log(256), "no better than knowing nothing"
-    assert {c.learner for commit in commits for c in commit.consumed} == {"a", "b"}
-
-
+@pytest.mark.drill
 async def test_killed_learner_comes_back_with_the_latest_state(
     shared_nats: NatsServer, run_id: str, site: Site, tiny_config: Path
 ) -> None:

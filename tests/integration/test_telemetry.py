@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import Counter
 from contextlib import aclosing
@@ -13,7 +14,7 @@ import pytest
 
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
-from skerry.protocol.messages import Commit
+from skerry.protocol.messages import Commit, RunState
 from skerry.telemetry import metrics, spans, tracing
 from skerry.telemetry.metrics import MetricKind
 from tests.support.cluster import Cluster, Service
@@ -50,7 +51,7 @@ SHAPES = {
 }
 
 
-async def test_every_round_is_one_trace_with_metrics_and_lines_that_lead_to_it(
+async def test_two_learners_train_to_the_end_and_every_round_is_one_trace_with_metrics_and_lines(
     shared_nats: NatsServer,
     run_id: str,
     tmp_path: Path,
@@ -65,11 +66,17 @@ async def test_every_round_is_one_trace_with_metrics_and_lines_that_lead_to_it(
             NatsBus(shared_nats.url, name="test") as bus,
         ):
             services = [
-                await cluster.start(kind, name, "--set", "train.steps=150") for kind, name in TEAM
+                await cluster.start(kind, name, "--set", "train.steps=200") for kind, name in TEAM
             ]
             codes = [await service.ended(120) for service in services]
             commits = await history(bus, run_id)
+            record = await ledger.read_run(bus, run_id)
     assert codes == [0] * len(TEAM), [s.said[-2000:] for s in services]
+    assert record.state is RunState.FINISHED
+    consumed = [contribution for commit in commits for contribution in commit.consumed]
+    assert {contribution.learner for contribution in consumed} == {"a", "b"}
+    losses = [one.loss for one in consumed if math.isfinite(one.loss)]
+    assert losses[-1] < 0.6 * math.log(256), "no better than knowing nothing"
     for commit in commits:
         check_round(receiver.of(commit.trace_id), commit)
     full = [commit for commit in commits if is_full(receiver.of(commit.trace_id))]

@@ -19,39 +19,36 @@ PACKAGES = {
     "skerry_health_monitor": "services/health_monitor/skerry_health_monitor",
     "skerry_tools": "shared/skerry_tools",
 }
-HEAVY = ("jax", "jaxlib", "numba", "optax")
+HEAVY = "jax jaxlib numba optax"
 
-# Run in a fresh interpreter: argv is the package, then the modules that are not installed there.
+# Run in a fresh interpreter: argv is the packages, then the modules that are not installed there.
 IMPORT_ALL = """
 import importlib, importlib.util, pkgutil, sys
 
-package, *absent = sys.argv[1:]
+packages, absent = (given.split() for given in sys.argv[1:])
 
 for name in absent:
     sys.modules[name] = None  # importing it fails, find_spec says None
-top = importlib.import_module(package)
 torch = importlib.util.find_spec("torch") and importlib.util.find_spec("lightning")
-for module in pkgutil.walk_packages(top.__path__, package + "."):
-    if torch or "torch_" not in module.name and not module.name.endswith("_torch"):
-        importlib.import_module(module.name)
+for package in packages:
+    top = importlib.import_module(package)
+    for module in pkgutil.walk_packages(top.__path__, package + "."):
+        if torch or "torch_" not in module.name and not module.name.endswith("_torch"):
+            importlib.import_module(module.name)
 """
 
 
-def import_all(package: str, *absent: str) -> None:
-    done = call(sys.executable, "-W", "ignore", "-c", IMPORT_ALL, package, *absent)
+def import_all(packages: str, absent: str = "") -> None:
+    done = call(sys.executable, "-W", "ignore", "-c", IMPORT_ALL, packages, absent)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("package", ["skerry", "skerry_learner", "skerry_syncer"])
-def test_every_module_imports(package: str) -> None:
-    import_all(package)
+def test_every_module_imports() -> None:
+    import_all("skerry skerry_learner skerry_syncer")
 
 
-@pytest.mark.parametrize("package", ["skerry_checkpointer", "skerry_health_monitor"])
-def test_every_module_of_a_light_service_imports_where_jax_and_numba_are_missing(
-    package: str,
-) -> None:
-    import_all(package, *HEAVY)
+def test_every_module_of_a_light_service_imports_where_jax_and_numba_are_missing() -> None:
+    import_all("skerry_checkpointer skerry_health_monitor", HEAVY)
 
 
 def test_the_client_library_needs_no_jax_but_where_it_is_named_after_it(root: Path) -> None:
@@ -77,7 +74,7 @@ def test_the_top_package_imports_nothing_until_it_is_asked() -> None:
 def test_the_absence_of_a_module_is_noticed() -> None:
     """Guards the test above: the learner cannot do without JAX."""
     with pytest.raises(AssertionError, match="jax"):
-        import_all("skerry_learner", *HEAVY)
+        import_all("skerry_learner", HEAVY)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

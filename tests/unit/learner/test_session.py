@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from skerry.models.base import build_model, leaves_by_name, specs_of
 from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import ContributionKind
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.trainer.trainer import Programs, Trainer
 from tests.support.builders import pulse
 from tests.unit.learner.played import PlayedLog
 
@@ -28,13 +29,20 @@ CONFIG = RunConfig(
 )
 
 
+MODEL = build_model(CONFIG.model, CONFIG.train)
+
+
+@cache
+def compiled() -> Programs:
+    return Programs.of(MODEL, CONFIG)
+
+
 class Scene:
     """One learner whose log is played by the test; each step takes 2 sequences, 16 tokens."""
 
     def __init__(self) -> None:
-        model = build_model(CONFIG.model, CONFIG.train)
-        self.plan = fragments.plan(specs_of(model), FRAGMENTS)
-        self.trainer = Trainer(model, CONFIG, self.plan)
+        self.plan = fragments.plan(specs_of(MODEL), FRAGMENTS)
+        self.trainer = Trainer(MODEL, CONFIG, self.plan, compiled())
         self.step = 0
         self.log = PlayedLog(self.plan, CONFIG.sync, self.trainer, self.now)
         self.session = self.log.session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import jax
@@ -15,17 +16,17 @@ from skerry.algorithm import adoption, fragments
 from skerry.algorithm.fragments import Plan
 from skerry.client.inner_state import shapes_in
 from skerry.client.jax_inner import flat
-from skerry.models.base import build_model, leaves_by_name, specs_of, token_loss
+from skerry.models.base import Model, build_model, leaves_by_name, specs_of, token_loss
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
-from skerry_learner.trainer.trainer import Trainer
+from skerry_learner.trainer.trainer import Programs, Trainer
 from tests.support.hf_folder import MOE
 
 MODEL = ModelConfig(layers=1, d_model=32, heads=2, kv_heads=1, d_ff=40, vocab=256)
 
 
-def trainer_of(
-    method: str = "rebase", fragment_count: int = 3, *, blank: bool = False
-) -> tuple[Trainer, Plan]:
+@cache
+def compiled(method: str) -> tuple[Model, RunConfig, Programs]:
+    """Make what the trainers of all tests share."""
     config = RunConfig(
         model=MODEL,
         data=DataConfig(batch=2, seq_len=16),
@@ -33,8 +34,15 @@ def trainer_of(
         sync=SyncConfig.model_validate({"adoption": method, "blend_alpha": 0.25}),
     )
     model = build_model(MODEL, config.train)
+    return model, config, Programs.of(model, config)
+
+
+def trainer_of(
+    method: str = "rebase", fragment_count: int = 3, *, blank: bool = False
+) -> tuple[Trainer, Plan]:
+    model, config, programs = compiled(method)
     plan = fragments.plan(specs_of(model), fragment_count)
-    return Trainer(model, config, plan, blank=blank), plan
+    return Trainer(model, config, plan, programs, blank=blank), plan
 
 
 def batch(seed: int = 0) -> dict[str, jax.Array]:

@@ -86,7 +86,7 @@ def test_presets_have_the_size_that_they_are_named_for(preset: str) -> None:
     assert sum(leaf.size for leaf in specs) == pytest.approx(SIZES[preset], rel=0.01)
 
 
-@pytest.mark.parametrize(("width", "tied"), [(32, True), (256, True), (1024, True), (256, False)])
+@pytest.mark.parametrize(("width", "tied"), [(32, True), (1024, True), (256, False)])
 def test_a_fresh_model_predicts_about_uniformly(width: int, *, tied: bool) -> None:
     model = decoder(d_model=width, tie_word_embeddings=tied)
     params = init(model)

@@ -113,10 +113,6 @@ async def test_whole_log_verifies_and_rebuilds_and_asks_what_if(
     told = json.loads((await skerry(shared_nats, run_id, *words, "--json")).stdout)
     assert told["drift"]["distance"] > 0
 
-    done = await skerry(shared_nats, run_id, "replay", "--to", "yesterday")
-    assert done.returncode == 2
-    assert "use v17" in done.stderr
-
 
 @REAL
 async def test_deleted_message_is_exit_code_five_and_names_what_is_missing(
