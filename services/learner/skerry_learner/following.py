@@ -62,6 +62,9 @@ async def follow(
         if work.plan.digest != place.plan_digest:
             msg = "This process has another model than the first one: give all the same code."
             raise RunMismatch(msg)
+        if work.corpus.digest != place.data:
+            msg = "This process reads other text than the first one: give all the same files."
+            raise RunMismatch(msg)
         trainer = await asyncio.to_thread(make_trainer, work, mesh, blank=place.blank)
         log.info("follows", run=place.run, incarnation=place.incarnation)
         await _Following(bus, work, place, trainer, follower, settled).run()
@@ -134,7 +137,7 @@ class _Following:
                         self._follower.meet()
                     case Deed.FEED:
                         self._settled()
-                        feeding = feed(self._work, trainer, stream, *words)
+                        feeding = feed(self._work, trainer, stream, *words, whole=False)
                         batches = opened.enter_context(feeding)
                     case Deed.STEP:
                         trainer.step(next(batches).batch, *words)

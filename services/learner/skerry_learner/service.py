@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import jax
@@ -236,10 +237,18 @@ class _Service:
             await self._saved.wait()
 
 
-def feed(work: Work, trainer: Trainer, stream: Stream | Mixture, cursor: int) -> Prefetch:
-    """Return a learner's batches from a cursor on, read ahead and laid on its mesh."""
+def feed(
+    work: Work, trainer: Trainer, stream: Stream | Mixture, cursor: int, *, whole: bool = True
+) -> Prefetch:
+    """Return a learner's batches from a cursor on, read ahead and laid on its mesh.
+
+    Not ``whole``: only the rows are read that this process's devices need; its targets are then
+    counted by another one.
+    """
     vocab, batch = getattr(work.model, "vocab", None), work.config.data.batch
-    return Prefetch(stream, cursor, batch=batch, vocab=vocab, put=trainer.place)
+    own = range(batch) if whole else trainer.own_rows(batch)
+    put = partial(trainer.place, first=own.start, count=batch)
+    return Prefetch(stream, cursor, batch=batch, own=own, vocab=vocab, put=put)
 
 
 def step_back() -> None:

@@ -39,13 +39,16 @@ class Standing:
     shard: int
     config: str
     plan_digest: int
+    data: str
     blank: bool
 
     @classmethod
     def of(cls, place: LearnerPlace, work: Work, *, blank: bool) -> Standing:
         who, config = place.learner, loading.to_json(work.config)
         number, shard = who.incarnation, place.member.shard
-        return cls(who.run, who.name, number, shard, config, work.plan.digest, blank)
+        return cls(
+            who.run, who.name, number, shard, config, work.plan.digest, work.corpus.digest, blank
+        )
 
 
 def prepare(config: RunConfig) -> Work:

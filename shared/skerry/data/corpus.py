@@ -321,8 +321,8 @@ class _Cut:
             weights = None if whole.weights is None else whole.weights[begin:stop]
             ends = None
             if whole.files is not None:
-                inside = whole.files[(whole.files > begin) & (whole.files < stop)]
-                ends = np.append(inside, stop) - begin
+                inside = slice(*np.searchsorted(whole.files, [begin + 1, stop]))
+                ends = np.append(whole.files[inside], stop) - begin
             yield Stretch(whole.tokens[begin:stop], ends, weights)
 
 

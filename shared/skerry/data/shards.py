@@ -8,6 +8,7 @@ complete, or it has no manifest.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,12 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> PreparedManifest:
 
 
 def open_shards(folder: Path, manifest: PreparedManifest) -> Iterator[PreparedShard]:
-    """Map a folder's shards; CorpusError where a file is not what the manifest says."""
+    """Map a folder's shards; CorpusError where a file is not what the manifest says.
+
+    A mapped file stays open: this process gets as many as the system allows it.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for shard in manifest.shards:
         tokens = _mapped(folder, f"{shard.name}.tokens", DTYPES[manifest.dtype], shard.tokens)
         ends = np.array(_mapped(folder, f"{shard.name}.ends", np.int64, shard.documents))
@@ -130,7 +136,7 @@ def _mapped(folder: Path, name: str, dtype: Any, count: int) -> Any:
     try:
         size = path.stat().st_size
         if size == count * wide.itemsize:
-            return np.memmap(path, wide, mode="r", shape=(count,))
+            return np.memmap(path, wide, mode="r", shape=(count,)).view(np.ndarray)
     except OSError as error:
         msg = f"Cannot read {path}: {error.strerror or error}. Prepare the folder again."
         raise CorpusError(msg, path="data.paths") from error

@@ -167,6 +167,7 @@ class Prefetch:
     """An endless iterator over a stream; a context manager that owns its thread.
 
     An error in the thread (a missing shard, a token out of range) is raised by the next ``next``.
+    Of each batch only the ``own`` rows are read, and their targets counted; None: all of them.
     Every batch is a new array, because ``put``, such as ``jax.device_put``, may alias it.
     """
 
@@ -177,12 +178,14 @@ class Prefetch:
         *,
         batch: int,
         vocab: int | None,
+        own: range | None = None,
         put: Callable[[HostBatch], dict[str, Any]] = dict,
     ) -> None:
         self._stream = stream
         self._cursor = cursor
         self._batch = batch
         self._vocab = vocab
+        self._own = range(batch) if own is None else own
         self._put = put
         self._ready: queue.Queue[Prefetched | Exception] = queue.Queue(DEPTH)
         self._stop = threading.Event()
@@ -208,7 +211,7 @@ class Prefetch:
     def _fill(self) -> None:
         try:
             while not self._stop.is_set():
-                rows = self._stream.read(self._cursor, self._batch)
+                rows = self._stream.read(self._cursor + self._own.start, len(self._own))
                 check_tokens(rows["tokens"], self._vocab)
                 self._cursor += self._batch
                 self._offer(Prefetched(self._put(rows), self._cursor, targets_in(rows)))

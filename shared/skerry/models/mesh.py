@@ -104,6 +104,27 @@ def with_params(state: Any, specs: Sequence[LeafSpec], places: Sequence[NamedSha
     return jax.tree_util.tree_map_with_path(place_of, state)
 
 
+def own_rows(mesh: Mesh, count: int) -> range:
+    """Return which of a batch's rows the devices of this process need."""
+    places = by_rows(mesh).addressable_devices_indices_map((count,)).values()
+    held = [range(count)[place[0]] for place in places if place is not None]
+    return range(min(rows.start for rows in held), max(rows.stop for rows in held))
+
+
+def put_rows(values: NDArray[Any], place: Sharding, first: int, count: int) -> jax.Array:
+    """Return a batch of ``count`` rows on the devices; ``values`` are those from ``first`` on.
+
+    This process's devices need no others.
+    """
+    shape = (count, *values.shape[1:])
+    parts = [
+        jax.device_put(values[rows.start - first : rows.stop - first], device, may_alias=False)
+        for device, index in place.addressable_devices_indices_map(shape).items()
+        for rows in [range(count)[index[0] if index else slice(None)]]
+    ]
+    return jax.make_array_from_single_device_arrays(shape, place, parts)
+
+
 def put(values: NDArray[Any], place: Sharding) -> jax.Array:
     """Return a copy of a host's values on the devices, each of which is given its own part only."""
     parts = [

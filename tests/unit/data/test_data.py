@@ -332,6 +332,15 @@ def test_prefetched_batches_follow_the_stream() -> None:
     assert (first.cursor, second.cursor) == (16, 20)
 
 
+def test_a_process_reads_its_own_rows_of_each_batch() -> None:
+    stream = Stream(corpus_of(4000), 2)
+    with Prefetch(stream, cursor=12, batch=4, own=range(1, 3), vocab=None) as batches:
+        first, second = next(batches), next(batches)
+    np.testing.assert_array_equal(first.batch["tokens"], stream.read(13, 2)["tokens"])
+    np.testing.assert_array_equal(second.batch["tokens"], stream.read(17, 2)["tokens"])
+    assert (first.cursor, second.cursor) == (16, 20)
+
+
 def test_a_token_out_of_range_reaches_the_trainer_as_an_error() -> None:
     with (
         Prefetch(Stream(corpus_of(4000), 0), cursor=0, batch=4, vocab=8) as batches,

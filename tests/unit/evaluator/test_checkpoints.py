@@ -19,7 +19,7 @@ from skerry.settings.models import DataConfig, RunConfig
 from skerry.store.base import MANIFEST
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
-from skerry_evaluator.checkpoints import print_sample, print_scores, restore
+from skerry_evaluator.checkpoints import _on_other_text, print_sample, print_scores, restore
 from skerry_evaluator.sampling import Sampler, SampleWriter, to_text
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.evaluator.committed import CommittedRun
@@ -137,6 +137,20 @@ def test_a_loss_that_is_no_number_is_none_in_json(
     print_scores([folder], batches=1, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert (told["loss"], told["perplexity"], told["bits_per_byte"]) == (None, None, None)
+
+
+def test_other_text_is_read_as_a_run_reads_its_own_or_by_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "manifest.json").touch()
+    texts, corpora = [tmp_path / "a.txt"], [tmp_path / "corpus"]
+    of_bytes, prepared = DataConfig(), DataConfig(source="prepared", paths=("x",))
+    on_the_fly = DataConfig(source="text", paths=("x",), tokenizer_folder="words")
+    assert _on_other_text(of_bytes, texts, None).of_bytes
+    assert _on_other_text(prepared, corpora, None).source == "prepared"
+    mine = _on_other_text(prepared, texts, tmp_path / "words")
+    assert (mine.source, mine.tokenizer_folder) == ("text", str(tmp_path / "words"))
+    assert _on_other_text(on_the_fly, texts, None).tokenizer_folder == "words"
+    assert _on_other_text(on_the_fly, corpora, None).source == "prepared"
 
 
 @pytest.mark.parametrize(("batches", "tokens"), [(None, 3 * 2 * 16), (1, 2 * 16)])

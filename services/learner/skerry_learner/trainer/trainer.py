@@ -211,15 +211,22 @@ class Trainer:
         self.moments = None
         self.moments = self._programs.init_moments(self.fragments.params)
 
-    def place(self, batch: Any) -> Any:
-        """Return a batch on the mesh, each device with its own rows."""
+    def own_rows(self, count: int) -> range:
+        """Return which of a batch's rows this process's devices need."""
+        return meshes.own_rows(self._programs.mesh, count)
+
+    def place(self, batch: Any, first: int = 0, count: int | None = None) -> Any:
+        """Return a batch on the mesh, each device with its own rows.
+
+        Of ``count`` rows it may be those from ``first`` on that this process's devices need.
+        """
         rows = meshes.by_rows(self._programs.mesh)
 
         def placed(leaf: Any) -> jax.Array:
             there: jax.Array = (
                 jax.device_put(leaf, rows)
                 if isinstance(leaf, jax.Array)
-                else meshes.put(leaf, rows)
+                else meshes.put_rows(leaf, rows, first, count or len(leaf))
             )
             return there
 
