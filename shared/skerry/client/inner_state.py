@@ -1,9 +1,10 @@
 """The inner optimizer's state on disk: saved from time to time, read at a start.
 
-The training loop copies the state on its device at a step boundary and goes on; a thread fetches,
-hashes and writes it. The copy costs the state's own size (8 bytes a parameter for AdamW) until it
-is written, and is given up tensor by tensor. The file is a header of JSON, the tensors, and a
-checksum over both. Without JAX or torch: ``jax_inner`` and ``torch_inner`` know their states.
+The training loop copies a portion of the state on its devices at a step boundary and goes on; a
+thread fetches, hashes and writes it, and then wants the next one. So a save never costs more than
+one of ``PORTIONS`` of the state; tensors of different portions are a few steps apart. The file is a
+header of JSON, the tensors, and a checksum over both. Without JAX or torch: ``jax_inner`` and
+``torch_inner`` know their states.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ CHECKSUM_BYTES = 8
 MOST_METADATA = 65_536
 MOST_HEADER = 64 * 1024**2
 PIECE = 4 * 1024**2
+PORTIONS, LEAST_PORTION = 16, 8 * 1024**2
+"""Parts that a state is copied in, and the bytes below which it is not worth while to cut it."""
 RESTORE_S = 60.0
 """A disk that gives nothing for so long has nothing saved."""
 
@@ -79,21 +82,26 @@ class Saved:
     steps: int
 
 
-Copying: TypeAlias = Callable[[Any], Any]
-"""Copies a state on its device, without waiting."""
+Arrays: TypeAlias = Mapping[str, Any]
+"""Arrays of a state by name, or some of them."""
+Copying: TypeAlias = Callable[[Arrays], Arrays]
+"""Copies arrays on their devices, without waiting, and hands the copies over."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
     """What a saver has to know of a training loop's optimizer state.
 
-    ``flat`` names its arrays, each with a shape, a dtype as numpy spells it and ``__array__``.
-    ``copying`` makes what copies it, in the saver's thread. A file must have the tensors of
-    ``shapes``, where that is known before, and ``fits``.
+    ``named`` names its arrays, ``described`` has their shapes and dtypes as numpy spells these.
+    ``copying`` makes what copies some, in the saver's thread; ``handed`` hands them over as they
+    are, each with ``__array__``. A file must have the tensors of ``shapes``, where that is known
+    before, and ``fits``.
     """
 
-    flat: Callable[[Any], Mapping[str, Any]]
+    named: Callable[[Any], Arrays]
+    described: Callable[[Arrays], Shapes]
     copying: Callable[[], Copying]
+    handed: Copying
     shapes: Shapes | None = None
     fits: Callable[[Shapes], bool] = lambda _: True
 
@@ -103,13 +111,54 @@ def shapes_in(arrays: Mapping[str, Any]) -> Shapes:
     return {name: (tuple(array.shape), str(array.dtype)) for name, array in arrays.items()}
 
 
+def portions_of(shapes: Shapes) -> list[tuple[str, ...]]:
+    """Cut a state into portions of neighbouring tensors, by name; none is empty."""
+    sizes = {name: size_of({name: about}) for name, about in shapes.items()}
+    most, held = max(LEAST_PORTION, sum(sizes.values()) // PORTIONS), 0
+    found: list[list[str]] = []
+    for name, size in sizes.items():
+        if not found or (held and held + size > most):
+            found.append([])
+            held = 0
+        found[-1].append(name)
+        held += size
+    return [tuple(names) for names in found]
+
+
+class _AbandonedError(Exception):
+    """A save that will not be whole."""
+
+
 @dataclass(slots=True)
 class _Job:
-    """A state to be saved; its tensors go as they are written."""
+    """A state to be saved, ``parts`` of it as they come; None: no more of them.
+
+    ``left`` are the portions still to come. ``hungry``: the thread has nothing to do; ``over``: it
+    has ended.
+    """
 
     shapes: Shapes
-    leaves: list[Any]
     saved: Saved
+    left: list[tuple[str, ...]]
+    parts: SimpleQueue[list[Any] | None] = field(default_factory=SimpleQueue[Any])
+    hungry: bool = False
+    over: bool = False
+
+    def give(self, arrays: Arrays) -> None:
+        self.hungry = False
+        self.parts.put(list(arrays.values()))
+
+    def fetched(self) -> Iterator[NDArray[Any]]:
+        """Yield every tensor on the host; each is given up on its devices after it."""
+        count = len(self.shapes)
+        while count:
+            part = self.parts.get()
+            if part is None:
+                raise _AbandonedError
+            count -= len(part)
+            while part:
+                yield np.asarray(part.pop(0))
+            self.hungry = True
 
 
 @dataclass(slots=True)
@@ -129,6 +178,7 @@ class InnerStateSaver:
     _jobs: SimpleQueue[_Job | None] = field(init=False, default_factory=SimpleQueue[Any])
     _busy: bool = field(init=False, default=False)
     _copy: Copying | None = field(init=False, default=None)
+    _job: _Job | None = field(init=False, default=None)
     _due_s: float = field(init=False, default=0.0)
     _complained: str = field(init=False, default="")
 
@@ -144,26 +194,47 @@ class InnerStateSaver:
         threading.Thread(target=run, args=arguments, name="inner", daemon=True).start()
 
     def due(self) -> bool:
-        """Return True if a save is due and can begin; never while one is in flight."""
+        """Return True if a save is due and can begin, or wants more of the state."""
+        if self._job is not None and not self._job.over:
+            return self._job.hungry
         return self._copy is not None and not self._busy and self.clock() >= self._due_s
 
-    def save(self, moments: Any, now: TrainingProgress) -> None:
-        """Copy the state on its device and have it saved; nothing here waits."""
-        if self._copy is not None:
+    def save(self, state: Any, now: TrainingProgress) -> None:
+        """Copy the next portion of a state and have it saved; nothing here waits."""
+        if self._copy is None:
+            return
+        job, arrays = self._job, self.kind.named(state)
+        if job is None or job.over:
             self._due_s = self.clock() + self.local.save_every_s
-            self._post(self._copy(moments), now)
+            job = self._job = self._post(arrays, now)
+        elif self.kind.described(arrays) != job.shapes:  # an optimizer that keeps more by now
+            self._abandon()
+            return
+        if job.left:
+            job.give(self._copy({name: arrays[name] for name in job.left.pop(0)}))
+        if not job.left:
+            self._job = None
 
-    def close(self, moments: Any = None, now: TrainingProgress | None = None) -> None:
+    def close(self, state: Any = None, now: TrainingProgress | None = None) -> None:
         """Save a state that no longer changes, if there is one, and end the thread."""
+        self._abandon()
         if now is not None:
-            self._post(moments, now)
+            arrays = self.kind.named(state)
+            self._post(arrays, now).give(self.kind.handed(arrays))
         self._jobs.put(None)
 
-    def _post(self, moments: Any, now: TrainingProgress) -> None:
+    def _abandon(self) -> None:
+        if self._job is not None:
+            self._job.parts.put(None)
+            self._job = None
+
+    def _post(self, arrays: Arrays, now: TrainingProgress) -> _Job:
         self._busy = True
+        shapes = self.kind.described(arrays)
         saved = Saved(self.origin, self.incarnation, now.step, now.steps)
-        arrays = self.kind.flat(moments)
-        self._jobs.put(_Job(shapes_in(arrays), list(arrays.values()), saved))
+        job = _Job(shapes, saved, portions_of(shapes))
+        self._jobs.put(job)
+        return job
 
     def _live(self, step: int, max_age_steps: int, ended: Callable[[], None]) -> None:
         try:
@@ -174,7 +245,7 @@ class InnerStateSaver:
             self._copy = self.kind.copying()
             while (job := self._jobs.get()) is not None:
                 self._save(job)
-                self._busy = False
+                job.over, self._busy = True, False
         finally:
             ended()
 
@@ -203,14 +274,10 @@ class InnerStateSaver:
         """Write a state; log once why it cannot be written, until it can."""
         began_s, shapes = self.clock(), job.shapes
         draft = DRAFT.replace("*", str(self.incarnation))
-
-        def fetched() -> Iterator[NDArray[Any]]:
-            for number, leaf in enumerate(job.leaves):
-                job.leaves[number] = None  # each is given up on the device after it
-                yield np.asarray(leaf)
-
         try:
-            write_file(self.path, job.saved, shapes, fetched(), draft)
+            write_file(self.path, job.saved, shapes, job.fetched(), draft)
+        except _AbandonedError:
+            return
         except (OSError, RuntimeError) as error:
             if str(error) != self._complained:
                 self._complained = str(error)
@@ -265,7 +332,8 @@ def write_file(
 def read_file(path: Path, shapes: Shapes | None) -> tuple[Saved, dict[str, NDArray[Any]]]:
     """Return what an undamaged file holds: exactly the tensors of ``shapes``, or (None) any.
 
-    Sizes are checked before anything is allocated, the checksum before anything is parsed. Raises
+    Tensors are views of the file, so that what is put on a device is read when it is put there.
+    Sizes are checked before anything is mapped, the checksum before anything is parsed. Raises
     CheckpointCorrupt for what does not hold, OSError for a file that cannot be read.
     """
     with path.open("rb") as handle:
@@ -278,11 +346,12 @@ def read_file(path: Path, shapes: Shapes | None) -> tuple[Saved, dict[str, NDArr
             bound, expected = len(json.dumps(_listed(shapes))) + MOST_METADATA, size_of(shapes)
         if length > bound or inside != expected:
             raise _damaged(path, f"{size} bytes are not those of this model's inner state")
-        text, data = handle.read(length), bytearray(expected)
-        handle.readinto(data)
-        checksum = handle.read()
-    hasher = xxhash.xxh3_64(prefix + text)
-    hasher.update(data)
+        text = handle.read(length)
+        hasher = xxhash.xxh3_64(prefix + text)
+        for at in range(0, expected, PIECE):
+            hasher.update(handle.read(min(PIECE, expected - at)))
+        checksum, start = handle.read(), LENGTH.size + length
+        data = np.memmap(handle, np.uint8, "r", start, (expected,)) if expected else b""
     if checksum != hasher.digest():
         raise _damaged(path, "its checksum does not match")
     try:

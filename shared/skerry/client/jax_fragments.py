@@ -73,24 +73,29 @@ class Cut:
 
     ``length`` is that of its vector on the devices; ``start`` is -1 where it is an argument. On a
     mesh it cannot be one for a part of a leaf: which devices talk to each other depends on it.
+    ``own`` is over those axes alone that split the leaf: on the way between ``leaf`` and ``flat``
+    each device then meets no more than what it holds, where others hold copies of it.
     """
 
     size: int
     length: int
     start: int
     leaf: Sharding
+    own: Sharding
     flat: Sharding
 
     @classmethod
     def of(cls, piece: Piece, leaf: jax.Array) -> Cut:
         place, devices = leaf.sharding, leaf.sharding.num_devices
         fixed = devices > 1 and piece.size < leaf.size
+        own, flat = _over_all(place)
         return cls(
             size=piece.size,
             length=padded(piece.size, BLOCK * devices),
             start=piece.start if fixed else -1,
             leaf=place,
-            flat=_over_all(place),
+            own=own,
+            flat=flat,
         )
 
     def read(self, leaf: jax.Array, start: jax.Array) -> jax.Array:
@@ -115,12 +120,19 @@ class Cut:
             inside = (place >= self.start) & (place < self.start + self.size)
             moved = jax.lax.pad(vector, np.float32(0), [(self.start, behind, 0)])
             values = jnp.where(inside, self._spread(moved), self._flattened(leaf))
-        rows = self._spread(self._spread(values).reshape(leaf.shape))
+        rows = self._owned(self._spread(self._spread(values).reshape(leaf.shape)))
         placed: jax.Array = jax.lax.with_sharding_constraint(rows, self.leaf)
         return placed
 
     def _flattened(self, leaf: jax.Array) -> jax.Array:
-        return self._spread(self._spread(leaf).reshape(-1))
+        return self._spread(self._spread(self._owned(leaf)).reshape(-1))
+
+    def _owned(self, rows: jax.Array) -> jax.Array:
+        """Have the first dimension lie over the axes that split the leaf, if others copy it."""
+        if self.own == self.flat or not rows.ndim or rows.shape[0] % self.flat.num_devices:
+            return rows
+        owned: jax.Array = jax.lax.with_sharding_constraint(rows, self.own)
+        return owned
 
     def _spread(self, array: jax.Array) -> jax.Array:
         """Have the first dimension lie over all devices, where they divide it."""
@@ -131,14 +143,14 @@ class Cut:
         return spread
 
 
-def _over_all(place: Sharding) -> Sharding:
-    """Return the sharding of a leaf's vector over all devices of its mesh.
+def _over_all(place: Sharding) -> tuple[Sharding, Sharding]:
+    """Return shardings of a leaf's vector: over what splits the leaf, and over all devices.
 
     The axes that split the leaf come first: what the others hold copies of is cut where it lies.
     """
     if not isinstance(place, NamedSharding):
         if place.num_devices == 1:
-            return place
+            return place, place
         msg = (
             f"A parameter lies on {place.num_devices} devices by a {type(place).__name__}: place"
             " parameters by jax.sharding.NamedSharding."
@@ -146,8 +158,11 @@ def _over_all(place: Sharding) -> Sharding:
         raise ModelError(msg, path="model")
     splits = [(names,) if isinstance(names, str) else names or () for names in place.spec]
     used = [name for names in splits for name in names]
-    axes = (*used, *(name for name in place.mesh.axis_names if name not in used))
-    return NamedSharding(place.mesh, PartitionSpec(axes))
+    rest = [name for name in place.mesh.axis_names if name not in used]
+    flat = NamedSharding(place.mesh, PartitionSpec((*used, *rest)))
+    if all(place.mesh.shape[name] == 1 for name in rest):
+        return flat, flat
+    return NamedSharding(place.mesh, PartitionSpec(tuple(used) or None)), flat
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import NDArray
 
-from skerry.client.inner_state import Copying, StateKind, shapes_in
+from skerry.client.inner_state import Arrays, Copying, StateKind, portions_of, shapes_in
 from skerry.models import mesh as meshes
 from skerry.models.base import path_name
 
@@ -18,18 +18,25 @@ def kind_of(template: Any) -> StateKind:
     """Return what a saver has to know; ``template`` is a tree of the state's shapes and dtypes."""
 
     def copying() -> Copying:
-        whenever = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
-        ahead = whenever.lower(template).compile()
+        whenever = jax.jit(lambda arrays: jax.tree.map(jnp.copy, arrays))
+        ahead = {
+            names: whenever.lower({name: like[name] for name in names}).compile()
+            for names in portions_of(shapes)
+        }
 
-        def copy(state: Any) -> Any:
+        def copy(arrays: Arrays) -> Arrays:
+            copied: Arrays
             try:
-                return ahead(state)
-            except (TypeError, ValueError):  # it lies elsewhere than on the first device
-                return whenever(state)
+                copied = ahead[tuple(arrays)](arrays)
+            except (KeyError, TypeError, ValueError):  # it lies elsewhere than on the first device
+                copied = whenever(arrays)
+            return {name: copied[name] for name in arrays}  # sorted, as jit returns it
 
         return copy
 
-    return StateKind(flat, copying, shapes_in(flat(template)))
+    like = flat(template)
+    shapes = shapes_in(like)
+    return StateKind(flat, shapes_in, copying, dict, shapes)
 
 
 def flat(state: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skerry.client.inner_state import Shapes, StateKind
+from skerry.client.inner_state import Arrays, Shapes, StateKind
 from skerry.client.torch_fragments import handed_over, parameters_of
 
 State = dict[str, Any]
@@ -29,7 +29,7 @@ def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
             for entry, (shape, _) in ((name.split("|"), about) for name, about in found.items())
         )
 
-    return StateKind(_flat, lambda: _copied, fits=fits)
+    return StateKind(lambda state: state, _described, lambda: _copied, _handed, fits=fits)
 
 
 def state_of(optimizer: Any, model: torch.nn.Module) -> State:
@@ -58,11 +58,20 @@ def restore(optimizer: Any, model: torch.nn.Module, tensors: Mapping[str, NDArra
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def _copied(state: State) -> State:
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+def _described(state: Arrays) -> Shapes:
+    """Return shapes and dtypes as ``_handed`` hands them over."""
+    kinds = {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()}
+    return {
+        name: (tuple(t.shape), "int16" if kinds[name] == "bfloat16" else kinds[name])
+        for name, t in state.items()
+    }
 
 
-def _flat(state: State) -> dict[str, Any]:
+def _copied(state: Arrays) -> Arrays:
+    return _handed({name: tensor.detach().clone() for name, tensor in state.items()})
+
+
+def _handed(state: Arrays) -> Arrays:
     """Return what numpy can hold of each tensor: the bits of a bfloat16 as integers."""
     narrow = {name: t.dtype == torch.bfloat16 for name, t in state.items()}
     return {

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.client import inner_state
@@ -22,6 +24,7 @@ from skerry.client.inner_state import (
     InnerStateSaver,
     Origin,
     Saved,
+    portions_of,
     read_file,
     shapes_in,
     size_of,
@@ -282,3 +285,52 @@ def test_draft_of_a_killed_incarnation_is_swept_away(desk: Desk) -> None:
     wait_until(lambda: saver._copy is not None)
     desk.end(saver)
     assert not draft.exists()
+
+
+def test_a_large_state_is_copied_in_portions_and_never_as_a_whole(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_state, "LEAST_PORTION", 1)
+    saver = desk.saver()
+    desk.save(saver, seed=3)
+    states = [moments(3)]
+    while saver._job is not None:
+        wait_until(saver.due)
+        states.append(jax.tree.map(lambda leaf: leaf + 1, states[-1]))
+        saver.save(states[-1], NOW)
+    desk.end(saver)
+    assert len(states) > 2
+    _, found = read_file(saver.path, SHAPES)
+    kept = [
+        [np.array_equal(found[name], leaf) for leaf in leaves]
+        for name, *leaves in zip(SHAPES, *map(jax.tree.leaves, states), strict=True)
+    ]
+    assert all(map(any, kept)), "each tensor is one of a boundary, whole"
+
+
+def test_a_save_that_the_end_overtakes_leaves_the_last_state(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_state, "LEAST_PORTION", 1)
+    saver = desk.saver()
+    desk.save(saver, seed=1)
+    assert saver._job is not None, "the rest is still to come"
+    saver.close(moments(2), replace(NOW, step=750))
+    assert desk.ended.wait(30)
+    saved, found = read_file(saver.path, SHAPES)
+    assert saved.step == 750
+    np.testing.assert_array_equal(found["mu.w"], tensors(2)["mu.w"])
+    assert [path.name for path in saver.path.parent.iterdir()] == ["inner.state"]
+
+
+@given(st.lists(st.integers(0, 1 << 30), max_size=200))
+def test_portions_hold_every_tensor_once_and_little_more_than_their_share(
+    sizes: list[int],
+) -> None:
+    shapes = {str(number): ((size,), "uint8") for number, size in enumerate(sizes)}
+    portions = portions_of(shapes)
+    assert [name for names in portions for name in names] == list(shapes)
+    most = max(inner_state.LEAST_PORTION, sum(sizes) // inner_state.PORTIONS)
+    for names in portions:
+        inside = [sizes[int(name)] for name in names]
+        assert sum(inside) <= most or len([size for size in inside if size]) == 1

@@ -197,8 +197,12 @@ class Trainer:
         return result
 
     def moments_like(self) -> Any:
-        """Return the inner optimizer's state as shapes and dtypes."""
-        return jax.eval_shape(self._programs.init_moments, self.fragments.params)
+        """Return the inner optimizer's state as shapes and dtypes, and where each tensor lies."""
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            jax.eval_shape(self._programs.init_moments, self.fragments.params),
+            self._programs.places.optimizer,
+        )
 
     def restore_moments(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Go on with moments of an earlier incarnation, named and shaped as ``moments_like``."""
