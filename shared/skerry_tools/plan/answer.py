@@ -1,9 +1,7 @@
 """What both commands answer with: a first line, figures with unit and convention, what to mind.
 
-A figure is an input, derived from inputs, or extrapolated beyond what its model was checked on. One
-that does not exist is None, never NaN or infinite. Units are plain words, all decimal: ``s``,
-``bit/s``, ``B``, ``param``, ``1`` for a bare number, ``x`` for a factor, ``share`` for a part of
-one (shown in per cent), or a currency code such as ``USD``.
+Units are plain words, all decimal: ``s``, ``bit/s``, ``B``, ``param``, ``1`` for a bare number,
+``x`` for a factor, ``share`` for a part of one (shown in per cent), or a currency such as ``USD``.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _DURATIONS = ((365.25 * 86400, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "
 
 
 class Figure(NamedTuple):
-    """One quantity; ``value`` is None where it does not exist."""
+    """One quantity; ``value`` is None where it does not exist, never NaN or infinite."""
 
     value: float | None
     unit: str

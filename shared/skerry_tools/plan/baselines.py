@@ -1,9 +1,7 @@
 """What the same chips and links could do otherwise, and what each way costs in time and money.
 
 Every baseline gets the benefit of each assumption: gradients in bf16, an ideal ring between the
-sites (Patarasuk and Yuan, JPDC 69, 2009), an all-reduce hidden by the backward pass. Where
-``chip_mtbi`` is given, one failure stops all in data-parallel and DiLoCo, and in the plan one
-learner only. These are means; ``skerry simulate`` has distributions, elastic learners and rollback.
+sites (Patarasuk and Yuan, JPDC 69, 2009), an all-reduce hidden by the backward pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One learner's time, failure by failure: what it did when, and what took the rest.
 
-All its slices fail by one process, whose rate follows how many of them train, so the cost of a
-simulation grows with failures and not with chips. An *elastic* learner pauses, goes on without the
-slice that failed, and pauses again to take it back; any other one halts until it is whole.
+An *elastic* learner pauses, goes on without the slice that failed, and pauses again to take it
+back; any other one halts until it is whole.
 """
 
 from __future__ import annotations

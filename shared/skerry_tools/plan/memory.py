@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes, held_elements
 from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory, moment_bytes
 from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
-from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
+from skerry.settings.models import RunConfig
+from skerry_tools.plan.traffic import Deployment, ModelSize, PlannedSite, SyncLoad
 
 FUSED_HEAD = 256
 """Widest head of a fused kernel on Hopper (``models.attention``)."""
@@ -17,27 +19,31 @@ FUSED_HEAD = 256
 def learner_need(at: Deployment, site: PlannedSite) -> MemoryNeed:
     """Return what each chip of a site's learner holds: what the learner itself counts.
 
-    Of a bare count of parameters no activations. GPUs with bfloat16 and fused attention are taken.
+    Of a bare count of parameters no activations.
     """
-    load, train, arch, sizes = at.load, at.run.train, at.model.arch, site.mesh or MeshSizes()
-    if arch is None:
-        return learner_memory(load.parameters, sizes, train, load.sync, fragment=load.fragment)
-    width, seq = 4 if train.precision == "float32" else 2, at.run.data.seq_len
+    load, known = at.load, dict(site.known)
+    frozen, sizes = known.pop("frozen", 0.0), site.mesh or MeshSizes()
+    need = learner_memory(
+        load.parameters, sizes, at.run.train, load.sync, fragment=load.fragment, **known
+    )
+    return replace(need, frozen=frozen)
+
+
+def known_of(
+    arch: Arch, load: SyncLoad, model: ModelSize, sizes: MeshSizes, run: RunConfig, tokens: float
+) -> dict[str, float]:
+    """Return what no choice of H, P and shards changes, of GPUs with bf16 and fused attention."""
+    train, seq = run.train, run.data.seq_len
+    width, rows = 4 if train.precision == "float32" else 2, max(1, round(tokens / seq))
     fits = all(layer.head_dim % 8 == 0 and layer.head_dim <= FUSED_HEAD for layer in arch.layers)
     fused = width == 2 and arch.score_cap is None and fits
-    rows = max(1, round(site.step_tokens / seq))
-    need = learner_memory(
-        load.parameters,
-        sizes,
-        train,
-        load.sync,
-        held=held_elements(load.leaves, AXES, sizes),
-        moments=moment_bytes(train, load.leaves, AXES, sizes),
-        fragment=load.fragment,
-        activations=activation_bytes(arch, sizes, train, rows, seq, width=width, fused=fused),
-    )
-    frozen = held_elements(leaf_specs_of(arch), AXES, sizes) if at.model.frozen else 0
-    return replace(need, frozen=width * frozen)
+    frozen = leaf_specs_of(arch) if model.frozen else ()
+    return {
+        "held": held_elements(load.leaves, AXES, sizes),
+        "moments": moment_bytes(train, load.leaves, AXES, sizes),
+        "activations": activation_bytes(arch, sizes, train, rows, seq, width=width, fused=fused),
+        "frozen": width * held_elements(frozen, AXES, sizes),
+    }
 
 
 def syncer_bytes(at: Deployment) -> float:

@@ -143,7 +143,8 @@ def _of_learners(at: Deployment) -> Iterator[str]:
         yield "only adapters are trained and sent; each site has a copy of what is frozen"
     elif at.model.arch and at.model.arch.experts:
         yield "rounds move all parameters, a step computes with the active ones only"
-    links = {at.link(one): one.name for one in sites if at.link(one) != one.rates}
+    remote = [one for one in sites if not one.local and at.link(one) != one.rates]
+    links = {at.link(one): one.name for one in remote}
     for (up, down), name in links.items():
         used = f"{shown(up, 'bit/s')} up and {shown(down, 'bit/s')} down of the link of {name}"
         way = "larger sync.chunk_bytes and max_payload of the broker (hub.max_payload) use more"
@@ -159,10 +160,10 @@ def _tables(plan: RunPlan, far: set[str]) -> Iterator[FigureTable]:
 
     judged: dict[str, Figures] = {}
     for item in plan.judged:
-        pair = {"needs": item.need, "has": item.has}
         judged[item.what.removeprefix("site ")] = {
             "of it": Figure(item.ratio, "share", item.why),
-            **{name: Figure(value, item.unit, item.why) for name, value in pair.items()},
+            "needs": Figure(item.need, item.unit, item.why),
+            "has": Figure(item.has, item.unit, item.why),
         }
     yield FigureTable("judged", "Judged: need over what there is", judged)
     until = f"Until {shown(plan.tokens, 'token')} are trained on"
@@ -199,11 +200,7 @@ def _compared(plan: RunPlan) -> dict[str, Figures]:
             "time": Figure(way.wall_s(plan.tokens), "s", "until all tokens are trained on"),
             "site_sends": Figure(max(way.sent.values()), "bit", "the busiest site, in H steps"),
             "speed_up_of_this_plan": Figure(plan.speed_up(index), "x", "tokens/s, with goodput"),
-            **{
-                name: Figure(cost, currency, missing if cost is None else "")
-                for name, cost in costs.items()
-            },
-        }
+        } | {name: Figure(c, currency, missing if c is None else "") for name, c in costs.items()}
     return rows
 
 

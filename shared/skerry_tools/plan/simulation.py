@@ -1,10 +1,8 @@
 """A simulation put together: learners that fail, and what comes of it.
 
 Every learner draws from a generator of its own, made of the seed and its number, so that one more
-learner changes nothing for the others and the same seed gives the same bytes. Three quantities are
-never mixed: *goodput* is work that lasts over the time of the run, by chips; *running* the share of
-its time in which a learner trains at all, with however many of its slices; *uptime(K)* the share of
-time that at least K learners run.
+learner changes nothing for the others and the same seed gives the same bytes. docs/planning.md says
+what goodput, running and uptime(K) are.
 """
 
 from __future__ import annotations

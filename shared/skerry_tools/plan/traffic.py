@@ -1,10 +1,7 @@
 """What one round takes of links, hub and syncers: the equations of docs/planning.md.
 
-A link has two bounds. *Throughput*: in the H steps after which a fragment's turn comes again, all
-fragments must have passed once. *Deadline*: a round, from a learner's capture until it holds the
-new fragment, should end within the *room* that the schedule has for it, before it delays the rounds
-after it. Its stages are added up, though chunks flow through some of them at once: a bound from
-above. The room is a bound of ``schedule.room_steps``, which goes up and down, from below.
+Stages of a round are added up: a bound from above. Its room is a bound of ``schedule.room_steps``,
+which goes up and down, from below.
 """
 
 from __future__ import annotations
@@ -105,7 +102,10 @@ class SyncLoad:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSite:
-    """A site and its steps; ``local`` if the hub is there, so that nothing crosses its link."""
+    """A site and its steps; ``local`` if the hub is there, so that nothing crosses its link.
+
+    ``known`` is what its learners hold of a model that is known (``memory.known_of``).
+    """
 
     name: str
     table: SiteTable
@@ -113,6 +113,7 @@ class PlannedSite:
     step_tokens: float = 1.0
     local: bool = False
     mesh: MeshSizes | None = None
+    known: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -219,8 +220,7 @@ class Deployment:
 
         busy_s = work_s(whole, self.learners) / load.sync.shards
         syncer_s = work_s(math.ceil(burst / load.sync.shards) * load.fragment, 1)
-        if hub.write:
-            syncer_s += burst * load.fragment * load.state_bytes / hub.write
+        syncer_s += burst * load.fragment * load.state_bytes / hub.write
         ways = ((load.up_bits, hub.down), (load.down_bits, hub.up))
         return HubRound(
             ingress_bits_s=remote * load.up_bits * whole / self.period_s,
@@ -237,12 +237,10 @@ class Deployment:
         Each has so many chunks on their way and no more, so a round trip bounds its rate too.
         """
         sync, way = self.load.sync, 8 * site.table.learners / site.table.rtt
-        shrunk = [
-            WIRE_BITS[s] / RAW_BITS[s] for s in (sync.contribution_scheme, sync.global_scheme)
-        ]
-        up = SENT_AHEAD * sync.chunk_bytes * shrunk[0] * way
-        down = max(READ_AHEAD, READ_LEAST * sync.chunk_bytes * shrunk[1]) * way
-        return min(site.rates[0], up), min(site.rates[1], down)
+        schemes = sync.contribution_scheme, sync.global_scheme
+        sent, read = (sync.chunk_bytes * WIRE_BITS[s] / RAW_BITS[s] for s in schemes)
+        up, down = site.rates
+        return min(up, SENT_AHEAD * sent * way), min(down, max(READ_AHEAD, READ_LEAST * read) * way)
 
     @cached_property
     def site_rounds(self) -> dict[str, SiteRound]:

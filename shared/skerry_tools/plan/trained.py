@@ -8,6 +8,7 @@ from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, MeshSizes, check_batch, sizes_of
 from skerry.models.presets import arch_of
 from skerry.models.tensors import active_parameters, flops_per_token, leaf_specs_of
+from skerry_tools.plan.memory import known_of
 from skerry_tools.plan.question import Question, refuse
 from skerry_tools.plan.tables import MOST, SiteTable
 from skerry_tools.plan.traffic import Deployment, ModelSize, PlannedSite, SyncLoad
@@ -29,7 +30,9 @@ def deployment(asked: Question) -> Deployment:
         tokens = given or float(run.data.seq_len * run.data.batch)
         speed = (site.flops_per_chip or 1.0) * mesh.devices * site.utilisation
         step_s = site.step_time or model.token_flops * tokens / speed
-        sites[name] = PlannedSite(name, site, step_s, tokens, name == tables.hub.site, mesh)
+        known = known_of(model.arch, load, model, mesh, run, tokens) if model.arch else {}
+        local = name == tables.hub.site
+        sites[name] = PlannedSite(name, site, step_s, tokens, local, mesh, known)
     return Deployment(load, sites, tables.hub, tables.plan, model, run)
 
 
