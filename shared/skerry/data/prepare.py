@@ -164,7 +164,7 @@ def prepare(
     blank = PreparedManifest(
         format=1,
         tokenizer="" if words is None else words.digest,
-        vocab=1 if words is None else words.size,
+        vocab=1 if words is None else words.plain,
         dtype="uint32" if wide else "uint16",
         tokens=0,
         documents=0,

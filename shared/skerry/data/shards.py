@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,9 @@ def open_shards(folder: Path, manifest: PreparedManifest) -> Iterator[PreparedSh
 
     A mapped file stays open: this process gets as many as the system allows it.
     """
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError, OSError):  # not every system takes its own bound
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for shard in manifest.shards:
         tokens = _mapped(folder, f"{shard.name}.tokens", DTYPES[manifest.dtype], shard.tokens)
         ends = np.array(_mapped(folder, f"{shard.name}.ends", np.int64, shard.documents))

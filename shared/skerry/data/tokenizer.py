@@ -25,10 +25,15 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A tokenizer; ``end`` is the id of the token that ends a document, alone or not at all."""
+    """A tokenizer; ``end`` is the id of the token that ends a document, alone or not at all.
+
+    ``plain`` is its size without tokens that were added to it. Text may never hold those: that of
+    Gemma 3 has one for images behind the embedding's end.
+    """
 
     folder: Path
     size: int
+    plain: int
     end: tuple[int, ...]
     _made: Any
 
@@ -43,12 +48,12 @@ class Words:
         except Exception as error:  # it raises nothing narrower
             msg = f"{file} cannot be read as a tokenizer ({error}): name the folder that has one."
             raise ConfigError(msg, path="tokenizer") from error
-        size = made.get_vocab_size()
-        if vocab is not None and size > vocab:
-            msg = f"The tokenizer of {folder} has {size} tokens, the model {vocab}: name its own."
+        size, plain = (made.get_vocab_size(with_added_tokens=added) for added in (True, False))
+        if vocab is not None and plain > vocab:
+            msg = f"The tokenizer of {folder} has {plain} tokens, the model {vocab}: name its own."
             raise ConfigError(msg, path="tokenizer")
         end = made.token_to_id(end_of(folder))
-        return cls(folder, size, () if end is None else (end,), made)
+        return cls(folder, size, plain, () if end is None else (end,), made)
 
     @property
     def digest(self) -> str:

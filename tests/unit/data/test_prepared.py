@@ -238,6 +238,20 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path, words: Words) -> None:
         prepare([], words, tmp_path / "b")
 
 
+def test_an_added_token_counts_where_it_is_used(tmp_path: Path, words: Words) -> None:
+    import tokenizers
+
+    made = tokenizers.Tokenizer.from_file(str(words.folder / FILE))
+    made.add_special_tokens(["<image>"])
+    made.save(str(tmp_path / FILE))
+    (tmp_path / SETTINGS).write_bytes((words.folder / SETTINGS).read_bytes())
+    more = Words.of(tmp_path, vocab=300)
+    assert (more.size, more.plain) == (301, 300)
+    assert prepare([Article("no <image> here")], more, tmp_path / "a").vocab == 300
+    given = Article(tokens=np.array([1, 300], np.uint32))
+    assert prepare([given], more, tmp_path / "b").vocab == 301
+
+
 def test_a_killed_preparation_goes_on_where_it_was(
     tmp_path: Path, words: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:

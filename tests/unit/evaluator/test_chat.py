@@ -32,7 +32,7 @@ def conversation() -> Conversation:
     model: Any = build_model(ModelConfig(config=json.dumps(MOE)), TrainConfig())
     template = ChatTemplate(Path("folder"), TEMPLATE)
     params = jax.jit(model.init)(jax.random.key(0))
-    words = Words(Path("folder"), 257, (), words)
+    words = Words(Path("folder"), 257, 257, (), words)
     return Conversation(template, words, Sampler(model, 64, temperature=0.0), params, 6, seed=1)
 
 
