@@ -13,20 +13,20 @@ from pathlib import Path
 from bench_learner import Sizes, measure
 from harness import Goal, parser, write
 
-LOOP = Path(__file__).parent / "joined_loop.py"
 RATIO, BLOCKED = 0.97, 0.01
 
 
-def main() -> None:
+def run(bench: str, script: str) -> None:
+    """Measure a script of ``turns.py``, print what was found, and write it."""
     options = parser("A joined loop's tokens/s, and the time that its thread is held up.")
     for name, value in asdict(Sizes()).items():
         options.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     chosen = options.parse_args()
     sizes = Sizes(**{name: getattr(chosen, name) for name in asdict(Sizes())})
-    found = asyncio.run(measure(sizes, script=LOOP))
+    found = asyncio.run(measure(sizes, script=Path(__file__).parent / script))
     print(
-        f"join: {sizes.preset}, {sizes.turns} turns of {sizes.steps}, {found.rounds} rounds. A step"
-        f" alone takes {found.plain_wall_ms:.1f} ms, {found.plain_cpu_ms:.1f} ms of CPU"
+        f"{bench}: {sizes.preset}, {sizes.turns} turns of {sizes.steps}, {found.rounds} rounds. A"
+        f" step alone takes {found.plain_wall_ms:.1f} ms, {found.plain_cpu_ms:.1f} ms of CPU"
     )
     print(f"  tokens/s with island.step / without, by CPU time:  {found.speed_cpu:.3f}")
     print(f"  tokens/s with island.step / without, by wall time: {found.speed_wall:.3f} (median)")
@@ -39,8 +39,8 @@ def main() -> None:
         Goal("tokens/s with island.step", RATIO, found.speed_cpu, "of without"),
         Goal("time in island.step", BLOCKED, found.blocked, "of all", at_most=True),
     ]
-    write("join", [asdict(found)], goals, chosen.json)
+    write(bench, [asdict(found)], goals, chosen.json)
 
 
 if __name__ == "__main__":
-    main()
+    run("join", "joined_loop.py")

@@ -1,39 +1,35 @@
-"""A plain JAX training loop that takes turns: joined to a run by ``skerry.join``, and alone.
-
-``joined_loop.py OUT CORE CONFIG URL RUN TURNS STEPS`` writes what each turn took.
-"""
+"""A plain JAX training loop that takes turns: joined to a run by ``skerry.join``, and alone."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
+from turns import Asked
 
 import skerry
 from skerry.models.base import build_model, token_loss
-from skerry.settings import loading
 
 optimizer = optax.adamw(1e-3)
 
 
+class Loop:
+    """A model in training, its state donated to nothing."""
+
+    def __init__(self, params: Any, train_step: Any) -> None:
+        self.params, self._moments, self._step = params, optimizer.init(params), train_step
+
+    def step(self) -> Any:
+        self.params, self._moments, loss = self._step(self.params, self._moments)
+        return loss
+
+
 def main() -> None:
-    out, core, path, url, run, turns, steps = sys.argv[1:]
-    if core != "-":
-        os.sched_setaffinity(0, {int(core)})
-    config = loading.load(Path(path)).run
-    model = build_model(config.model, config.train)
-    loss_of, data = token_loss(model), config.data
-    shape = (data.batch, data.seq_len + 1)
-    tokens = jax.random.randint(jax.random.key(1), shape, 0, 256)
-    boundaries: list[tuple[float, float]] = []
+    asked = Asked.of_command_line()
+    model, data = build_model(asked.config.model, asked.config.train), asked.config.data
+    loss_of = token_loss(model)
+    tokens = jax.random.randint(jax.random.key(1), (data.batch, data.seq_len + 1), 0, 256)
 
     @jax.jit
     def train_step(params: Any, moments: Any) -> Any:
@@ -41,40 +37,15 @@ def main() -> None:
         updates, moments = optimizer.update(gradients, moments, params)
         return optax.apply_updates(params, updates), moments, loss
 
-    def turn(state: Any, boundary: Callable[[Any, Any], Any], count: int) -> tuple[Any, Any]:
-        """Take steps; the loss of the step before is read, as a loop that prints it does."""
-        params, moments = state
-        before, began_s, began_cpu_s = jnp.float32(0.0), time.monotonic(), time.process_time()
-        for _ in range(count):
-            params, moments, loss = train_step(params, moments)
-            params = boundary(params, loss)
-            float(before)
-            before = loss
-        took = {"wall_s": time.monotonic() - began_s, "cpu_s": time.process_time() - began_cpu_s}
-        return (params, moments), took | {"steps": count}
-
     initial = jax.jit(model.init)(jax.random.key(0))
-    with skerry.join(url, run=run, name="loop", params=initial, config=config) as island:
+    about: dict[str, Any] = {"run": asked.run, "name": "loop", "config": asked.config}
+    with skerry.join(asked.url, params=initial, **about) as island:
+        ours, plain = Loop(island.params, train_step), Loop(initial, train_step)
 
-        def boundary(params: Any, loss: Any) -> Any:
-            began_s, began_cpu_s = time.monotonic(), time.thread_time()
-            params = island.step(params, tokens=data.batch * data.seq_len, loss=loss)
-            took = time.monotonic() - began_s, time.thread_time() - began_cpu_s
-            boundaries.append(took)
-            return params
+        def boundary(loss: Any) -> None:
+            ours.params = island.step(ours.params, tokens=data.batch * data.seq_len, loss=loss)
 
-        params = island.params
-        ours, plain = (params, optimizer.init(params)), (initial, optimizer.init(initial))
-        ours, _ = turn(ours, boundary, 8)
-        boundaries.clear()
-        found: dict[str, list[Any]] = {"ours": [], "plain": []}
-        for _ in range(int(turns)):
-            ours, took = turn(ours, boundary, int(steps))
-            found["ours"].append(took)
-            plain, took = turn(plain, lambda params, _: params, int(steps))
-            found["plain"].append(took)
-    walls, cpus = zip(*boundaries, strict=True)
-    Path(out).write_text(json.dumps(found | {"boundaries": walls, "boundary_cpu_s": sum(cpus)}))
+        asked.take_turns(ours.step, boundary, plain.step)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 pytestmark = [
     pytest.mark.nats,
     pytest.mark.drill,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     pytest.mark.usefixtures("quiet"),
     # Trainers warn of what is slow or deprecated on this machine: nothing of ours.
     pytest.mark.filterwarnings("ignore:::(transformers|lightning|accelerate|torch)"),

@@ -180,7 +180,7 @@ class TorchIsland:
         try:
             act()
             self._standing = Standing.of(self._lead)
-            if not ends:
+            if self._ranks is not None and not ends:
                 word, about = Deed.DONE, astuple(self._standing)
         finally:
             if self._ranks is not None:

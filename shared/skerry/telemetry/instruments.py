@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from itertools import chain
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
@@ -19,11 +20,14 @@ OFF = NoOpMeter("skerry")
 
 _meter: list[Meter] = [OFF]
 """The meter of this process."""
+_observers: dict[str, list[Observer]] = {}
+"""By metric: who is asked for it at each collection of that meter."""
 
 
 def install(meter: Meter) -> None:
     """Record metrics with ``meter`` from now on; ``OFF`` drops them."""
     _recorder.cache_clear()
+    _observers.clear()
     _meter[0] = meter
 
 
@@ -42,10 +46,23 @@ def record(metric: Metric, value: float, attributes: Mapping[str, str]) -> None:
 
 
 def observe(metric: Metric, observer: Observer) -> None:
-    """Read a counter's total or a gauge from ``observer`` at each collection."""
+    """Read a counter's total or a gauge from ``observer`` at each collection.
+
+    Where several observe a metric with the same attributes, the newest counts.
+    """
+    if not on():
+        return
+    observers = _observers.setdefault(metric.name, [])
+    observers.append(observer)
+    if len(observers) > 1:  # a meter has each metric once
+        return
     meter, counts = _meter[0], metric.kind is MetricKind.COUNTER
     create = meter.create_observable_counter if counts else meter.create_observable_gauge
-    create(metric.name, [observer], metric.unit, metric.description)
+
+    def all_of_them(options: CallbackOptions) -> Iterable[Observation]:
+        return chain.from_iterable(each(options) for each in observers)
+
+    create(metric.name, [all_of_them], metric.unit, metric.description)
 
 
 @cache

@@ -140,6 +140,12 @@ def test_metrics_are_read_from_the_newest_pulse(collected: Collected) -> None:
     assert found.keys() == {m.name for m in {*metrics.of("learner")} - recorded}
 
 
+def test_a_process_that_joins_again_reports_its_newest_start_alone(collected: Collected) -> None:
+    for step in (8, 20):
+        observe(ME, lambda step=step: pulse(step=step))
+    assert [value for _, value in collected.values(metrics.LEARNER_STEP)] == [20]
+
+
 def test_a_loss_that_has_not_been_measured_is_not_reported(collected: Collected) -> None:
     observe(ME, lambda: replace(PULSE, loss=math.nan))
     assert collected.values(metrics.LOSS) == []
