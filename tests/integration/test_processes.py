@@ -1,7 +1,8 @@
-"""A learner of two processes with four devices each, beside a plain one in the same run."""
+"""Learners on meshes as real processes: two with four devices each, and one with eight."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Commit
+from tests.support.builders import wait_until
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import settle
 from tests.support.nats_server import NatsServer
@@ -85,3 +87,30 @@ async def test_an_island_of_two_processes_trains_dies_and_returns(
         history = await settle(bus, run_id)
         assert history.violations == ()
         assert (await ledger.read_run(bus, run_id)).fragments == 2
+
+
+async def test_a_learner_on_eight_devices_is_killed_and_goes_on_with_its_moments(
+    nats_server: NatsServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    text, config = tmp_path / "text.txt", tmp_path / "run.toml"
+    text.write_bytes(random.Random(7).randbytes(200_000).hex().encode())
+    config.write_text(tiny(text, 100_000, "fragments = 2", "h_steps = 10", "learners = 1"))
+    saved = tmp_path / "learners" / run_id / "a" / "inner.state"
+    often = ("--set", "learner.save_every_s=0.5", "--set", "learner.mesh=data=2,fsdp=4")
+    async with NatsBus(nats_server.url, name="test") as bus:
+        async with Cluster(nats_server.url, run_id, tmp_path, config, tmp_path / "jax") as cluster:
+            await cluster.start("syncer", "s")
+            learner = await cluster.start("learner", "a", *often)
+            await until_commit(bus, run_id, merges(("a", 1)), timeout_s=150)
+            await asyncio.to_thread(wait_until, saved.exists)
+            learner.kill9()
+            await learner.process.wait()
+            learner = await cluster.start("learner", "a", *often)
+            await until_commit(bus, run_id, merges(("a", 2)), timeout_s=150)
+            learner.terminate()
+            assert await learner.ended(60) == 0, learner.said
+        history = await settle(bus, run_id)
+        assert history.violations == ()
+        member = (await ledger.members(bus, run_id))["a"]
+        assert (member.incarnation, member.inner) == (2, "warm")

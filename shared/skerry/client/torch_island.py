@@ -17,8 +17,9 @@ from skerry.client import torch_inner
 from skerry.client.asked import Config, settings_of
 from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.joined import JoinedIsland
+from skerry.client.processes import Deed
 from skerry.client.torch_fragments import TorchFragments, leaves_of
-from skerry.client.torch_ranks import Deed, Follower, LeadFragments, Ranks, Standing
+from skerry.client.torch_ranks import Follower, LeadFragments, Ranks, Standing
 from skerry.data.stream import Prefetched
 from skerry.settings import loading
 from skerry.settings.models import RunConfig, Settings

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import distributed
 
 from skerry.algorithm.fragments import Plan
+from skerry.client.processes import Deed
 from skerry.client.torch_fragments import TorchFragments, handed_over
 from skerry.errors import SkerryError
 from skerry.settings import loading
@@ -31,19 +31,6 @@ PATIENCE = timedelta(days=30)
 """The first process may wait that long for a broker; the others wait with it."""
 WORDS = 8
 """Numbers in what the first process says: what it does, and where this learner is then."""
-
-
-class Deed(IntEnum):
-    """What the first process does next."""
-
-    HOLD = 0
-    GENESIS = 1
-    CAPTURE = 2
-    RELEASE = 3
-    ADOPT = 4
-    RESET = 5
-    DONE = 6
-    FAIL = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""One of two processes with four fake devices each: on_two_processes.py ADDRESS PROCESS.
+
+Both hold one model together; a second copy lies on one device of each. What they capture, send and
+adopt must be what that one does, bit by bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from skerry.algorithm import fragments
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import BLOCK, Fragment, Plan
+from skerry.client.jax_fragments import JaxFragments
+from skerry.client.jax_processes import Crew, SharedFragments
+from skerry.client.processes import Group
+from skerry.models import mesh
+from skerry.models.base import build_model, leaves_by_name, specs_of
+from skerry.settings.models import ModelConfig, SyncConfig, TrainConfig
+
+MODEL = ModelConfig(layers=1, d_model=64, heads=4, kv_heads=2, d_ff=128)
+
+
+def drawn(seed: int, plan: Plan) -> list[Any]:
+    """Return leaves of values that bf16 holds, alike in both processes."""
+    draw = np.random.default_rng(seed)
+    leaves = [draw.normal(size=leaf.shape).astype(np.float32) for leaf in plan.leaves]
+    return [(leaf.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for leaf in leaves]
+
+
+def held(leaves: list[Any], places: Any, names: list[str]) -> dict[str, jax.Array]:
+    pairs = zip(leaves, places, strict=True)
+    return dict(zip(names, (mesh.put(leaf, place) for leaf, place in pairs), strict=True))
+
+
+def compare(cut: Fragment, shared: SharedFragments, alone: JaxFragments) -> None:
+    """Compare our blocks of a capture with those of the same capture on one device."""
+    gradient = shared.capture(cut.index)
+    planes, norms = gradient.quantise("int4", cut)
+    whole = np.array(alone.capture(cut.index))
+    wanted = cpu().quantise("int4", whole)
+    own = [n for blocks in shared.own_blocks(cut.index) for n in blocks]
+    np.testing.assert_array_equal(planes.codes[own], wanted.codes[own])
+    np.testing.assert_array_equal(planes.scales[own], wanted.scales[own])
+    decoded = cpu().dequantise("int4", wanted, None)
+    ends = zip(cut.slices, cut.offsets, strict=False)
+    lengths = [float(np.linalg.norm(decoded[at : at + piece.size])) for piece, at in ends]
+    np.testing.assert_allclose(norms, lengths, rtol=1e-5)
+    everyone = sorted(n for ranges in gradient.shares.ranges for r in ranges for n in r)
+    assert everyone == list(range(cut.padded_size // BLOCK)), "each block is with one process"
+
+
+def main(address: str, process: str) -> None:
+    group = Group(2, int(process), "", 0)
+    with Crew(group, address, None, None).computing():
+        model = build_model(MODEL, TrainConfig())
+        specs, sync = specs_of(model), SyncConfig(fragments=3)
+        plan, names = fragments.plan(specs, 3), [spec.name for spec in specs]
+        everywhere = mesh.shardings(model, specs, mesh.make_mesh(sys.argv[3]))
+        here = [jax.sharding.SingleDeviceSharding(jax.local_devices()[0])] * len(specs)
+        first = drawn(0, plan)
+        spread = JaxFragments(plan, sync, held(first, everywhere, names))
+        alone = JaxFragments(plan, sync, held(first, here, names))
+        shared = SharedFragments(spread, plan, sync)
+        for round_ in range(2):
+            for cut in plan.fragments:
+                vector = fragments.gather(cut, drawn(10 + round_, plan))
+                shared.adopt(cut.index, vector)
+                alone.adopt(cut.index, vector.copy())
+            moved = drawn(20 + round_, plan)
+            spread.params, alone.params = (held(moved, p, names) for p in (everywhere, here))
+            for cut in plan.fragments:
+                compare(cut, shared, alone)
+        for leaf, one in zip(*map(leaves_by_name, (spread.params, alone.params)), strict=True):
+            for shard in leaf.addressable_shards:
+                np.testing.assert_array_equal(np.array(shard.data), np.array(one)[shard.index])
+    print("equal")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
