@@ -31,6 +31,8 @@ RULES: Mapping[str, str] = MappingProxyType(
 
 SHARDED = ("fsdp", "tensor", "expert")
 """The axes that split parameters; over ``data`` they are copied."""
+BY_ROWS = ("data", "fsdp")
+"""Those over which the rows of a batch lie."""
 SMALL = 1024
 """Elements below which a tensor is copied to every device."""
 AUTO = "auto"

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from skerry.models.arch import Experts
+from skerry.models.axes import BY_ROWS
+from skerry.models.mesh import on_mesh
 
-BY_ROWS = ("data", "fsdp")
-"""The axes of a mesh over which rows lie."""
 _STACKED = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())),
     lhs_ragged_dimensions=[0],
@@ -62,8 +62,8 @@ def mix(
 
     On a mesh each device sorts and sends its own rows: left alone, each computes those of all.
     """
-    mesh, mixed = jax.sharding.get_abstract_mesh(), partial(_mix, activate)
-    if not mesh.empty:
+    mixed = partial(_mix, activate)
+    if on_mesh():
         own, whole = PartitionSpec(BY_ROWS), PartitionSpec()
         mixed = jax.shard_map(
             mixed,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ConfigError
-from skerry.models.axes import AUTO, AXES, SETTING, MeshSizes, sizes_of, splits
+from skerry.models.axes import AUTO, AXES, BY_ROWS, SETTING, MeshSizes, sizes_of, splits
 from skerry.models.base import Frozen, path_name
 from skerry.models.memory import MemoryNeed
 
@@ -45,7 +45,12 @@ def copied(mesh: Mesh) -> NamedSharding:
 
 def by_rows(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a batch: rows over data and fsdp."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    return NamedSharding(mesh, PartitionSpec(BY_ROWS))
+
+
+def on_mesh() -> bool:
+    """Return True while a program is traced for a mesh that rows lie on, and not one of others."""
+    return set(BY_ROWS) <= set(jax.sharding.get_abstract_mesh().axis_names)
 
 
 def rows_apart(rows: jax.Array) -> jax.Array:
@@ -53,10 +58,9 @@ def rows_apart(rows: jax.Array) -> jax.Array:
 
     Left alone, XLA splits them like the weights that they meet, and holds them several times over.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if not on_mesh():
         return rows
-    lying: jax.Array = jax.lax.with_sharding_constraint(rows, PartitionSpec(("data", "fsdp")))
+    lying: jax.Array = jax.lax.with_sharding_constraint(rows, PartitionSpec(BY_ROWS))
     return lying
 
 
