@@ -20,7 +20,10 @@ PROGRESS_S = 2.0
 
 app = application(bare_shows_help=True)
 
-Sources = Annotated[list[str], typer.Argument(help="Files, folders, patterns.", metavar="SOURCE")]
+Sources = Annotated[
+    list[str],
+    typer.Argument(help="Files, folders, patterns, or module:function.", metavar="SOURCE"),
+]
 Out = Annotated[Path, typer.Option(help="New folder for the result.", metavar="FOLDER")]
 Field = Annotated[
     str, typer.Option(help="Column or key of the text; messages: conversations.", metavar="NAME")
@@ -48,7 +51,7 @@ def train(
     with exit_on_error():
         from skerry.data.tokenizer import train_tokenizer
 
-        words = train_tokenizer(_texts(_articles(sources, field)), vocab, out)
+        words = train_tokenizer(_texts(_read(sources, field)[1]), vocab, out)
         found = {"folder": str(out), "tokens": words.size, "digest": words.digest}
         print(dumps(found) if json else f"Wrote {out}: {words.size:,} tokens.")
 
@@ -67,13 +70,12 @@ def prepare_command(
     Where it was killed, the same command goes on.
     """
     with exit_on_error():
-        from skerry.data.documents import find_sources, fingerprint, read_all
         from skerry.data.prepare import key_of, prepare
         from skerry.data.tokenizer import Words
 
-        words, files = Words.of(tokenizer), find_sources(sources)
-        key = key_of(fingerprint(files, field), words)
-        found = prepare(read_all(files, field), words, out, sources, _progress(), key=key)
+        words = Words.of(tokenizer)
+        known, articles = _read(sources, field)
+        found = prepare(articles, words, out, sources, _progress(), key=key_of(known, words))
         said = f"Wrote {out}: {found.tokens:,} tokens of {found.documents:,} documents."
         print(found.model_dump_json() if json else said)
 
@@ -98,10 +100,25 @@ def inspect(
         print(found.model_dump_json() if json else said)
 
 
-def _articles(sources: list[str], field: str) -> Iterator[Article]:
-    from skerry.data.documents import find_sources, read_all
+def _read(sources: list[str], field: str) -> tuple[str, Iterator[Article]]:
+    """Return what changes when sources do, and their documents.
 
-    return read_all(find_sources(sources), field)
+    A person who names a function here allows its module.
+    """
+    from skerry import code
+    from skerry.data import documents, items
+    from skerry.data.files import is_remote
+    from skerry.settings.models import DataConfig
+
+    first = sources[0]
+    module = "" if len(sources) > 1 or is_remote(first) else code.module_of(first)
+    if module and not Path(first).exists():
+        code.allow([module])
+        config = DataConfig(factory=first, field=field)
+        dataset = items.open_dataset(config)
+        return items.fingerprint(dataset, config), items.read_items(dataset, field)
+    files = documents.find_sources(sources)
+    return documents.fingerprint(files, field), documents.read_all(files, field)
 
 
 def _texts(articles: Iterable[Article]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]  idem
 import pytest
 from typer.testing import CliRunner, Result
 
+from skerry import code
 from skerry.data.__main__ import app
 from skerry.data.documents import Article
 from skerry.data.prepare import prepare as prepare_documents
@@ -104,6 +105,7 @@ PREPARE = "prepare {} --tokenizer {} --out out"
         (without_end, PREPARE.format("a.txt", "plain"), "no token that ends a text"),
         (None, "prepare a.txt --tokenizer words --out corpus", "corpus is not empty"),
         (None, "train-tokenizer a.txt --out corpus", "corpus is not empty"),
+        (None, PREPARE.format("nowhere:build", "words"), "No module named 'nowhere'"),
         (None, "inspect words", "is no prepared corpus"),
         (damaged, "inspect corpus", "00000.tokens is damaged: prepare the folder again."),
     ],
@@ -119,6 +121,16 @@ def test_a_command_says_one_sentence_and_leaves_nothing_behind(
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert {path.name for path in here.iterdir()} == found
+
+
+def test_a_dataset_is_prepared_by_its_function(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "typed_data.py").write_text("def build():\n    return ['one text', 'another'] * 30\n")
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(code, "_allowed", {*code.OWN})
+    command = PREPARE.format("typed_data:build", "words") + " --json"
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["documents"] == 60
 
 
 @pytest.mark.parametrize(
