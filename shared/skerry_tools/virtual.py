@@ -53,16 +53,16 @@ class VirtualLoop(Base):
     def time(self) -> float:
         return self._now_s
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override] # see above
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    call_soon_threadsafe = call_soon  # type: ignore[assignment] # see above
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override] # see above
         self,
         when: float,
         callback: Callable[..., object],
@@ -74,7 +74,7 @@ class VirtualLoop(Base):
         heappush(self._timers, (when, self._count, handle))
         return handle
 
-    def call_later(  # type: ignore[override]
+    def call_later(  # type: ignore[override] # see above
         self,
         delay: float,
         callback: Callable[..., object],
@@ -86,7 +86,7 @@ class VirtualLoop(Base):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(  # type: ignore[override]
+    def create_task(  # type: ignore[override] # see above
         self,
         coro: Coroutine[Any, Any, T],
         *,
@@ -95,7 +95,7 @@ class VirtualLoop(Base):
     ) -> asyncio.Task[T]:
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override] # see above
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         """Do the work now; a thread would have been done at some time before the next event."""

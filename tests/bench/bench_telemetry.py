@@ -185,7 +185,7 @@ def learner_round() -> Callable[[int], None]:
 
 def syncer_round(size: int) -> Callable[[int], None]:
     telemetry, names = SyncerTelemetry(RECORD, "rda"), [f"learner-{n}" for n in range(size)]
-    times, planes = CommitTimes(1_000, 2_000, 3_000), Planes(None, None)  # type: ignore[arg-type]
+    times, planes = CommitTimes(1_000, 2_000, 3_000), Planes(None, None)  # type: ignore[arg-type] # nobody reads them
 
     def report(version: int) -> None:
         opened = Round(

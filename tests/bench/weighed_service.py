@@ -65,9 +65,9 @@ def weigh_learner(samples: Samples) -> None:
         warm(self, tick)
         tracemalloc.start()
 
-    JaxFragments.adopt = weighed_adopt  # type: ignore[method-assign]
-    Island.boundary = weighed_boundary  # type: ignore[method-assign]
-    Trainer.warm = weighed_warm  # type: ignore[method-assign]
+    JaxFragments.adopt = weighed_adopt  # type: ignore[method-assign] # weighed in its place
+    Island.boundary = weighed_boundary  # type: ignore[method-assign] # weighed in its place
+    Trainer.warm = weighed_warm  # type: ignore[method-assign] # weighed in its place
 
 
 def weigh_syncer(samples: Samples) -> None:
@@ -92,7 +92,7 @@ def weigh_syncer(samples: Samples) -> None:
         return found
 
     service.load_kernels = weighed_load
-    Committer._write = weighed_write  # type: ignore[method-assign]
+    Committer._write = weighed_write  # type: ignore[method-assign] # weighed in its place
 
 
 def main() -> None:

@@ -140,8 +140,8 @@ def _write_four_int4(
     *(array(i32, 1), _FOUR_CODES, _FOUR_SCALES, i64, array(f32, 2), i1),
     *(array(i64, 1), array(i64, 1), array(f32, 2, written=True), array(f64, 1, written=True)),
 )
-def _accumulate(  # noqa: PLR0913, PLR0917
-    schemes: I32s, codes: Four[U8s], scales: Four[U16s], count: int, weights: F32s, fresh: bool,  # noqa: FBT001
+def _accumulate(  # noqa: PLR0913, PLR0917 - compiled for positions
+    schemes: I32s, codes: Four[U8s], scales: Four[U16s], count: int, weights: F32s, fresh: bool,  # noqa: FBT001 - as above
     starts: I64s, stops: I64s, out: F32s, squares: F64s,
 ) -> None:  # fmt: skip
     """Add up to four contributions into the spans of ``out``; ``weights`` is (spans, 4)."""
@@ -164,7 +164,7 @@ def _accumulate(  # noqa: PLR0913, PLR0917
     *(array(f32, 2, written=True), array(f32, 1), array(i64, 1), array(i64, 1), array(f32, 2)),
     *(array(f32, 2), array(f32, 2, written=True), f32, f32),
 )
-def _step_momentum(  # noqa: PLR0913, PLR0917
+def _step_momentum(  # noqa: PLR0913, PLR0917 - as above
     out: F32s, gains: F32s, starts: I64s, stops: I64s, master: F32s,
     momentum: F32s, fresh: F32s, rate: np.float32, decay: np.float32,
 ) -> None:  # fmt: skip

@@ -202,7 +202,9 @@ def to_message(value: Any) -> Message:
 def _field(field: FieldDescriptor, default: Any) -> _Field:
     put, take = _conversions(field)
     if field.is_repeated:
-        return _Field(field.name, False, False, _each(put), _each(take) or tuple)  # noqa: FBT003
+        return _Field(
+            field.name, optional=False, required=False, put=_each(put), take=_each(take) or tuple
+        )
     optional = field.containing_oneof is not None  # the schema's ``optional`` is a oneof of its own
     required = bool(field.message_type) and not optional
     return _Field(field.name, optional, required, put, take, default)

@@ -32,6 +32,7 @@ def failures(checks: tuple[str, ...]) -> dict[str, str]:
     """Run checks in one process that has eight devices; returns the traceback of each failure."""
     devices = "--xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu", "PYTHONPATH": "."}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"  # some checks are about bits and memory
     ran = subprocess.run(
         [sys.executable, Path(__file__).with_name("on_eight_devices.py"), *checks],
         env=environment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,14 +30,17 @@ SMALL = {
 EXPERTS = {"num_experts": 5, "moe_intermediate_size": 24}
 
 
+@cache
 def dense(**keys: Any) -> Decoder:
     return Decoder(arch_from({**PRESETS["0.1b"], **SMALL, **keys}))
 
 
+@cache
 def sparse(**keys: Any) -> Decoder:
     return Decoder(arch_from({**PRESETS["moe-0.3b"], **SMALL, **EXPERTS, **keys}))
 
 
+@cache
 def made(model: Decoder) -> Any:
     return jax.jit(model.init)(jax.random.key(0))
 

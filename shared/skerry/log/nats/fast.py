@@ -275,7 +275,7 @@ class LeanParser(Parser):
         self._words = []
         reply = rest[0] if rest else b""
         client: Any = self.nc
-        await client._process_msg(int(sid), subject, reply, payload, header)  # noqa: SLF001
+        await client._process_msg(int(sid), subject, reply, payload, header)  # noqa: SLF001 - as its parser does
         return True
 
 
@@ -318,7 +318,7 @@ class FastClient(Client):
 
 def clustered(client: Client) -> bool:
     """Return True if the server that a client is connected to is one of a cluster."""
-    return bool(client._server_info.get("cluster"))  # noqa: SLF001
+    return bool(client._server_info.get("cluster"))  # noqa: SLF001 - nowhere else
 
 
 def new_client() -> Client:
