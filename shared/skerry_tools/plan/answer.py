@@ -66,13 +66,12 @@ class FigureTable:
             words = {figure.convention for figure in row.values()}
             key = (*cells, words.pop() if len(words) == 1 else "", name.partition(" ")[2])
             alike.setdefault(key, []).append(name)
-        table = Table("", *columns, "", box=None, pad_edge=False, show_header=columns != [""])
+        heads = [column.replace("_", " ") for column in ("", *columns, "")]
+        table = Table(*heads, box=None, pad_edge=False, show_header=columns != [""])
         for (*cells, _), names in alike.items():
             first, _, rest = names[0].replace("_", " ").partition(" ")
             more = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
             table.add_row(*map(escape, (f"{first}{more} {rest}".rstrip(), *cells)))
-        for column in table.columns:
-            column.header = str(column.header).replace("_", " ")
         return table
 
     def json(self) -> dict[str, Any]:

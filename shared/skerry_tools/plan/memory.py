@@ -56,8 +56,3 @@ def syncer_bytes(at: Deployment) -> float:
 def initial_bytes(at: Deployment) -> float:
     """Return what all learners send when a run begins, in f32: more than in any round."""
     return 4 * at.learners * at.load.parameters
-
-
-def checkpoint_bytes(load: SyncLoad) -> float:
-    """Return the size of one checkpoint: f32 parameters and outer state."""
-    return 4 * (1 + load.outer_vectors) * load.parameters

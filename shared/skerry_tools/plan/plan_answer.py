@@ -247,7 +247,7 @@ def _services(plan: RunPlan) -> Figures:
     at, load, log = plan.at, plan.at.load, plan.at.run.log
     state = measured.STATE_COPIES * load.state_bytes * load.parameters * log.replicas
     sent = at.learners * load.parameters * load.up_bits / 8 / at.period_s * log.window_s
-    newest, one = at.run.checkpoint.keep_newest, memory.checkpoint_bytes(load)
+    newest, one = at.run.checkpoint.keep_newest, 4 * (1 + load.outer_vectors) * load.parameters
     fed_back = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
     hours = f"all of the last {log.window_s / 3600:g} h (log.window_s), all replicas"
     of_shard = "f32 master, outer state, result, contributions"
@@ -256,5 +256,5 @@ def _services(plan: RunPlan) -> Figures:
         "learner_host": Figure(fed_back, "B", "what int2 feeds back, beside its devices' memory"),
         "disk_of_state": Figure(state, "B", f"{measured.STATE_COPIES} x what a commit stores"),
         "disk_of_contributions": Figure(sent * log.replicas, "B", hours),
-        "disk_of_checkpoints": Figure(one * newest, "B", f"the newest {newest}, in f32"),
+        "disk_of_checkpoints": Figure(one * newest, "B", f"the newest {newest}: f32, outer state"),
     }
