@@ -79,6 +79,7 @@ class JaxIsland(JoinedIsland):
         """Hold a copy: adopting writes into it, and the caller's arrays are the caller's."""
         held: Params = jax.tree.map(jnp.copy, self._given)
         self._held = JaxFragments(plan, config.sync, held)
+        self._held.warm(lambda: None)  # else the first round would compile between two steps
         self._given = None
         return self._held
 
