@@ -12,12 +12,12 @@ import pytest
 
 QUICK = (
     "each_device_holds_an_eighth",
-    "frozen_weights_are_spread",
-    "the_formula_is_what_a_step_takes",
     "no_leaf_is_gathered",
     "quantised_where_it_lies",
 )
 LONG = (
+    "frozen_weights_are_spread",
+    "the_formula_is_what_a_step_takes",
     "like_one_device_bit_by_bit",
     "trains_as_on_one_device",
     "muon_gathers_one_matrix_at_a_time",
