@@ -54,11 +54,13 @@ class Sizes:
 class Verdict:
     """Speed of our loop with sync in units of the plain loop's; boundaries of the learner.
 
+    ``speed_cpu_off`` is that of its steps without boundaries (None: not measured).
     ``blocked`` is their share of its time, ``boundary_cpu`` of its CPU time (0: not measured).
     """
 
     sizes: Sizes
     speed_cpu: float
+    speed_cpu_off: float | None
     speed_wall: float
     plain_cpu_ms: float
     plain_wall_ms: float
@@ -112,6 +114,9 @@ def verdict(sizes: Sizes, told: dict[str, Any], rounds: int) -> Verdict:
     return Verdict(
         sizes=sizes,
         speed_cpu=total(plain, "cpu_s") / total(ours, "cpu_s"),
+        speed_cpu_off=total(plain, "cpu_s") / total(told["off"], "cpu_s")
+        if "off" in told
+        else None,
         speed_wall=statistics.median(pairs),
         plain_cpu_ms=1e3 * total(plain, "cpu_s") / total(plain, "steps"),
         plain_wall_ms=1e3 * statistics.median(p["wall_s"] / p["steps"] for p in plain),
@@ -136,6 +141,8 @@ def main() -> None:
         f" A plain step takes {found.plain_wall_ms:.1f} ms, {found.plain_cpu_ms:.1f} ms of CPU"
     )
     print(f"  speed of ours with sync / plain, by CPU time:  {found.speed_cpu:.3f}")
+    if found.speed_cpu_off is not None:
+        print(f"  speed of ours with sync off / plain, by CPU time: {found.speed_cpu_off:.3f}")
     print(f"  speed of ours with sync / plain, by wall time: {found.speed_wall:.3f} (median)")
     print(
         f"  boundary: median {found.boundary_p50_ms:.2f} ms, p99 {found.boundary_p99_ms:.2f} ms,"

@@ -1,8 +1,9 @@
 """A learner that takes turns with a plain loop, in its own process: the real service otherwise.
 
-``timed_learner.py OUT CORE CONFIG URL RUN TURNS STEPS`` joins a run and goes on until both have had
-their turns. In a plain turn the learner's thread trains the plain loop's copy of the model, while
-the network goes on beside it. CORE pins the process; "-" leaves it on all.
+``timed_learner.py OUT CORE CONFIG URL RUN TURNS STEPS`` joins a run and goes on until all have had
+their turns. With sync off it takes its steps without their boundaries. In a plain turn the
+learner's thread trains the plain loop's copy of the model, while the network goes on beside it.
+CORE pins the process; "-" leaves it on all.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Alternation:
     def __init__(self, turns: int, steps: int) -> None:
         self._turns, self._steps = turns, steps
         self.ours: list[Turn] = []
+        self.off: list[Turn] = []
         self.plain: list[Turn] = []
         self.boundaries: list[float] = []
 
@@ -79,10 +81,27 @@ class Alternation:
                 yield next(given)
             jax.block_until_ready(loop.trainer.state.params)
             self.ours.append(clock.stop(self._steps))
+            self.off.append(self._off_turn(given, loop))
             self.plain.append(self._plain_turn(plain, loop.tick))
         os.kill(os.getpid(), signal.SIGTERM)
         while True:
             yield next(given)
+
+    def _off_turn(self, given: Iterator[Any], loop: TrainingLoop) -> Turn:
+        """Take the learner's steps on its batches without its boundaries: sync is off."""
+        clock, before = Clock.start(), None
+        for number in range(SETTLE + self._steps):
+            if number == SETTLE:
+                jax.block_until_ready(loop.trainer.state.params)
+                clock = Clock.start()
+            batch, _, _ = next(given)
+            after = loop.trainer.step(batch, loop.progress())
+            if before is not None:
+                float(before.loss)
+            before = after
+            loop.tick()
+        jax.block_until_ready(loop.trainer.state.params)
+        return clock.stop(self._steps)
 
     def _plain_turn(self, plain: PlainLoop, tick: Callable[[], None]) -> Turn:
         for _ in range(SETTLE):
@@ -138,6 +157,7 @@ def main() -> None:
     finally:
         found = {
             "ours": [asdict(turn) for turn in alternation.ours],
+            "off": [asdict(turn) for turn in alternation.off],
             "plain": [asdict(turn) for turn in alternation.plain],
             "boundaries": alternation.boundaries,
         }

@@ -157,7 +157,8 @@ class TrainConfig(Table):
     not measured."""
     accumulate: int = Field(default=1, ge=1)
     """Parts that a step takes its batch in, one after the other; the result is the same, and memory
-    for activations that of one part. It must divide data.batch."""
+    for activations that of one part. It must divide data.batch. Only what balances experts is the
+    mean over parts, each balanced by itself: stricter than over the whole batch."""
     b1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of AdamW's first moment."""
     b2: float = Field(default=0.95, ge=0, lt=1)

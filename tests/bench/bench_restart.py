@@ -1,0 +1,102 @@
+"""How long a learner takes to its first step after a restart, by depth of its model.
+
+``python tests/bench/bench_restart.py`` starts processes on one compile cache, which the first start
+of each depth fills: model, programs, the log's parameters (zeros here) and a step. Counted is the
+CPU time of a process up to the step, so that other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import Goal, parser, write
+
+from skerry.cli.programs import computing
+
+GOAL = 1.2
+DEPTHS = 6, 24
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """CPU seconds of one start until its first step is handed to the device, by what took them."""
+
+    layers: int
+    total_s: float
+    trace_s: float
+    load_s: float
+    adopt_s: float
+
+
+def start(layers: int) -> Start:
+    """Come to the first step in this process."""
+    import jax
+    import numpy as np
+
+    from skerry.algorithm.fragments import plan
+    from skerry.models.base import build_model, specs_of
+    from skerry.settings.models import DataConfig, ModelConfig, RunConfig
+    from skerry_learner.trainer.trainer import Programs, Trainer
+
+    model = ModelConfig(layers=layers, d_model=256, heads=4, kv_heads=2, d_ff=768)
+    config = RunConfig(model=model, data=DataConfig(batch=4, seq_len=64))
+    built = build_model(config.model, config.train)
+    cut, programs = plan(specs_of(built), 8), Programs.of(built, config)
+    trainer = Trainer(built, config, cut, programs, blank=True)
+    trainer.fragments.warm(lambda: None)
+    batch: Any = {"tokens": np.zeros((4, 65), np.int32)}
+    began = time.process_time()
+    factors = np.float32(0), np.float32(1), programs.frozen
+    lowered = programs.step.lower(trainer.state, trainer.place(batch), *factors)
+    traced = time.process_time()
+    lowered.compile()
+    loaded = time.process_time()
+    trainer.warm(lambda: None)  # finds what was compiled
+    warm = time.process_time()
+    for fragment in cut.fragments:
+        trainer.adopt(fragment.index, np.zeros(fragment.padded_size, np.float32))
+    jax.block_until_ready(trainer.state.params)
+    adopted = time.process_time()
+    trainer.step(batch, 0.0)
+    total = time.process_time()
+    return Start(layers, total, traced - began, loaded - traced, adopted - warm)
+
+
+def measured(layers: int, cache: Path) -> Start:
+    command = [sys.executable, __file__, "--layers", str(layers)]
+    environ = os.environ | computing(cache)
+    done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
+    return Start(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    options = parser("A learner's first step after a restart, compile cache warm.")
+    options.add_argument("--layers", type=int, help="start in this process, and print one line")
+    chosen = options.parse_args()
+    if chosen.layers:
+        print(json.dumps(asdict(start(chosen.layers))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for layers in DEPTHS:
+            measured(layers, Path(folder))
+        found = [measured(layers, Path(folder)) for layers in DEPTHS]
+    for one in found:
+        print(
+            f"{one.layers:>3} layers: {one.total_s:.2f} s of CPU to the first step; tracing"
+            f" {one.trace_s:.2f}, loading its program {one.load_s:.2f}, adopting {one.adopt_s:.2f}"
+        )
+    few, many = (one.total_s - one.adopt_s for one in found)
+    goal = Goal("first step of 24 layers after a restart", GOAL, many / few, "of 6's", at_most=True)
+    write("restart", [asdict(one) for one in found], [goal], chosen.json)
+
+
+if __name__ == "__main__":
+    main()
