@@ -79,9 +79,11 @@ async def test_an_island_of_two_processes_trains_dies_and_returns(
             await until_commit(bus, run_id, merges(("a", 3), ("b", 1)), timeout_s=150)
 
             assert alone.process.returncode is None, alone.said
-            second.terminate()  # the learner ends in order, whichever process is asked
+            for process in (second, first):  # as a terminal or a scheduler does
+                process.terminate()
             assert await first.ended(60) == 0, first.said
             assert await second.ended(60) == 0, second.said
+            assert '"event": "stopped"' in first.said, "one signal each is no second one"
             alone.terminate()
             assert await alone.ended(60) == 0, alone.said
         history = await settle(bus, run_id)

@@ -34,6 +34,9 @@ from skerry_learner.work import Standing, Work, prepare
 
 log = structlog.get_logger()
 
+SAME_S = 1.0
+"""How long the first process is left to see a signal that all have had: a second one hurries it."""
+
 
 async def follow(
     bus: Bus,
@@ -55,7 +58,7 @@ async def follow(
     structlog.contextvars.bind_contextvars(learner=place.learner)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, follower.ask_stop)
+        loop.add_signal_handler(number, loop.call_later, SAME_S, follower.ask_stop)
     config = loading.with_own_data(loading.run_config_from_json(place.config), given)
     async with bus:
         mesh, work = make_mesh(local.mesh), await asyncio.to_thread(prepare, config)

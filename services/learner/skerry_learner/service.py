@@ -202,8 +202,9 @@ class _Service:
         return feed(self._work, self._training.trainer, self._stream, cursor)
 
     def _ask_stop(self) -> None:
-        """End in order, as by a signal to this process: another one has had it."""
-        os.kill(os.getpid(), signal.SIGTERM)
+        """End in order, as by a signal to this process, if it has had none: another one has."""
+        if not self._membership.network.link.mailbox.stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     async def _restore(self) -> RestoredState:
         """Return the inner state that was saved, unless the disk hangs."""

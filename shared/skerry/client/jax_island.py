@@ -14,6 +14,7 @@ from skerry.client import jax_inner
 from skerry.client.asked import Config, settings_of
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.joined import JoinedIsland
+from skerry.errors import ConfigError
 from skerry.models.base import Params, leaf_specs
 from skerry.models.names import unit_of
 from skerry.settings.models import RunConfig, Settings
@@ -121,6 +122,12 @@ def join(
     has taken this one's name.
 
     """
+    if jax.process_count() > 1:
+        msg = (
+            f"skerry.join is for a loop of one process, and JAX runs in {jax.process_count()}: use"
+            " `skerry learner` with learner.processes, or give each process a name and JAX its own."
+        )
+        raise ConfigError(msg, path="learner.processes")
     settings, sizes = settings_of(url, run, config), dict(units or {})
     specs = (
         replace(spec, unit=sizes.get(spec.name, unit_of(spec.name, spec.shape)))

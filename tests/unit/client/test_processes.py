@@ -94,6 +94,14 @@ def test_a_request_that_comes_early_waits_and_its_failure_is_told() -> None:
     asyncio.run(main())
 
 
+def test_a_process_that_was_asked_to_end_asks_the_first_one() -> None:
+    asked = SimpleQueue[None]()
+    with joined() as (lead, follower, _, _lost):
+        lead.on_stop = lambda: asked.put(None)
+        follower.ask_stop()
+        asked.get(timeout=10)
+
+
 def test_a_process_that_is_gone_is_found_at_once() -> None:
     with joined() as (_, _follower, connection, lost):
         connection.shutdown(socket.SHUT_RDWR)

@@ -101,6 +101,19 @@ def test_the_digest_of_what_is_at_hand_is_that_of_what_readers_decode(
     asyncio.run(write_and_read())
 
 
+@pytest.mark.parametrize(("chunk_bytes", "chunks"), [(4096, 1), (1 << 20, 3)])
+async def test_a_reader_of_some_blocks_reads_their_chunks_alone(
+    bus: MemoryBus, chunk_bytes: int, chunks: int
+) -> None:
+    """Where chunks are not as long as the reader thinks it reads all of them."""
+    (manifest,) = await commit_versions(await writer(bus), 1)
+    own, sizes = state.OwnBlocks((range(3, 5),), chunk_bytes), list[int]()
+    vector = await state.read_part(bus, RUN, PLAN, manifest, MASTER, own=own, on_bytes=sizes.append)
+    wanted = walk(PLAN.fragments[0], 1)
+    np.testing.assert_array_equal(vector[3 * 256 : 5 * 256], wanted[3 * 256 : 5 * 256])
+    assert len(sizes) == chunks
+
+
 async def test_versions_take_turns_in_two_slots_and_a_replaced_one_is_overtaken(
     bus: MemoryBus,
 ) -> None:
