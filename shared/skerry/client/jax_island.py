@@ -77,8 +77,12 @@ class JaxIsland(JoinedIsland):
         return jax_inner.restored(state, tensors)
 
     def _hold(self, plan: Plan, config: RunConfig) -> JaxFragments:
-        """Hold a copy: adopting writes into it, and the caller's arrays are the caller's."""
-        held: Params = jax.tree.map(jnp.copy, self._given)
+        """Hold a copy: adopting writes into it, and the caller's arrays are the caller's.
+
+        It is committed to its devices, as what is adopted is: so programs are compiled once.
+        """
+        copies = jax.tree.map(jnp.copy, self._given)
+        held: Params = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), copies)
         self._held = JaxFragments(plan, config.sync, held)
         self._held.warm(lambda: None)  # else the first round would compile between two steps
         self._given = None
