@@ -19,12 +19,12 @@ from skerry.cli.cluster.folder import (
     log_file,
     private_file,
     resting,
-    running,
     size_of,
     write_private,
 )
 from skerry.cli.cluster.processes import ProcessTable
 from skerry.errors import ConfigError
+from skerry.service.clusters import running
 from skerry.settings.loading import load
 from skerry.settings.models import NatsSettings, Settings
 from tests.support.processes import full_disk
