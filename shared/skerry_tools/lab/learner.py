@@ -96,10 +96,10 @@ class SavedOptimizer:
         """Return True if a save is due."""
         return self._clock() >= self._due_s
 
-    def save(self, moments: Any, now: TrainingProgress) -> None:
+    def save(self, state: Any, now: TrainingProgress) -> None:
         """Copy the state; the next save is due in a while."""
         self._due_s = self._clock() + self._every_s
-        self._saved = jax.tree.map(jnp.copy, moments), now.step
+        self._saved = jax.tree.map(jnp.copy, state), now.step
 
     def restore(self, incarnation: int, step: int, max_age_steps: int) -> RestoredState:
         """Return how the next incarnation begins, at ``step`` of the global clock."""
