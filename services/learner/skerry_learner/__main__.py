@@ -41,7 +41,7 @@ def run(
     """Train one island: creates the run where there is none, else takes the run's config."""
     import socket
 
-    from skerry.client.processes import Group
+    from skerry.client.meeting import Group
     from skerry.protocol.subjects import checked_token
     from skerry.service.entry import bus_from, exit_on_error, run_service
     from skerry.service.reporting import broker_event, telemetry

@@ -25,7 +25,8 @@ from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
 from skerry.algorithm.planes import Planes, allocate
 from skerry.algorithm.schemes import scheme_of
 from skerry.client.jax_fragments import Cut, DeviceVector, JaxFragments, Piece
-from skerry.client.processes import Deed, FollowingProcess, Group, LeadProcess, come, gather
+from skerry.client.meeting import Group, come, gather, own
+from skerry.client.processes import Deed, FollowingProcess, LeadProcess
 from skerry.errors import ConfigError, Diverged
 from skerry.protocol.codec import Shares
 from skerry.protocol.contribution import GENESIS_SCHEME
@@ -57,8 +58,13 @@ class Crew:
     def computing(self) -> Generator[None]:
         """Have JAX see the devices of all processes, until all of them end."""
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        count, own = self.group.processes, self.group.process
-        jax.distributed.initialize(self.address, count, own, shutdown_timeout_seconds=END_S)
+        jax.distributed.initialize(
+            self.address,
+            self.group.processes,
+            self.group.process,
+            coordinator_bind_address=self.address if self.lead and own(self.address) else None,
+            shutdown_timeout_seconds=END_S,
+        )
         jax.devices()  # each waits for the devices of all
         try:
             yield

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.backend import cpu
+from skerry.client.meeting import Group, come, gather
 from skerry.client.processes import (
     Deed,
     FollowingProcess,
-    Group,
     LeadProcess,
-    come,
-    gather,
 )
 from skerry.errors import BrokerUnavailable, ConfigError, Overtaken
 from skerry.protocol.codec import Shares, pack

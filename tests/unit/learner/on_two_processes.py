@@ -17,7 +17,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, Fragment, Plan
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.jax_processes import Crew, SharedFragments
-from skerry.client.processes import Group
+from skerry.client.meeting import Group
 from skerry.models import mesh
 from skerry.models.base import build_model, leaves_by_name, specs_of
 from skerry.settings.models import ModelConfig, SyncConfig, TrainConfig
