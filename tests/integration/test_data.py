@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.processes import skerry
 
+ALLOWED = ("--set", "allow_code=my_data")
 SHORT = ("--set", "health.port=0", "--set", "data.batch=2", "--set", "sync.learners=1")
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "data.md"
 
@@ -47,7 +48,7 @@ def test_text_becomes_a_tokenizer_a_corpus_and_a_run(
         done = skerry(tmp_path, "up", *line.split(), *SHORT)
         assert done.returncode == 0, done.stderr + done.stdout
         assert line.partition(" --run")[0] in PAGE.read_text()
-    done = skerry(tmp_path, "eval", ".skerry/checkpoints/rows", "--json")
+    done = skerry(tmp_path, "eval", ".skerry/checkpoints/rows", "--json", *ALLOWED)
     assert 0 < json.loads(done.stdout)["bits_per_byte"] < 8, done.stderr
     done = skerry(tmp_path, "sample", ".skerry/checkpoints/main", "--prompt", "Chapter 1")
     assert done.stdout.startswith("Chapter 1"), done.stderr

@@ -31,7 +31,12 @@ ROOT = Path(__file__).parents[3]
 def failures(checks: tuple[str, ...]) -> dict[str, str]:
     """Run checks in one process that has eight devices; returns the traceback of each failure."""
     devices = "--xla_force_host_platform_device_count=8"
-    environment = os.environ | {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu", "PYTHONPATH": "."}
+    patience = "--xla_cpu_collective_call_terminate_timeout_seconds=300"  # XLA ends after 40 s
+    environment = os.environ | {
+        "XLA_FLAGS": f"{devices} {patience}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": ".",
+    }
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"  # some checks are about bits and memory
     ran = subprocess.run(
         [sys.executable, Path(__file__).with_name("on_eight_devices.py"), *checks],
