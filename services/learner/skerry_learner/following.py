@@ -69,7 +69,7 @@ async def follow(
             msg = "This process reads other text than the first one: give all the same files."
             raise RunMismatch(msg)
         trainer = await asyncio.to_thread(make_trainer, work, mesh, blank=place.blank)
-        log.info("follows", run=place.run, incarnation=place.incarnation)
+        log.info("follows_first_process", run=place.run, incarnation=place.incarnation)
         await _Following(bus, work, place, trainer, follower, settled).run()
 
 

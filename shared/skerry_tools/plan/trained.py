@@ -23,10 +23,10 @@ def deployment(asked: Question) -> Deployment:
     tables, run = asked.tables, asked.run
     load, model = trained(asked)
     sites: dict[str, PlannedSite] = {}
-    for name, site in tables.sites.items():
-        given = site.tokens_per_step or tables.plan.tokens_per_step
-        mesh = _mesh(name, site, 0 if given else run.data.batch // run.train.accumulate)
-        site = site.model_copy(update={"chips": max(site.chips, mesh.devices)})  # noqa: PLW2901
+    for name, table in tables.sites.items():
+        given = table.tokens_per_step or tables.plan.tokens_per_step
+        mesh = _mesh(name, table, 0 if given else run.data.batch // run.train.accumulate)
+        site = table.model_copy(update={"chips": max(table.chips, mesh.devices)})
         tokens = given or float(run.data.seq_len * run.data.batch)
         speed = (site.flops_per_chip or 1.0) * mesh.devices * site.utilisation
         step_s = site.step_time or model.token_flops * tokens / speed

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.backend import cpu
-from skerry.client.meeting import Group, come, gather
+from skerry.client.meeting import Group, come, gather, own
 from skerry.client.processes import (
     Deed,
     FollowingProcess,
@@ -49,6 +49,23 @@ def joined() -> Generator[tuple[LeadProcess, FollowingProcess, socket.socket, Si
     lead = LeadProcess(connections, lost.put)
     yield lead, FollowingProcess(connection, lost.put), connection, lost
     lead.close()
+
+
+@pytest.mark.parametrize(("host", "ours"), [("127.0.0.1", True), ("192.0.2.1", False)])
+def test_an_address_of_another_machine_is_not_our_own(host: str, ours: bool) -> None:
+    """The second stands for an address behind which this machine is, and which it does not have."""
+    assert own(f"{host}:7077") is ours
+
+
+def test_processes_are_awaited_at_the_coordinators_address_alone() -> None:
+    port, elsewhere = free_port(), "127.0.0.2"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(gather, group(0, port), "run", "a")
+        second = pool.submit(come, group(1, port), "run", "a")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((elsewhere, port), timeout=5)
+        for connection in (second.result(10)[0], *first.result(10)[0].values()):
+            connection.close()
 
 
 def test_settings_that_make_no_group_are_refused() -> None:
