@@ -91,7 +91,7 @@ class _Following:
         follower: FollowingProcess,
         settled: Callable[[], None],
     ) -> None:
-        assert isinstance(trainer.door, SharedFragments)
+        assert isinstance(trainer.fragment_port, SharedFragments)
         self._bus = bus
         self._work = work
         self._place = place
@@ -103,7 +103,7 @@ class _Following:
         self._captured = asyncio.Event()
         self._sender = contributions.Sender(bus, place.run, work.plan)
         self._read: dict[tuple[int, int], Any] = {}
-        self._fragments = trainer.door
+        self._fragments = trainer.fragment_port
 
     async def run(self) -> None:
         """Do what the first process says until it ends."""
@@ -161,9 +161,9 @@ class _Following:
                 trainer.release(fragment)
             case Deed.ADOPT:
                 trainer.adopt(fragment, self._read[fragment, version])
-                for held in [key for key in self._read if key <= (fragment, version)]:
-                    if held[0] == fragment:
-                        del self._read[held]
+                older = [at for at in self._read if at[0] == fragment and at[1] <= version]
+                for at in older:
+                    del self._read[at]
             case _:
                 pass
         self._call(self._captured.set)

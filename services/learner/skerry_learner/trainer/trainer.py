@@ -148,14 +148,14 @@ class Trainer:
         self.moments = self._programs.init_moments(params)
         self.routed: Mapping[str, jax.Array] = {}
         self._compiled: dict[frozenset[str], StepFunction] = {}
-        self.door: JaxFragments | SharedFragments = self.fragments
+        self.fragment_port: JaxFragments | SharedFragments = self.fragments
         if jax.process_count() > 1:
-            self.door = SharedFragments(self.fragments, plan, config.sync, lead)
-            self.own_blocks = self.door.own_blocks
-        self.genesis = (weights or self.door).genesis
-        self.capture = self.door.capture
-        self.release = self.door.release
-        self.adopt = self.door.adopt
+            self.fragment_port = SharedFragments(self.fragments, plan, config.sync, lead)
+            self.own_blocks = self.fragment_port.own_blocks
+        self.genesis = (weights or self.fragment_port).genesis
+        self.capture = self.fragment_port.capture
+        self.release = self.fragment_port.release
+        self.adopt = self.fragment_port.adopt
 
     @property
     def state(self) -> TrainState:
@@ -211,7 +211,7 @@ class Trainer:
 
     def reset(self) -> None:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""
-        self.door.reset()
+        self.fragment_port.reset()
         self.moments = None
         self.moments = self._programs.init_moments(self.fragments.params)
 
