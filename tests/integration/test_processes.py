@@ -21,6 +21,7 @@ from tests.support.tiny import tiny
 
 pytestmark = [pytest.mark.nats, pytest.mark.drill, pytest.mark.timeout(500)]
 
+KEPT = ("state", "before")
 SYNC = ("fragments = 2", "h_steps = 10", "learners = 2")
 
 
@@ -44,6 +45,7 @@ class Island:
         with socket.create_server(("127.0.0.1", 0)) as free:
             at = f"127.0.0.1:{free.getsockname()[1]}"
         common = ("--set", "learner.processes=2", "--set", f"learner.coordinator={at}")
+        common += ("--set", "learner.save_every_s=0.5")
         second = await self.cluster.start("learner", "a", *common, "--set", "learner.process=1")
         first = await self.cluster.start("learner", "a", *common, "--set", "learner.process=0")
         return first, second
@@ -55,14 +57,17 @@ async def test_an_island_of_two_processes_trains_dies_and_returns(
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     text, config = tmp_path / "text.txt", tmp_path / "run.toml"
     text.write_bytes(random.Random(7).randbytes(200_000).hex().encode())
-    config.write_text(tiny(text, 100_000, *SYNC))
+    old = "[train]\ninner_max_age_steps = 100_000"  # this island is slow, and the other one is not
+    config.write_text(tiny(text, 100_000, *SYNC).replace("[train]", old))
     async with NatsBus(nats_server.url, name="test") as bus:
         async with Cluster(nats_server.url, run_id, tmp_path, config, tmp_path / "jax") as cluster:
             await cluster.start("syncer", "s")
             alone = await cluster.start("learner", "b", "--set", "learner.mesh=fsdp=1")
-            island = Island(cluster)
+            island, folder = Island(cluster), tmp_path / "learners" / run_id / "a"
             first, second = await island.start()
             await until_commit(bus, run_id, merges(("a", 1), ("b", 1)), timeout_s=150)
+            saves = [folder / f"inner-{n}-of-2.{each}" for n in (0, 1) for each in KEPT]
+            await asyncio.to_thread(wait_until, lambda: all(save.exists() for save in saves))
 
             second.kill9()
             assert await first.ended(20) == 1, first.said
@@ -70,13 +75,19 @@ async def test_an_island_of_two_processes_trains_dies_and_returns(
             assert "Traceback" not in first.said
             first, second = await island.start()
             await until_commit(bus, run_id, merges(("a", 2), ("b", 1)), timeout_s=150)
+            member = (await ledger.members(bus, run_id))["a"]
+            assert (member.incarnation, member.inner) == (2, "warm"), first.said
 
             first.kill9()
             assert await second.ended(20) == 1, second.said
+            for save in saves[:2]:
+                save.unlink()
             assert "error: Process 0 of this learner is lost" in second.said
             assert "Traceback" not in second.said
             first, second = await island.start()
             await until_commit(bus, run_id, merges(("a", 3), ("b", 1)), timeout_s=150)
+            assert (await ledger.members(bus, run_id))["a"].inner == "cold", "one lacks its part"
+            assert "its processes have saved no boundary that all of them have" in first.said
 
             assert alone.process.returncode is None, alone.said
             for process in (second, first):  # as a terminal or a scheduler does

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -19,14 +19,15 @@ import jax
 import structlog
 from jax.sharding import Mesh
 
-from skerry.client.inner import RestoredState, fresh
-from skerry.client.inner_state import RESTORE_S, InnerStateSaver, origin_of
+from skerry.client.inner import Found, RestoredState
+from skerry.client.inner_file import origin_of
+from skerry.client.inner_state import RESTORE_S, InnerStateSaver
 from skerry.client.jax_inner import kind_of
 from skerry.client.joining import LearnerPlace, offering, take_place
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
-from skerry.client.processes import Deed, LeadProcess, await_own_end, leading
+from skerry.client.processes import Assignment, Deed, LeadProcess, await_own_end, leading
 from skerry.client.telemetry import observe
 from skerry.client.weights import FolderWeights
 from skerry.data.stream import Mixture, Prefetch, Stream, stream_of
@@ -35,10 +36,11 @@ from skerry.models.axes import AUTO
 from skerry.models.mesh import make_mesh
 from skerry.protocol.messages import RunState
 from skerry.service.shell import serve, yield_to_others
+from skerry.settings import loading
 from skerry.settings.models import LearnerSettings, RunConfig
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import TrainingLoop
-from skerry_learner.work import Standing, Work, find_or_create
+from skerry_learner.work import Work, find_or_create
 
 log = structlog.get_logger()
 
@@ -76,16 +78,19 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
         place = await take_place(bus, record, work.plan, name, host, data=data)
         place, weights = await _begin(place, work, given.model.path)
         blank = weights is not None or not place.missing  # everything comes from the log
+        who, origin = place.learner, replace(origin_of(record, name), processes=jax.process_count())
         if lead is not None:
-            lead.post(Deed.HOLD, asdict(Standing.of(place, work, blank=blank)))
+            about = loading.to_json(work.config), work.corpus.digest, blank
+            assigned = Assignment(origin, who.incarnation, place.member.shard, *about)
+            lead.post(Deed.HOLD, *asdict(assigned).values())
         begin = {"blank": blank, "weights": weights, "lead": lead}
         trainer = await asyncio.to_thread(make_trainer, work, mesh, **begin)
         if lead is not None:
             await asyncio.to_thread(lead.meet)
         saver = None
-        if local is not None and local.save_every_s and lead is None:
-            origin, kind = origin_of(record, name), kind_of(trainer.moments_like())
-            saver = InnerStateSaver(local, origin, place.learner.incarnation, kind)
+        if local is not None and local.save_every_s:
+            kind = kind_of(trainer.moments_like())
+            saver = InnerStateSaver(local, origin, who.incarnation, kind, process=lead)
         meter = Meter(started_s)
         await _Service(bus, work, place, trainer, meter, saver, settled, lead).run(shutdown_s)
 
@@ -153,10 +158,8 @@ class _Service:
 
     async def run(self, shutdown_s: float) -> None:
         """Serve until the run is over; the trainer thread never outlives this call for long."""
-        start = self._training.place.start
         if self._saver is not None:
-            most = self._work.config.train.inner_max_age_steps
-            self._saver.start(start.step, most, lambda: self._call(self._saved.set))
+            self._saver.start(lambda: self._call(self._saved.set))
         network = self._membership.network
         observe(network.link.identity, lambda: network.last_pulse)
         self._training.report()
@@ -208,15 +211,15 @@ class _Service:
 
     async def _restore(self) -> RestoredState:
         """Return the inner state that was saved, unless the disk hangs."""
-        start = self._training.place.learner.incarnation, self._training.place.start.step
-        if self._saver is None:
-            restored = fresh(*start, "nothing is kept on this machine")
-        else:
+        place, found = self._training.place, Found(reason="nothing is kept on this machine")
+        if self._saver is not None:
             try:
                 async with asyncio.timeout(RESTORE_S):
-                    restored = await asyncio.wrap_future(self._saver.restored)
+                    found = await asyncio.wrap_future(self._saver.found)
             except TimeoutError:
-                restored = fresh(*start, f"the disk gave nothing for {RESTORE_S:g} s")
+                found = Found(reason=f"the disk gave nothing for {RESTORE_S:g} s")
+        most = self._work.config.train.inner_max_age_steps
+        restored = found.begin(place.learner.incarnation, place.start.step, most)
         self._restored.set_result(restored)
         return restored
 

@@ -91,7 +91,7 @@ class TrainingLoop(Island):
                 restored, self.restored = self.restored.result(), None
                 self._rewarms = restored.inner is InnerState.COLD
                 if restored.inner is InnerState.WARM:
-                    self.trainer.restore_moments(restored.tensors)
+                    self.trainer.restore_moments(restored.tensors, *restored.point)
             else:
                 yield self.idle()
 

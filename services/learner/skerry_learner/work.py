@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 
 from skerry.algorithm.fragments import Plan, plan
 from skerry.client import joining
-from skerry.client.joining import LearnerPlace
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.data.stream import check_readable
 from skerry.log.base import Bus
 from skerry.models.base import Model, build_model, specs_of
 from skerry.protocol.messages import RunRecord
-from skerry.settings import loading
 from skerry.settings.models import RunConfig
 
 
@@ -24,31 +22,6 @@ class Work:
     model: Model
     plan: Plan
     corpus: Corpus
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a learner's other processes have to know of its place in the run.
-
-    ``blank``: its parameters begin as zeros, for all of them come from the log.
-    """
-
-    run: str
-    learner: str
-    incarnation: int
-    shard: int
-    config: str
-    plan_digest: int
-    data: str
-    blank: bool
-
-    @classmethod
-    def of(cls, place: LearnerPlace, work: Work, *, blank: bool) -> Standing:
-        who, config = place.learner, loading.to_json(work.config)
-        number, shard = who.incarnation, place.member.shard
-        return cls(
-            who.run, who.name, number, shard, config, work.plan.digest, work.corpus.digest, blank
-        )
 
 
 def prepare(config: RunConfig) -> Work:

@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from skerry.protocol.messages import InnerState
+
+Point: TypeAlias = tuple[int, int]
+"""When a state was saved: the incarnation, and the step of the global clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
     """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
 
-    NEW: the learner's own warm-up is all it needs. WARM: as it was ``age_steps`` ago. COLD: its
-    moments are gone, or begin in mid-schedule, as in a learner that joins later or in a restored
-    run; so the learning rate rises again.
+    NEW: the learner's own warm-up is all it needs. WARM: as it was ``age_steps`` ago, at ``point``.
+    COLD: its moments are gone, or begin in mid-schedule, as in a learner that joins later or in a
+    restored run; so the learning rate rises again.
     """
 
     inner: InnerState
     reason: str
     age_steps: int = 0
     tensors: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    point: Point = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a learner finds saved: tensors by when, the newest first; ``reason`` if it is nothing.
+
+    Of a learner of several processes each finds its own part.
+    """
+
+    saves: Mapping[Point, Mapping[str, NDArray[Any]]] = field(default_factory=dict[Point, Any])
+    reason: str = ""
+
+    def common(self, others: Collection[Collection[Point]]) -> Found:
+        """Return what all processes of a learner have of one boundary; ``others``: by process."""
+        kept = {p: held for p, held in self.saves.items() if all(p in other for other in others)}
+        if kept or not (self.saves or any(others)):
+            return Found(kept, self.reason)
+        return Found(reason="its processes have saved no boundary that all of them have")
+
+    def begin(self, incarnation: int, step: int, most_steps: int) -> RestoredState:
+        """Return how the learner starts at ``step`` of the global clock."""
+        if not self.saves:
+            return fresh(incarnation, step, self.reason)
+        point, tensors = next(iter(self.saves.items()))
+        age = max(0, step - point[1])  # a learner may have been ahead of the newest commit
+        if age > most_steps:
+            return fresh(incarnation, step, f"it is {age} steps old, of {most_steps} allowed")
+        return RestoredState(InnerState.WARM, "saved", age, tensors, point)
 
 
 def fresh(incarnation: int, step: int, reason: str) -> RestoredState:
     """Return how a learner without a saved state starts at ``step`` of the global clock."""
     first = incarnation <= 1 and not step
     return RestoredState(InnerState.NEW if first else InnerState.COLD, reason)
-
-
-def aged(
-    saved_step: int,
-    tensors: Mapping[str, NDArray[Any]],
-    *,
-    incarnation: int,
-    step: int,
-    most_steps: int,
-) -> RestoredState:
-    """Return how a learner with a state that was saved at ``saved_step`` starts at ``step``."""
-    age = max(0, step - saved_step)  # a learner may have been ahead of the newest commit
-    if age > most_steps:
-        return fresh(incarnation, step, f"it is {age} steps old, of {most_steps} allowed")
-    return RestoredState(InnerState.WARM, "saved", age, tensors)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from numpy.typing import NDArray
 
-from skerry.client.inner_state import Arrays, Copying, StateKind, portions_of, shapes_in
+from skerry.client.inner_file import Shapes
+from skerry.client.inner_state import Arrays, Copying, StateKind, portions_of
 from skerry.models import mesh as meshes
 from skerry.models.base import path_name
 
 
 def kind_of(template: Any) -> StateKind:
-    """Return what a saver has to know; ``template`` is a tree of the state's shapes and dtypes."""
+    """Return what a saver has to know; ``template`` is a tree of the state's shapes and dtypes.
+
+    Where arrays lie with several processes it says where too, or is a state itself.
+    """
 
     def copying() -> Copying:
         whenever = jax.jit(lambda arrays: jax.tree.map(jnp.copy, arrays))
         ahead = {
             names: whenever.lower({name: like[name] for name in names}).compile()
-            for names in portions_of(shapes)
+            for names in portions_of(like)
         }
 
         def copy(arrays: Arrays) -> Arrays:
@@ -30,13 +34,18 @@ def kind_of(template: Any) -> StateKind:
                 copied = ahead[tuple(arrays)](arrays)
             except (KeyError, TypeError, ValueError):  # it lies elsewhere than on the first device
                 copied = whenever(arrays)
-            return {name: copied[name] for name in arrays}  # sorted, as jit returns it
+            return lying_here({name: copied[name] for name in arrays})  # sorted, as jit returns it
 
         return copy
 
-    like = flat(template)
-    shapes = shapes_in(like)
-    return StateKind(flat, shapes_in, copying, dict, shapes)
+    like = flat(jax.tree.map(_described, template))
+    return StateKind(flat, shapes_here, copying, lying_here, shapes_here(like))
+
+
+def _described(leaf: Any) -> Any:
+    """Return an array's shape, dtype and place, without the array."""
+    place = getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 
 def flat(state: Any) -> dict[str, Any]:
@@ -44,21 +53,80 @@ def flat(state: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
 
 
-def restored(places: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the state that was saved as ``tensors``.
+def shapes_here(arrays: Arrays) -> Shapes:
+    """Return the shapes of what lies with this process, named as by ``lying_here``."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, array in arrays.items():
+        for label, spans in _parts(name, array).items():
+            found[label] = tuple(stop - start for start, stop in spans), str(array.dtype)
+    return found
 
-    Each lies where a tree says: of shardings, or of arrays in whose place they come. They are
-    copied, tensor by tensor and to each device only its own part: what a step may write
+
+def lying_here(arrays: Arrays) -> dict[str, Any]:
+    """Return arrays as far as they lie with this process: whole, or part by part."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if _is_here(array):
+            found[name] = array
+            continue
+        held = {
+            _label(name, _spans(s.index, array.shape), array.shape): s.data
+            for s in array.addressable_shards
+        }
+        found |= {label: held[label] for label in _parts(name, array)}
+    return found
+
+
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+"""Of each dimension, from where to where."""
+
+
+def _is_here(array: Any) -> bool:
+    place = getattr(array, "sharding", None)
+    return place is None or bool(place.is_fully_addressable)
+
+
+def _parts(name: str, array: Any) -> dict[str, Spans]:
+    """Return which parts of an array lie with this process, each once, by label and in order."""
+    if _is_here(array):
+        return {name: _spans((), array.shape)}
+    places = array.sharding.addressable_devices_indices_map(tuple(array.shape)).values()
+    spans = sorted({_spans(index, array.shape) for index in places})
+    return {_label(name, each, array.shape): each for each in spans}
+
+
+def _spans(index: tuple[slice, ...], shape: Sequence[int]) -> Spans:
+    given = (*index, *[slice(None)] * (len(shape) - len(index)))
+    return tuple(part.indices(size)[:2] for part, size in zip(given, shape, strict=True))
+
+
+def _label(name: str, spans: Spans, shape: Sequence[int]) -> str:
+    """Name a part of an array; all of it has the array's name."""
+    if spans == _spans((), shape):
+        return name
+    return f"{name}[{','.join(f'{start}:{stop}' for start, stop in spans)}]"
+
+
+def restored(like: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:
+    """Return the state that was saved as ``tensors``, named as by ``lying_here``.
+
+    ``like`` is a tree of arrays, or of their shapes, dtypes and places, where they are to lie. They
+    are copied, tensor by tensor and to each device only its own part: what a step may write
     into must be the device's own memory.
     """
-    named, tree = jax.tree_util.tree_flatten_with_path(places)
-    leaves = [_placed(tensors[path_name(path)], place) for path, place in named]
+    named, tree = jax.tree_util.tree_flatten_with_path(like)
+    leaves = [_placed(path_name(path), leaf, tensors) for path, leaf in named]
     return jax.tree.unflatten(tree, leaves)
 
 
-def _placed(tensor: NDArray[Any], place: Any) -> jax.Array:
-    if isinstance(place, jax.Array):
-        if not place.committed:  # it goes wherever the others are
-            return jnp.array(tensor)
-        place = place.sharding
-    return meshes.put(tensor, place)
+def _placed(name: str, leaf: Any, tensors: Mapping[str, NDArray[Any]]) -> jax.Array:
+    if not getattr(leaf, "committed", True):  # it goes wherever the others are
+        return jnp.array(tensors[name])
+    if _is_here(leaf):
+        return meshes.put(tensors[name], leaf.sharding)
+    shape = tuple(leaf.shape)
+
+    def part(index: tuple[slice, ...]) -> NDArray[Any]:
+        return tensors[_label(name, _spans(index, shape), shape)]
+
+    return meshes.put_parts(shape, leaf.sharding, part)

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.asked import model_of_leaves
 from skerry.client.batches import Batch, Loader, until_done
-from skerry.client.inner import RestoredState, fresh
-from skerry.client.inner_state import RESTORE_S, InnerStateSaver, StateKind, origin_of
+from skerry.client.inner import Found, RestoredState, fresh
+from skerry.client.inner_file import origin_of
+from skerry.client.inner_state import RESTORE_S, InnerStateSaver, StateKind
 from skerry.client.island import Island
 from skerry.client.joining import find_or_create, offering, take_place
 from skerry.client.loop_thread import LoopThread
@@ -245,11 +246,12 @@ class JoinedIsland:
         if not local.save_every_s or self._restored.done():
             return {}
         self._saver = InnerStateSaver(local, self._origin, start[0], kind)
-        self._saver.start(start[1], self.config.train.inner_max_age_steps, lambda: None)
+        self._saver.start()
         try:
-            restored = self._saver.restored.result(RESTORE_S)
+            found = self._saver.found.result(RESTORE_S)
         except TimeoutError:
-            restored = fresh(*start, f"the disk gave nothing for {RESTORE_S:g} s")
+            found = Found(reason=f"the disk gave nothing for {RESTORE_S:g} s")
+        restored = found.begin(*start, self.config.train.inner_max_age_steps)
         self._restored.set_result(restored)
         return restored.tensors
 

@@ -18,9 +18,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
+from skerry.client.inner import Point
+from skerry.client.inner_file import Origin
 from skerry.errors import BrokerUnavailable, Overtaken, SkerryError, first_cause
 from skerry.protocol.messages import ContributionHeader
 
@@ -54,9 +57,34 @@ class Deed(IntEnum):
     MEET = 16
     BEAT = 17
     END = 18
+    KEEP = 19
+    FOUND = 20
+    READY = 21
 
 
-REQUESTS = frozenset({Deed.READ, Deed.SEND, Deed.RESTORE})
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a learner's other processes have to know of its place in the run.
+
+    ``data`` is the digest of the text that it reads, if that is the run's. ``blank``: its
+    parameters begin as zeros, for all of them come from the log.
+    """
+
+    origin: Origin
+    incarnation: int
+    shard: int
+    config: str
+    data: str = ""
+    blank: bool = False
+
+    @classmethod
+    def read(cls, words: Words) -> Assignment:
+        """Return what ``HOLD`` says."""
+        origin, *about = words
+        return cls(Origin(**origin), *about)
+
+
+REQUESTS = frozenset({Deed.READ, Deed.SEND})
 """Deeds of the network's thread, each with an answer."""
 
 
@@ -151,8 +179,10 @@ class LeadProcess:
         self._count = 0
         self._met = threading.Semaphore(0)
         self._read: dict[int, list[tuple[int, Any]]] = {}
+        self._found = SimpleQueue[set[Point]]()
+        self._ready = set[int]()
         self._peers = [
-            Peer(connection, str(process), self._heard, lost)
+            Peer(connection, str(process), partial(self._heard, process), lost)
             for process, connection in sorted(connections.items())
         ]
 
@@ -171,6 +201,25 @@ class LeadProcess:
         for _ in self._peers:
             while not self._met.acquire(timeout=BEAT_S):
                 tick()
+
+    def all_found(self, within_s: float) -> list[set[Point]]:
+        """Return when what each of the others finds saved was; one that is silent finds nothing."""
+        ends_s, found = time.monotonic() + within_s, list[set[Point]]()
+        for _ in self._peers:
+            try:
+                found.append(self._found.get(timeout=max(0.0, ends_s - time.monotonic())))
+            except Empty:
+                found.append(set())
+        return found
+
+    def all_ready(self) -> bool:
+        """Return True if each of the others can save the next portion of its state."""
+        return len(self._ready) == len(self._peers)
+
+    def order_save(self, begins: bool, step: int, steps: int) -> None:  # noqa: FBT001 - goes on
+        """Have the others save a portion of their states, the first one if a save ``begins``."""
+        self._ready.clear()
+        self.post(Deed.SAVE, begins, step, steps)
 
     async def ask(self, deed: Deed, *words: Any) -> list[Any]:
         """Have every other process do something, and return what each answers.
@@ -216,9 +265,13 @@ class LeadProcess:
         for peer in self._peers:
             peer.close()
 
-    def _heard(self, deed: Deed, words: Words) -> None:
+    def _heard(self, process: int, deed: Deed, words: Words) -> None:
         if deed is Deed.STOP:
             self.on_stop()
+        elif deed is Deed.FOUND:
+            self._found.put({(int(incarnation), int(step)) for incarnation, step in words})
+        elif deed is Deed.READY:
+            self._ready.add(process)
         elif deed is Deed.MEET:
             self._met.release()
         elif deed is Deed.DONE:
@@ -268,6 +321,10 @@ class FollowingProcess:
         self._peer.say(
             Deed.DONE, (number, failed if failed == "Overtaken" else str(error or ""), value)
         )
+
+    def tell(self, deed: Deed, *words: Any) -> None:
+        """Tell the first process something."""
+        self._peer.say(deed, words)
 
     def meet(self) -> None:
         """Say that all is done that the first process has said so far."""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skerry.client.inner_state import Arrays, Shapes, StateKind
+from skerry.client.inner_file import Shapes
+from skerry.client.inner_state import Arrays, StateKind
 from skerry.client.torch_fragments import handed_over, parameters_of
 
 State = dict[str, Any]

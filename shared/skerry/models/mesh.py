@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -131,11 +131,18 @@ def put_rows(values: NDArray[Any], place: Sharding, first: int, count: int) -> j
 
 def put(values: NDArray[Any], place: Sharding) -> jax.Array:
     """Return a copy of a host's values on the devices, each of which is given its own part only."""
+    return put_parts(values.shape, place, lambda index: values[index])
+
+
+def put_parts(
+    shape: tuple[int, ...], place: Sharding, part: Callable[[tuple[slice, ...]], NDArray[Any]]
+) -> jax.Array:
+    """Return an array whose parts are copied to this process's devices; ``part`` gives each."""
     parts = [
-        jax.device_put(values[index], device, may_alias=False)
-        for device, index in place.addressable_devices_indices_map(values.shape).items()
+        jax.device_put(part(index or ()), device, may_alias=False)
+        for device, index in place.addressable_devices_indices_map(shape).items()
     ]
-    return jax.make_array_from_single_device_arrays(values.shape, place, parts)
+    return jax.make_array_from_single_device_arrays(shape, place, parts)
 
 
 def held_bytes(shapes: Any, places: Any = None) -> int:

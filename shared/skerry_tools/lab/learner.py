@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from skerry.algorithm.goodput import Share, allocated_s
-from skerry.client.inner import RestoredState, aged, fresh
+from skerry.client.inner import Found, RestoredState, fresh
 from skerry.client.joining import settle, take_place
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
@@ -108,7 +108,8 @@ class SavedOptimizer:
         moments, saved = self._saved
         named = jax.tree_util.tree_flatten_with_path(moments)[0]
         tensors = {path_name(path): np.asarray(leaf) for path, leaf in named}
-        return aged(saved, tensors, incarnation=incarnation, step=step, most_steps=max_age_steps)
+        found = Found({(incarnation - 1, saved): tensors})
+        return found.begin(incarnation, step, max_age_steps)
 
 
 @contextmanager

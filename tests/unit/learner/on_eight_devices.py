@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from skerry.algorithm import fragments
 from skerry.algorithm.fragments import Fragment, Plan
 from skerry.client import encode, inner_state
-from skerry.client.inner_state import shapes_in
 from skerry.client.jax_inner import kind_of
 from skerry.client.mailbox import OutgoingContribution
 from skerry.models import mesh
@@ -189,7 +188,7 @@ def each_device_holds_an_eighth() -> None:
     copy, arrays = kind.copying(), kind.named(trainer.moments)
     inner_state.LEAST_PORTION = 1  # the model is tiny
     portion = max(8 * plan.parameters / 16, 4 * max(leaf.size for leaf in plan.leaves)) / 8
-    for names in inner_state.portions_of(shapes_in(arrays)):
+    for names in inner_state.portions_of(arrays):
         copied = copy({name: arrays[name] for name in names})
         assert on_first() < 1.05 * (wanted + portion), (names, on_first())
         del copied

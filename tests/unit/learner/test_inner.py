@@ -20,16 +20,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.client import inner_state
-from skerry.client.inner_state import (
-    InnerStateSaver,
-    Origin,
-    Saved,
-    portions_of,
-    read_file,
-    shapes_in,
-    size_of,
-    write_file,
-)
+from skerry.client.inner import RestoredState
+from skerry.client.inner_file import Origin, Saved, read_file, size_of, write_file
+from skerry.client.inner_state import InnerStateSaver, portions_of, shapes_in
 from skerry.client.jax_inner import flat, kind_of
 from skerry.errors import CheckpointCorrupt
 from skerry.protocol.learner import TrainingProgress
@@ -131,11 +124,14 @@ class Desk:
     now_s: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def saver(self, step: int = 700) -> InnerStateSaver:
+    def saver(self) -> InnerStateSaver:
         local, like = LearnerSettings(path=self.folder), kind_of(jax.eval_shape(moments))
         made = InnerStateSaver(local, ORIGIN, self.incarnation, like, clock=lambda: self.now_s)
-        made.start(step, 100, self.ended.set)
+        made.start(self.ended.set)
         return made
+
+    def restored(self, saver: InnerStateSaver, step: int = 700) -> RestoredState:
+        return saver.found.result(30).begin(self.incarnation, step, 100)
 
     def save(self, saver: InnerStateSaver, seed: int = 0) -> None:
         """Have a state saved as soon as a save is due."""
@@ -155,12 +151,12 @@ def desk(tmp_path: Path) -> Desk:
 
 def test_saved_state_is_what_the_next_start_begins_with(desk: Desk) -> None:
     first = desk.saver()
-    assert first.restored.result(30).inner == "cold"
+    assert desk.restored(first).inner == "cold"
     desk.save(first, seed=5)
     desk.end(first)
     again = Desk(desk.folder, incarnation=5)
-    second = again.saver(step=720)
-    restored = second.restored.result(30)
+    second = again.saver()
+    restored = again.restored(second, step=720)
     assert (restored.inner, restored.age_steps) == ("warm", 20)
     np.testing.assert_array_equal(restored.tensors["nu.w"], tensors(5)["nu.w"])
     again.end(second)
@@ -173,8 +169,8 @@ def test_first_start_of_a_learner_is_new_where_the_run_is(
     desk: Desk, incarnation: int, step: int, inner: str
 ) -> None:
     desk.incarnation = incarnation
-    saver = desk.saver(step)
-    assert saver.restored.result(30).inner == inner
+    saver = desk.saver()
+    assert desk.restored(saver, step).inner == inner
     desk.end(saver)
 
 
@@ -195,8 +191,8 @@ def test_saved_state_is_used_if_it_is_the_learners_own_and_young_enough(
 ) -> None:
     path = desk.folder / "run" / "a" / "inner.state"
     write(path, replace(SAVED, origin=replace(ORIGIN, **changes)))
-    saver = desk.saver(step)
-    got = saver.restored.result(30)
+    saver = desk.saver()
+    got = desk.restored(saver, step)
     assert (got.inner, got.age_steps) == expected
     desk.end(saver)
 
@@ -206,10 +202,10 @@ def test_save_is_due_only_so_often_and_never_while_one_is_in_flight(desk: Desk) 
     assert not saver.due()
     desk.save(saver)
     assert not saver.due(), "just begun"
-    desk.now_s += LearnerSettings().save_every_s
-    wait_until(saver.due)
-    saver._busy = True
+    wait_until(lambda: saver._job is not None and saver._job.over)
     assert not saver.due()
+    desk.now_s += LearnerSettings().save_every_s
+    assert saver.due()
     desk.end(saver)
 
 
@@ -256,7 +252,7 @@ def test_damaged_file_is_said_once_begins_cold_and_is_replaced(desk: Desk) -> No
     again = Desk(desk.folder, incarnation=5)
     with structlog.testing.capture_logs() as lines:
         second = again.saver()
-        assert second.restored.result(30).inner == "cold"
+        assert again.restored(second).inner == "cold"
         again.save(second)
         again.end(second)
     said = [line for line in lines if line["event"] == "inner_state_unreadable"]
@@ -270,7 +266,7 @@ def test_disk_that_refuses_is_said_once_and_stops_nothing(desk: Desk) -> None:
         saver = desk.saver()
         desk.save(saver)
         desk.save(saver)
-        wait_until(lambda: not saver._busy)
+        wait_until(lambda: saver._job is not None and saver._job.over)
         desk.end(saver)
     said = [line for line in lines if line["event"] == "inner_state_unsaved"]
     assert len(said) == 1
@@ -294,7 +290,7 @@ def test_a_large_state_is_copied_in_portions_and_never_as_a_whole(
     saver = desk.saver()
     desk.save(saver, seed=3)
     states = [moments(3)]
-    while saver._job is not None:
+    while saver._job is not None and saver._job.left:
         wait_until(saver.due)
         states.append(jax.tree.map(lambda leaf: leaf + 1, states[-1]))
         saver.save(states[-1], NOW)
@@ -314,7 +310,8 @@ def test_a_save_that_the_end_overtakes_leaves_the_last_state(
     monkeypatch.setattr(inner_state, "LEAST_PORTION", 1)
     saver = desk.saver()
     desk.save(saver, seed=1)
-    assert saver._job is not None, "the rest is still to come"
+    assert saver._job is not None
+    assert saver._job.left, "the rest is still to come"
     saver.close(moments(2), replace(NOW, step=750))
     assert desk.ended.wait(30)
     saved, found = read_file(saver.path, SHAPES)
@@ -327,9 +324,9 @@ def test_a_save_that_the_end_overtakes_leaves_the_last_state(
 def test_portions_hold_every_tensor_once_and_little_more_than_their_share(
     sizes: list[int],
 ) -> None:
-    shapes = {str(number): ((size,), "uint8") for number, size in enumerate(sizes)}
-    portions = portions_of(shapes)
-    assert [name for names in portions for name in names] == list(shapes)
+    like = {str(n): jax.ShapeDtypeStruct((size,), np.uint8) for n, size in enumerate(sizes)}
+    portions = portions_of(like)
+    assert [name for names in portions for name in names] == list(like)
     most = max(inner_state.LEAST_PORTION, sum(sizes) // inner_state.PORTIONS)
     for names in portions:
         inside = [sizes[int(name)] for name in names]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from skerry.client.inner_state import origin_of, read_file, shapes_in
+from skerry.client.inner_file import origin_of, read_file
+from skerry.client.inner_state import shapes_in
 from skerry.client.jax_inner import flat
 from skerry.client.joining import take_place
 from skerry.client.sending import ContributionSender

@@ -204,10 +204,14 @@ class Trainer:
             self._programs.places.optimizer,
         )
 
-    def restore_moments(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with moments of an earlier incarnation, named and shaped as ``moments_like``."""
+    def restore_moments(self, tensors: Mapping[str, NDArray[Any]], *point: int) -> None:
+        """Go on with moments of an earlier incarnation, named and shaped as ``moments_like``.
+
+        ``point`` is when they were saved, for the learner's other processes.
+        """
+        self._say(Deed.RESTORE, *point)
         self.moments = None
-        self.moments = restored(self._programs.places.optimizer, tensors)
+        self.moments = restored(self.moments_like(), tensors)
 
     def reset(self) -> None:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""

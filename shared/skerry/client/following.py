@@ -1,0 +1,141 @@
+"""What any process of a learner but the first does with the log and with fragments.
+
+The thread of the devices does what the first process says, in the same order; the event loop reads
+from the log and sends to it what lies with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from skerry.algorithm.fragments import Plan
+from skerry.client.processes import Assignment, Deed, FollowingProcess, Words
+from skerry.errors import Overtaken, SkerryError
+from skerry.log import contributions, state
+from skerry.log.base import Bus
+from skerry.protocol.codec import pack
+from skerry.protocol.messages import ContributionHeader, ContributionKind
+from skerry.tasks import TaskGroup, in_thread
+
+if TYPE_CHECKING:
+    from skerry.client.jax_processes import SharedFragments
+
+
+class Following:
+    """One process at work on the fragments that it holds with others."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        place: Assignment,
+        plan: Plan,
+        chunk_bytes: int,
+        fragments: SharedFragments,
+        process: FollowingProcess,
+    ) -> None:
+        self._bus = bus
+        self._place = place
+        self._plan = plan
+        self._chunk_bytes = chunk_bytes
+        self._fragments = fragments
+        self._process = process
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._captured = asyncio.Event()
+        self._sender = contributions.Sender(bus, place.origin.run, plan)
+        self._read: dict[tuple[int, int], Any] = {}
+
+    # in the thread of the devices
+
+    def do(self, deed: Deed, fragment: int = 0, version: int = 0) -> None:
+        """Do what the first process does to one fragment, or to all."""
+        fragments = self._fragments
+        match deed:
+            case Deed.GENESIS:
+                fragments.genesis(fragment)
+            case Deed.CAPTURE:
+                fragments.capture(fragment)
+            case Deed.RELEASE:
+                fragments.release(fragment)
+            case Deed.RESET:
+                fragments.reset()
+            case Deed.ADOPT:
+                fragments.adopt(fragment, self._read[fragment, version])
+                older = [at for at in self._read if at[0] == fragment and at[1] <= version]
+                for at in older:
+                    del self._read[at]
+            case _:
+                pass
+        self._call(self._captured.set)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has closed
+                self._loop.call_soon_threadsafe(function, *args)
+
+    # in the event loop
+
+    async def requests(self) -> None:
+        """Answer what the first process's network asks for, for ever."""
+        self._loop = asyncio.get_running_loop()
+        asked: asyncio.Queue[tuple[Deed, Words]] = asyncio.Queue()
+        self._process.take_requests(lambda *request: self._call(asked.put_nowait, request))
+        async with TaskGroup() as group:
+            while True:
+                deed, (number, *words) = await asked.get()
+                group.create_task(self._answer(deed, number, words))
+
+    async def _answer(self, deed: Deed, number: int, words: Words) -> None:
+        try:
+            done = self._send if deed is Deed.SEND else self._fetch
+            size = await done(*words)
+        except SkerryError as error:
+            self._process.answer(number, error=error)
+        else:
+            self._process.answer(number, size)
+
+    async def _fetch(self, fragment: int, version: int) -> int:
+        """Read our blocks of a version; returns the bytes read."""
+        run, sizes = self._place.origin.run, list[int]()
+        manifest = await state.read_manifest(self._bus, run, self._plan, fragment)
+        if manifest is None or manifest.commit.version != version:
+            msg = f"Fragment {fragment} has moved on from version {version}."
+            raise Overtaken(msg)
+        own = state.OwnBlocks(self._fragments.own_blocks(fragment), self._chunk_bytes)
+        self._read[fragment, version] = await state.read_part(
+            *(self._bus, run, self._plan, manifest, state.PARAMS),
+            own=own,
+            on_bytes=sizes.append,
+        )
+        return sum(sizes)
+
+    async def _send(self, capture: int, fragment: int, identity: int, base_version: int) -> int:
+        """Send our blocks of a capture once it is made here too; returns the bytes sent."""
+        while True:
+            self._captured.clear()
+            gradient = self._fragments.gradients.get(fragment)
+            if gradient is not None and gradient.number >= capture:
+                break
+            await self._captured.wait()
+        cut = self._plan.fragments[fragment]
+        planes, _ = await in_thread(gradient.quantise, gradient.scheme, cut)
+        header = ContributionHeader(
+            kind=ContributionKind.OUTER_GRADIENT,  # no first chunk, which says more, is ours
+            learner=self._place.origin.learner,
+            incarnation=self._place.incarnation,
+            identity=identity,
+            fragment=fragment,
+            base_version=base_version,
+            round_version=0,
+            step=0,
+            steps=0,
+            tokens=0,
+            cursor_from=0,
+            cursor_to=0,
+            loss=0.0,
+            captured_ns=0,
+        )
+        chunks = pack(gradient.scheme, planes, self._chunk_bytes, gradient.shares)
+        return await self._sender.send(header, chunks)
