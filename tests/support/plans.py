@@ -56,7 +56,7 @@ def error_points(found: Mapping[str, Sequence[float]]) -> float:
 
 def site(**values: Any) -> dict[str, Any]:
     """Return a site of one learner with 3 Gbit/s and steps of 2 s, where nothing else is given."""
-    return {"up": "3 Gbit/s", "step_time": "2 s", "cores": 16, **values}
+    return {"up": "3 Gbit/s", "step_time": "2 s", "cores": 16, "memory": "1 TB", **values}
 
 
 def asked(

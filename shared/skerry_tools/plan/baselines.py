@@ -7,23 +7,14 @@ sites (Patarasuk and Yuan, JPDC 69, 2009), an all-reduce hidden by the backward 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
+from skerry_tools.plan.goodput import hardware, time_shares, together
 from skerry_tools.plan.traffic import Deployment
 
 GB = 1e9
 BACKWARD = 2 / 3
 """Share of a step that is its backward pass: twice the forward pass's operations."""
-
-
-def halting(rate_s: float, pause_s: float) -> float:
-    """Return the share of time that a learner runs which halts until nothing is broken.
-
-    ``1 / (1 + rate * pause)``: one cycle is a run and a pause, of which only the mean counts.
-    ``rate_s``: failures per second of the whole learner while it runs.
-    """
-    return 1.0 / (1.0 + rate_s * pause_s)
 
 
 def ring_bits(bits: float, params: float, learners: int) -> float:
@@ -48,7 +39,8 @@ def data_parallel_step_s(
 class TrainingMethod(NamedTuple):
     """How fast a way to train is without failures, and the ``goodput`` that is left of it.
 
-    ``sent``: bits through each site's up-link while ``cycle_tokens`` are trained on, in H steps.
+    ``sent``: bits that leave each site, and the hub ("" where it is at none), while
+    ``cycle_tokens`` are trained on, in H steps. They are paid for where they leave.
     """
 
     name: str
@@ -72,52 +64,62 @@ class TrainingMethod(NamedTuple):
 
     def egress_cost(self, at: Deployment, tokens: float) -> float | None:
         """Return what bytes that leave sites with a price cost until then; None without any."""
-        priced = [(site.table.price_egress_gb, name) for name, site in at.sites.items()]
-        cycle = [price * self.sent[name] / 8 / GB for price, name in priced if price is not None]
+        prices = {name: site.table.price_egress_gb for name, site in at.sites.items()}
+        prices.setdefault(at.hub.site, at.hub.price_egress_gb)
+        cycle = [
+            price * self.sent.get(name, 0.0) / 8 / GB
+            for name, price in prices.items()
+            if price is not None
+        ]
         return tokens / self.cycle_tokens * sum(cycle) if cycle else None
+
+    def sent_bytes(self, tokens: float) -> float:
+        """Return what leaves all sites and the hub until then."""
+        return tokens / self.cycle_tokens * sum(self.sent.values()) / 8
 
 
 def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
-    """Return the plan itself, data-parallel, and blocking DiLoCo."""
+    """Return the plan itself, data-parallel over the links, and all chips in one region."""
     h_steps, sites = at.load.sync.h_steps, at.sites.values()
     chips = sum(site.table.chips * site.table.learners for site in sites)
     cycle_tokens = h_steps * sum(site.step_tokens * site.table.learners for site in sites)
     computing_s = h_steps * sum(site.step_s * site.table.learners for site in sites) / at.learners
     sent = {name: one.up_bits_s * at.period_s for name, one in at.site_rounds.items()}
-    if at.hub.site:  # from there global fragments leave, and its own contributions do not
-        sent[at.hub.site] = at.hub_round.egress_bits_s * at.period_s
-    tokens_s, all_stop = sum(site.tokens_s for site in sites), _kept(at, chips)
-    one_stops = sum(site.tokens_s * _kept(at, site.table.chips) for site in sites) / tokens_s
-    own = "learners never wait", tokens_s, 1.0, one_stops, tokens_s * at.period_s, sent
+    sent[at.hub.site] = at.hub_round.egress_bits_s * at.period_s  # of contributions it sends none
+    tokens_s = sum(site.tokens_s for site in sites)
+    shares = {n: time_shares(hardware(at.tables, one.table.chips)) for n, one in at.sites.items()}
+    # What all chips keep that train in step: without what failed, or halting, whichever is more.
+    fleet = (hardware(at.tables, chips, elastic=elastic) for elastic in (True, False))
+    all_stop = max(time_shares(one).goodput for one in fleet)
+    one_stops = sum(site.tokens_s * shares[name].goodput for name, site in at.sites.items())
+    own = "learners never wait", tokens_s, 1.0, one_stops / tokens_s, tokens_s * at.period_s, sent
     if not at.load.sync.overlap_steps:
-        speed = cycle_tokens / at.cycle_s, at.utilisation, all_stop
-        own = ("learners stop for rounds", *speed, cycle_tokens, sent)
+        speed = cycle_tokens / at.cycle_s, at.utilisation
+        each = [shares[name] for name, site in at.sites.items() for _ in range(site.table.learners)]
+        met = together(each, h_steps * at.slowest_s / min(h_steps, at.load.sync.fragments))
+        own = ("learners stop for rounds", *speed, met, cycle_tokens, sent)
     step_s, bits = _ring_step(at)
-    how = f"ring all-reduce of {at.plan.gradient_bits:g}-bit gradients during the backward pass"
+    how = f"a ring of {at.tables.plan.gradient_bits:g}-bit gradients during the backward pass"
     ring = how, cycle_tokens / h_steps / step_s, at.slowest_s / step_s, all_stop, cycle_tokens
-    # The whole model falls due at one step, in as many fragments as there are syncers to share it.
-    whole = replace(at, load=at.load.changed(fragments=at.load.sync.shards, h_steps=1))
-    whole_s = h_steps * at.slowest_s + max(one.round_s for one in whole.site_rounds.values())
-    all_meet = "the same hub, schemes and H; the whole model at once, all stop until all have it"
-    diloco = all_meet, cycle_tokens / whole_s, computing_s / whole_s, all_stop, cycle_tokens, sent
+    in_step = "the same chips in step in one region, with no link in the way"
+    speed = cycle_tokens / h_steps / at.slowest_s, computing_s / h_steps / at.slowest_s
+    region = in_step, *speed, all_stop, cycle_tokens
     return (
         TrainingMethod("this plan", *own),
-        TrainingMethod("data-parallel", *ring, dict.fromkeys(sent, bits * h_steps)),
-        TrainingMethod("blocking DiLoCo", *diloco),
+        TrainingMethod("data-parallel", *ring, dict.fromkeys(at.sites, bits * h_steps)),
+        TrainingMethod("one region", *region, dict.fromkeys(at.sites, 0.0)),
     )
 
 
 def _ring_step(at: Deployment) -> tuple[float, float]:
-    """Return seconds of a data-parallel step, and the bits that a site sends in it."""
-    sites, count, layers = at.sites.values(), at.learners, at.model.layers
-    if count == 1:
+    """Return seconds of a data-parallel step, and the bits that a site sends in it.
+
+    Learners of a site are neighbours in the ring: one of them sends to the next site.
+    """
+    sites, layers = at.sites.values(), at.model.layers
+    if len(sites) == 1:
         return at.slowest_s, 0.0
-    bits = ring_bits(at.plan.gradient_bits, at.load.parameters, count)
-    rate = min(min(site.rates) / site.table.learners for site in sites)
-    hops_s = 2 * (count - 1) * max(site.table.rtt for site in sites) / 2
+    bits = ring_bits(at.tables.plan.gradient_bits, at.load.parameters, len(sites))
+    rate = min(min(site.rates) for site in sites)
+    hops_s = 2 * (len(sites) - 1) * max(site.table.rtt for site in sites) / 2
     return data_parallel_step_s(at.slowest_s, layers, bits / layers / rate, hops_s), bits
-
-
-def _kept(at: Deployment, chips: int) -> float:
-    mtbi_s = at.plan.chip_mtbi
-    return at.plan.goodput * (1.0 if mtbi_s is None else halting(chips / mtbi_s, at.plan.recovery))

@@ -65,7 +65,7 @@ def plan(  # noqa: PLR0913 - one option each
     """
     from skerry_tools.plan.plan import make
     from skerry_tools.plan.plan_answer import answer
-    from skerry_tools.plan.question import find, question, read
+    from skerry_tools.plan.question import MOST_LEARNERS, find, question, read
 
     asked = {
         "plan.parameters": params, "model.preset": model, "model.path": from_hf,
@@ -76,6 +76,11 @@ def plan(  # noqa: PLR0913 - one option each
         each = _sets(chips=chips, up=bandwidth, step_time=step_time)
         if regions is None and each:
             msg = "--bandwidth, --step-time and --chips are about --regions: give their number."
+            raise ConfigError(msg, path="regions")
+        if regions is not None and regions > MOST_LEARNERS:
+            msg = (
+                f"--regions is {regions}, but a run has at most {MOST_LEARNERS} learners: lower it."
+            )
             raise ConfigError(msg, path="regions")
         if sum(named is not None for named in (params, model, from_hf)) > 1:
             msg = "--params, --model and --from-hf each say what is trained: give one of them."

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from skerry_tools.plan.tables import PauseTable, RecoveryTable, SavingTable
+from skerry_tools.plan.goodput import FailingLearner
+from skerry_tools.plan.tables import RecoveryTable
 
 BLOCK = 4096
 
@@ -34,20 +35,6 @@ class TimeUse(IntEnum):
     CHECKPOINT = 6
     OUTAGE = 7  # the site is away
     WAIT = 8  # standing still for others, in blocking modes
-
-
-class FailingLearner(NamedTuple):
-    """One learner's hardware: ``slices`` equal parts that fail, leave and come back as one each.
-
-    ``slice_rate_s`` is failures per second of one slice. Elastic learners never roll back.
-    """
-
-    slices: int
-    slice_rate_s: float
-    elastic: bool
-    recovery: RecoveryTable
-    pauses: PauseTable
-    saving: SavingTable
 
 
 class Absence(NamedTuple):
@@ -80,6 +67,13 @@ class LearnerTimeline(NamedTuple):
     def running_share(self) -> float:
         """Share of its time that the learner trains, with however many slices."""
         return float(self.lengths[self.shares > 0].sum() / self.end_s)
+
+    def done_by(self, moments: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the work in seconds that is done by each moment; it counts until it is lost."""
+        times, lost = np.append(self.times, self.end_s), np.append(0.0, np.cumsum(self.undone))
+        done = np.interp(moments, times, np.append(0.0, np.cumsum(self.lengths * self.shares)))
+        gone = lost[np.searchsorted(self.undone_at, moments, side="right")]
+        return np.asarray(done - gone, dtype=np.float64)
 
     def spent(self) -> NDArray[np.float64]:
         """Return seconds by use, of the whole learner: shape [len(TimeUse)]."""

@@ -30,14 +30,31 @@ MERGE_EACH = {"int4": _MERGE_EACH, "int8": (1 / 2.15e9 - _MERGE_BASE) / 4}
 MERGE_CHECKED = range(2, 9)
 """How many contributions these were measured with, about."""
 COMMIT_CPU_S = (15e-9, 25e-9)
-"""CPU seconds for each parameter that whole commits took, without and with outer momentum: hashing,
-compressing and storing on all threads. Plans count merge, encode and decode alone."""
+"""CPU seconds for each parameter that whole commits took, without and with outer momentum: decode,
+merge, encode, hash, compress and store, on all threads."""
 _NEAR = {"e3m0": "int4", "int2": "int4"}
 """What other schemes cost about."""
 STATE_COPIES = 2.2
 """Disk of the state stream, in live states: two slots, and what is not yet swept."""
 BROKER_WRITE_B_S = 0.48 * 1024**3
 """What one broker stored in files on two shared cores."""
+
+LARGEST = 246e3
+LOSS_BY_LEARNERS = {2: 2.5, 4: 8.3, 8: 15.8}
+LOSS_BY_H = {24: 0.9, 64: 3.0}
+"""Parameters of the largest model, and per cent of the loss: of M learners
+above data-parallel at equal tokens and H = 24, and of larger H above H = 8 (docs/quality.md)."""
+
+
+def loss_remark(learners: int, h_steps: int) -> str:
+    """Return what M and H cost in loss where that was measured, of the nearest ones that were."""
+    near = min(LOSS_BY_LEARNERS, key=lambda count: abs(count - learners))
+    least = max((h for h in LOSS_BY_H if h <= h_steps), default=min(LOSS_BY_H))
+    return (
+        f"loss is not judged: small models (up to {LARGEST / 1e6:.2g} Mparam) ended"
+        f" {LOSS_BY_LEARNERS[near]} % above data-parallel with M = {near}, and {LOSS_BY_H[least]} %"
+        f" above H = 8 with H = {least}; long runs and large batches lose less (docs/quality.md)"
+    )
 
 
 def encode_s(scheme: str, params: float, cores: int) -> float:

@@ -10,6 +10,7 @@ from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory, m
 from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
 from skerry.settings.models import RunConfig
+from skerry_tools.plan.measured import STATE_COPIES
 from skerry_tools.plan.traffic import Deployment, ModelSize, PlannedSite, SyncLoad
 
 FUSED_HEAD = 256
@@ -56,3 +57,24 @@ def syncer_bytes(at: Deployment) -> float:
 def initial_bytes(at: Deployment) -> float:
     """Return what all learners send when a run begins, in f32: more than in any round."""
     return 4 * at.learners * at.load.parameters
+
+
+def contributions_bytes(at: Deployment) -> float:
+    """Return what the log keeps of contributions, one replica: of its window, by age and size.
+
+    Left alone, the window holds twice what all learners send at the beginning.
+    """
+    log, load = at.run.log, at.load
+    sent_s = at.learners * load.parameters * load.up_bits / 8 / at.period_s
+    most = float(log.window_bytes)
+    if "window_bytes" not in log.model_fields_set:
+        most = max(most, 2 * initial_bytes(at))
+    return min(most, sent_s * log.window_s)
+
+
+def state_disk_bytes(at: Deployment) -> float:
+    """Return what the state streams keep, one replica: each part twice, and what is not swept."""
+    load = at.load
+    whole = 0.0 if load.sync.global_scheme == "f32" else load.whole_bits / 8
+    delta = (load.parts.delta_bits or 0.0) / 8 * load.parts.keyframe_every
+    return STATE_COPIES * (whole + delta + load.snapshot_bytes) * load.parameters

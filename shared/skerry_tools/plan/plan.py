@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, product
+from itertools import product
 from typing import NamedTuple
 
 from skerry_tools.plan.answer import shown
 from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
-from skerry_tools.plan.memory import initial_bytes, learner_need
+from skerry_tools.plan.memory import (
+    contributions_bytes,
+    initial_bytes,
+    learner_need,
+    state_disk_bytes,
+)
 from skerry_tools.plan.question import OPEN, Question, check_plan
 from skerry_tools.plan.traffic import Deployment
 from skerry_tools.plan.trained import deployment
@@ -28,6 +33,8 @@ CHOICES = {
 }
 SPARE = 0.9
 """What is chosen leaves a tenth of every limit free."""
+MOST_COMPARED, BETTER = 64, 0.98
+"""Sites up to which choices are compared, and how much less of a link more fragments must need."""
 MOST_H, MOST_P, MOST_CORES = 4096, 1024, 64
 """How far a fix is looked for."""
 CHEAPER = ("int8", "int4")
@@ -66,6 +73,21 @@ class Constraint(NamedTuple):
         return f"{self.what} needs {need}, has {has} ({self.why})"
 
 
+class Choice(NamedTuple):
+    """H, P and shards with which all holds, and the fastest link that a site then needs."""
+
+    h_steps: int
+    fragments: int
+    shards: int
+    link_bits_s: float
+
+    def beats(self, other: Choice) -> bool:
+        """Return True if it needs no more of anything than another one, and less of something."""
+        mine, theirs = (self.h_steps, self.shards), (other.h_steps, other.shards)
+        fewer = all(a <= b for a, b in zip(mine, theirs, strict=True))
+        return mine != theirs and fewer and BETTER * self.link_bits_s <= other.link_bits_s
+
+
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """Everything a plan worked out; ``chosen`` are the settings that the user had left open.
@@ -81,6 +103,7 @@ class RunPlan:
     chosen: dict[str, int]
     way_out: dict[str, int]
     methods: tuple[TrainingMethod, ...]
+    choices: tuple[Choice, ...]
     tokens: float
 
     @property
@@ -96,9 +119,9 @@ class RunPlan:
 def make(asked: Question) -> RunPlan:
     """Work out a plan; ConfigError for a question that contradicts itself."""
     check_plan(asked)
-    at = deployment(asked)
-    chosen = choose(asked.open, at)
-    at = changed(at, **chosen)
+    given = deployment(asked)
+    chosen = choose(asked.open, given)
+    at = changed(given, **chosen)
     judged = constraints(at)
     broken = [item for item in judged if not item.holds]
     return RunPlan(
@@ -109,7 +132,8 @@ def make(asked: Question) -> RunPlan:
         chosen=chosen,
         way_out=choose(OPEN, at) if broken and at.load.sync.overlap_steps else {},
         methods=methods(at),
-        tokens=at.plan.tokens or TOKENS_PER_PARAMETER * at.load.parameters,
+        choices=tuple(pareto(given)) if asked.open else (),
+        tokens=at.tables.plan.tokens or TOKENS_PER_PARAMETER * at.load.parameters,
     )
 
 
@@ -132,10 +156,9 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
     more = "activations too" if at.model.arch else "activations come on top"
     held = f"parameters, moments, anchors, gradients, fragments in flight; {more}"
     for site in at.sites.values():
-        if site.table.memory is not None:
-            need, has = learner_need(at, site).total, site.table.memory
-            what, more = f"site {site.name} chip memory", f"{shown(need / has, 'x')} as many chips"
-            yield Constraint(what, need, has, "B", held, more, fixed=True)
+        need, has = learner_need(at, site).total, site.table.memory
+        what, more = f"site {site.name} chip memory", f"{shown(need / has, 'x')} as many chips"
+        yield Constraint(what, need, has, "B", held, more, fixed=True)
     if "window_bytes" in at.run.log.model_fields_set:
         why = "log.window_bytes must hold every learner's initial parameters, in f32"
         need, more = initial_bytes(at), f"log.window_bytes={math.ceil(initial_bytes(at))}"
@@ -146,7 +169,8 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
     if not at.load.sync.overlap_steps:
         why, share = "learners stop for every round", at.utilisation
         more = "mode=decoupled, in which no learner stops"
-        yield Constraint("utilisation", at.plan.utilisation_target, share, "share", why, more)
+        target = at.tables.plan.utilisation_target
+        yield Constraint("utilisation", target, share, "share", why, more)
 
 
 def _of_sites(at: Deployment) -> Iterator[Constraint]:
@@ -176,8 +200,14 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
     why = "contributions and committed state"
     more = f"hub.write of {shown(hub.broker_bytes_s, 'B/s')}"
     yield Constraint("broker", hub.broker_bytes_s, at.hub.write, "B/s", why, more)
+    if at.hub.disk:
+        need, why = state_disk_bytes(at) + contributions_bytes(at), "state and contributions"
+        more = f"hub.disk of {shown(need, 'B')}, or less log.window_s"
+        yield Constraint("broker disk", need, at.hub.disk, "B", why, more)
     why = "of its time: decode, merge, encode"
     yield Constraint("syncer of a shard", hub.busy_share, 1.0, "share", why)
+    why = "of each syncer, for whole commits: hash, compress and store too"
+    yield Constraint("syncer CPU", hub.busy_cores, at.hub.cores, "cores", why)
 
 
 def _rate(
@@ -200,23 +230,44 @@ def choose(open_settings: Collection[str], at: Deployment) -> dict[str, int]:
     chips needs nothing to spare, and where no choice fits it, what is best without it is chosen.
     Nothing is chosen where nothing works: then the defaults are judged.
     """
+    for limit, within_tau in product((1.0, math.inf), (True, False)):
+        for found, _ in _working(open_settings, replace(at, within_tau=within_tau), limit):
+            return {name: count for name, count in found.items() if name in open_settings}
+    return {}
+
+
+def pareto(at: Deployment) -> list[Choice]:
+    """Return the choices of H, P and shards of which none is better in H, shards and links.
+
+    A lower H costs less loss, fewer shards fewer machines. Of several P the least.
+    """
+    best: dict[tuple[int, int], Choice] = {}
+    for found, after in _working(OPEN, at) if len(at.sites) <= MOST_COMPARED else ():
+        need = max((c.need for c in after if "link" in c.what), default=0.0)
+        key = found["h_steps"], found["shards"]
+        if key not in best or need < BETTER * best[key].link_bits_s:
+            best[key] = Choice(**found, link_bits_s=need)
+    return [one for one in best.values() if not any(other.beats(one) for other in best.values())]
+
+
+def _working(
+    settings: Collection[str], at: Deployment, limit: float = 1.0
+) -> Iterator[tuple[dict[str, int], list[Constraint]]]:
+    """Yield H, P and shards, from what they are now on, with which all holds and its constraints.
+
+    ``limit``: how much of what there is may be needed of what is fixed.
+    """
     now = {name: int(getattr(at.load.sync, name)) for name in CHOICES}
     among = (
-        [count for count in counts if count >= now[name]] if name in open_settings else [now[name]]
+        [count for count in counts if count >= now[name]] if name in settings else [now[name]]
         for name, counts in CHOICES.items()
     )
-    fitting = [
-        (h, p, shards)
-        for h, p, shards in product(*among)
-        if p <= max(h, now["fragments"]) and shards <= p <= at.load.parameters
-    ]
-    for limit, within_tau in product((1.0, math.inf), (True, False)):
-        for counts in fitting:
-            found = dict(zip(CHOICES, counts, strict=True))
-            after = constraints(replace(changed(at, **found), within_tau=within_tau))
+    for h, p, shards in product(*among):
+        if p <= max(h, now["fragments"]) and shards <= p <= at.load.parameters:
+            found = {"h_steps": h, "fragments": p, "shards": shards}
+            after = constraints(changed(at, **found))
             if all(c.ratio <= (limit if c.fixed else SPARE) for c in after):
-                return {name: count for name, count in found.items() if name in open_settings}
-    return {}
+                yield found, after
 
 
 def fixes(at: Deployment, broken: Constraint) -> list[str]:
@@ -231,40 +282,33 @@ def fixes(at: Deployment, broken: Constraint) -> list[str]:
         after = constraints(changed(at, **{field: value}))
         return all(c.holds for c in after if c.what not in but)
 
-    def note(label: str, field: str, value: int | str) -> None:
-        found.append((not works((), field, value), label))
-
-    ways = (("contributions", "contribution_scheme"), ("global fragments", "global_scheme"))
-    for kind, field in ways:
-        bits = WIRE_BITS[getattr(at.load.sync, field)]
-        cheaper = (s for s in CHEAPER if WIRE_BITS[s] < bits and works(broken_too, field, s))
-        for scheme in islice(cheaper, 1):
-            note(f"{scheme} {kind}", field, scheme)
-    for label, field, counts in _counts(at):
+    for label, field, values in _changes(at):
         enough = partial(works, broken_too, field)
-        if field == "shards":  # more of them take more of chips' memory
-            first = next(filter(enough, counts), None)
+        if field in {"h_steps", "fragments", "overlap_steps", "cores"}:  # more never breaks more
+            index = bisect_left(values, x=True, key=enough)
         else:
-            index = bisect_left(counts, x=True, key=enough)
-            first = counts[index] if index < len(counts) else None
-        if first is not None:
-            note(f"{label} >= {first}", field, first)
+            index = next((n for n, value in enumerate(values) if enough(value)), len(values))
+        if index < len(values):
+            found.append((not works((), field, values[index]), f"{label} {values[index]}"))
     found.sort(key=lambda one: one[0])
     return [label for _, label in found] + ([broken.more] if broken.more else [])
 
 
-def _counts(at: Deployment) -> Iterator[tuple[str, str, range]]:
-    """Yield what can be counted up: label, setting, how far it goes.
+def _changes(at: Deployment) -> Iterator[tuple[str, str, Sequence[int | str]]]:
+    """Yield what can be changed: label, setting, values in order.
 
     Where learners stop, P and tau stay, and so does the H = 1 of data-parallel. Fragments beyond H
     come in bundles and gain nothing.
     """
     sync = at.load.sync
+    for label, field in (("contributions", "contribution_scheme"), ("fragments", "global_scheme")):
+        bits = WIRE_BITS[getattr(sync, field)]
+        yield f"{label} of", field, [s for s in CHEAPER if WIRE_BITS[s] < bits]
     if sync.overlap_steps or sync.h_steps > 1:
-        yield "H", "h_steps", range(sync.h_steps + 1, MOST_H + 1)
+        yield "H >=", "h_steps", range(sync.h_steps + 1, MOST_H + 1)
     if sync.overlap_steps:
         most = min(sync.h_steps, int(at.load.parameters), MOST_P)
-        yield "P", "fragments", range(sync.fragments + 1, most + 1)
-        yield "tau", "overlap_steps", range(sync.overlap_steps + 1, sync.h_steps)
-    yield "shards", "shards", range(sync.shards + 1, sync.fragments + 1)
-    yield "hub.cores", "cores", range(at.hub.cores + 1, MOST_CORES + 1)
+        yield "P >=", "fragments", range(sync.fragments + 1, most + 1)
+        yield "tau >=", "overlap_steps", range(sync.overlap_steps + 1, sync.h_steps)
+    yield "shards >=", "shards", range(sync.shards + 1, sync.fragments + 1)
+    yield "hub.cores >=", "cores", range(at.hub.cores + 1, MOST_CORES + 1)

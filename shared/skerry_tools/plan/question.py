@@ -25,7 +25,8 @@ OPEN = ("h_steps", "fragments", "shards")
 MOST_LEARNERS = 4096
 """What a syncer follows (``protocol.shard``, which imports more than plans need)."""
 MOST_FAILURES = 2e7
-"""About a minute of work."""
+MOST_EVENTS = 2e6
+"""Of checkpoints and outages of all learners. Both are about a minute of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
 def question(tree: Tree) -> Question:
     """Return what a tree of settings asks; ConfigError names the first path that is wrong."""
     known, sites = leaves(RunConfig, LocalSettings, ScenarioTables), _table(tree, "sites")
+    if len(sites) > MOST_LEARNERS:
+        refuse("sites", f"has {len(sites)} sites, but a run has at most {MOST_LEARNERS} learners.")
     for site in sites:
         known |= leaves(SiteTable, prefix=("sites", site))
     refuse_unknown(tree, known)
@@ -120,7 +123,18 @@ def check_plan(asked: Question) -> None:
 
 def check_simulation(asked: Question) -> None:
     """Raise ConfigError for a question that cannot be simulated."""
-    tables, chips = asked.tables, asked.tables.fleet.chips
+    tables, chips, run_s = (
+        asked.tables,
+        asked.tables.fleet.chips,
+        asked.tables.simulation.days * 86400,
+    )
+    each = {"checkpoints.every": (tables.checkpoints.every, tables.checkpoints.cost_s)}
+    each |= {f"outages.{n}.every": (away.every, 0) for n, away in enumerate(tables.outages)}
+    for path, (every, longer) in each.items():
+        if every is not None and run_s / (every + longer) * asked.learners > MOST_EVENTS:
+            least = run_s * asked.learners / MOST_EVENTS
+            text = f"is {every:g} s, too often in {tables.simulation.days:g} days: give at least"
+            refuse(path, f"{text} {least:.3g} s, or fewer simulation.days.")
     if chips < asked.learners:
         few = f"is {chips:g}, fewer than the {asked.learners} learners: give more."
         refuse("fleet.chips", few)
@@ -151,15 +165,21 @@ def refuse(path: str, text: str, nearest: str = "") -> NoReturn:
 def _check_sites(tables: ScenarioTables, raw: Mapping[str, Mapping[str, object]]) -> None:
     if tables.hub.site and tables.hub.site not in tables.sites:
         _refuse_site("hub.site", tables.hub.site, tables.sites)
+    bits = dict[bool, str]()
     for name, site in tables.sites.items():
         if site.step_time is None and site.flops_per_chip is None:
             text = "is missing: give it, or flops_per_chip (and utilisation) of its chips."
             refuse(f"sites.{name}.step_time", text)
-        up = raw[name]["up"]
-        up, down = (str(rate).strip() for rate in (up, raw[name].get("down", up)))
-        if up.endswith("B/s") != down.endswith("B/s"):
-            text = f'is "{down}" but up is "{up}": one is in bits, the other in bytes; write both'
-            refuse(f"sites.{name}.down", f"{text} in one unit.")
+        if site.step_time and site.flops_per_chip:
+            text = "says how long a step takes, and so does flops_per_chip: give one of them."
+            refuse(f"sites.{name}.step_time", text)
+        for way in ("up", "down"):
+            rate = str(raw[name].get(way, raw[name]["up"])).strip()
+            bits.setdefault(rate.endswith("B/s"), f"sites.{name}.{way} is {rate}")
+            if len(bits) > 1:
+                other = next(iter(bits.values()))
+                text = f'is "{rate}" but {other}: one is in bits, the other in bytes; write all'
+                refuse(f"sites.{name}.{way}", f"{text} in one unit.")
 
 
 def _refuse_site(path: str, name: str, known: Collection[str]) -> NoReturn:

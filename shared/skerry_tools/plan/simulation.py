@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
-from skerry.algorithm.schedule import Schedule, due_step
-from skerry_tools.plan.failures import Absence, FailingLearner, LearnerTimeline, TimeUse, walk
+from skerry.algorithm.schedule import Schedule, offset
+from skerry.settings.models import SyncConfig
+from skerry_tools.plan.failures import Absence, LearnerTimeline, TimeUse, walk
+from skerry_tools.plan.goodput import HALVINGS, hardware
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import Question, check_simulation
-from skerry_tools.plan.tables import ScenarioTables
 
 DAY_S = 86400.0
 CHECKED_LOAD = 7.0
@@ -29,8 +29,8 @@ CHECKED_LOAD = 7.0
 CHECKED_LEARNERS, CHECKED_CHIPS, FEW_FAILURES = 16, 2.4e6, 100
 BATCHES, STUDENT_95 = 30, 2.045
 """Equal parts of a run, and the 97.5 % point of Student's law with one degree of freedom less."""
-SAMPLES = 40
-"""Moments of the run from which rounds are followed."""
+MOST_WAITS = 10_000_000
+"""Rounds times learners that are followed where these stop: a second or two."""
 
 
 class SimulatedLearner(NamedTuple):
@@ -50,20 +50,29 @@ class Setup(NamedTuple):
     learners: tuple[SimulatedLearner, ...]
     feasible: bool = True
 
+    @property
+    def stops(self) -> bool:
+        """Whether learners stop for rounds."""
+        decoupled = self.question.tables.fleet.layout == "decoupled"
+        return decoupled and not self.question.run.sync.overlap_steps
+
 
 class SimulatedRun(NamedTuple):
     """What became of a run. Shares are of its time, by chips, unless said otherwise.
 
     ``half_width`` is half the 95 % confidence interval of the goodput; ``uptime[k - 1]`` the share
-    of time that at least k learners run. ``tokens_s`` is None where no tokens of a step are given.
+    of time that at least k learners run, each alone. ``tokens_s`` is None where no tokens of a step
+    are given, ``time_to_tokens_s`` also without a number to train on.
     """
 
     setup: Setup
     end_s: float
     half_width: float
     split: dict[TimeUse, float]
+    running: float
     uptime: tuple[float, ...]
     tokens_s: float | None
+    time_to_tokens_s: float | None
     timelines: tuple[LearnerTimeline, ...]
 
     @property
@@ -71,23 +80,20 @@ class SimulatedRun(NamedTuple):
         return self.split[TimeUse.TRAIN]
 
     @property
-    def running(self) -> float:
-        return float(np.mean([one.running_share for one in self.timelines]))
-
-    @property
     def failures(self) -> int:
         return sum(timeline.failures for timeline in self.timelines)
+
+    @property
+    def expected_failures(self) -> float:
+        """Failures in that time, if all chips trained all of it."""
+        chips = sum(one.chips for one in self.setup.learners)
+        return chips * self.end_s / self.setup.question.tables.failures.chip_mtbi
 
     @property
     def participants(self) -> float:
         """Mean contributions of a merge: those of all that run, thanks to grace, and K at least."""
         sync = self.setup.question.run.sync
         return sync.quorum + sum(self.uptime[sync.quorum :]) * (sync.grace_gamma > 0)
-
-    @property
-    def time_to_tokens_s(self) -> float | None:
-        tokens = self.setup.question.tables.timing.tokens
-        return None if not self.tokens_s or tokens is None else tokens / self.tokens_s
 
 
 def setup(asked: Question) -> Setup:
@@ -116,7 +122,7 @@ def _sited(asked: Question) -> Setup:
 
     Where learners stop for rounds, a commit is readable once the slowest site has it.
     """
-    plan, timing, failures = make(asked), asked.tables.timing, asked.tables.failures
+    plan, timing = make(asked), asked.tables.timing
     at, commit_s, learners = plan.at, plan.at.hub_round.syncer_s, list[SimulatedLearner]()
     for name, site in at.sites.items():
         one = at.site_rounds[name]
@@ -125,14 +131,12 @@ def _sited(asked: Question) -> Setup:
         tokens = timing.tokens_per_step or site.step_tokens
         learner = SimulatedLearner(name, site.table.chips, site.step_s, one.upload_s, tokens)
         learners += [learner] * site.table.learners
-    known = {"commit_s": commit_s, "tokens": at.plan.tokens}
+    known = {"commit_s": commit_s, "tokens": at.tables.plan.tokens}
     known = {key: value for key, value in known.items() if key not in timing.model_fields_set}
     steps, chips = sorted(one.step_s for one in learners), sum(one.chips for one in learners)
     timing = timing.model_copy(update={**known, "step": steps[len(steps) // 2]})
-    if at.plan.chip_mtbi is not None and "chip_mtbi" not in failures.model_fields_set:
-        failures = failures.model_copy(update={"chip_mtbi": at.plan.chip_mtbi})
     fleet = asked.tables.fleet.model_copy(update={"chips": float(chips)})
-    asked = changed(asked, plan.chosen, timing=timing, failures=failures, fleet=fleet)
+    asked = changed(asked, plan.chosen, timing=timing, fleet=fleet)
     return Setup(asked, tuple(learners), plan.feasible)
 
 
@@ -146,24 +150,25 @@ def simulate(asked: Setup, end_s: float | None = None) -> SimulatedRun:
     """Return what becomes of a run."""
     tables = asked.question.tables
     end_s = tables.simulation.days * DAY_S if end_s is None else end_s
-    timelines, waited = tuple(_timelines(asked, end_s)), 0.0
-    if tables.fleet.layout == "decoupled" and not asked.question.run.sync.overlap_steps:
-        waited = _waited(asked, timelines, end_s)
-    kept, spent = 1.0 - waited, np.array([one.spent() for one in timelines])
+    timelines = tuple(_timelines(asked, end_s))
+    spent, kept = np.array([one.spent() for one in timelines]), np.ones(len(timelines))
+    if asked.stops:
+        kept = _kept(asked, timelines)
+        spent[:, np.arange(len(TimeUse)) != TimeUse.OUTAGE] *= kept[:, np.newaxis]
+        spent[:, TimeUse.WAIT] = np.maximum(0.0, end_s - spent.sum(axis=1))
     chips = np.array([one.chips for one in asked.learners], dtype=np.float64)
     shares = chips @ spent / (chips.sum() * end_s)
-    split = {use: float(shares[use]) for use in TimeUse}
-    split[TimeUse.WAIT] = waited * split[TimeUse.TRAIN]
-    split[TimeUse.TRAIN] *= kept
-    paces = [(one.step_tokens or math.nan) / one.step_s for one in asked.learners]
-    tokens_s = float(paces @ spent[:, TimeUse.TRAIN]) / end_s * kept
+    paces = np.array([(one.step_tokens or math.nan) / one.step_s for one in asked.learners])
+    tokens_s = float(paces @ spent[:, TimeUse.TRAIN]) / end_s
     return SimulatedRun(
         setup=asked,
         end_s=end_s,
-        half_width=_half_width(timelines, chips) * kept,
-        split=split,
+        half_width=_half_width(timelines, chips * kept) * (chips @ kept) / chips.sum(),
+        split={use: float(shares[use]) for use in TimeUse},
+        running=float(np.mean([one.running_share for one in timelines] * kept)),
         uptime=tuple(uptime_of(timelines)),
         tokens_s=None if math.isnan(tokens_s) else tokens_s,
+        time_to_tokens_s=None if math.isnan(tokens_s) else _reached(asked, timelines, paces * kept),
         timelines=timelines,
     )
 
@@ -174,53 +179,74 @@ def _timelines(asked: Setup, end_s: float) -> Iterator[LearnerTimeline]:
         absences: list[Absence] = []
         for away in tables.outages:
             hit = number in away.learners if away.learners else away.site in {"", one.site}
+            hit = hit or asked.stops  # then none goes on without the others
             begin = (away.begin or 0.0) if hit else math.inf
             while begin < end_s:
                 absences.append(Absence(begin, begin + away.lasts))
                 begin += math.inf if away.every is None else away.every
         seeds = np.random.SeedSequence([tables.simulation.seed, number])
-        yield walk(hardware(tables, one.chips), end_s, Generator(PCG64(seeds)), absences)
+        elastic = tables.fleet.layout != "data-parallel"
+        own = hardware(tables, one.chips, elastic=elastic)
+        yield walk(own, end_s, Generator(PCG64(seeds)), absences)
 
 
-def hardware(tables: ScenarioTables, chips: float) -> FailingLearner:
-    """Return one learner's hardware of so many chips."""
-    slices = max(1, round(chips / tables.fleet.slice_chips))
-    mtbi_s, elastic = tables.failures.chip_mtbi, tables.fleet.layout != "data-parallel"
-    lost = tables.recovery, tables.pauses, tables.checkpoints
-    return FailingLearner(slices, chips / slices / mtbi_s, elastic, *lost)
+def _kept(asked: Setup, timelines: Sequence[LearnerTimeline]) -> NDArray[np.float64]:
+    """Return what learners that stop for rounds keep of their time: shape [learners].
 
-
-def _waited(asked: Setup, timelines: Sequence[LearnerTimeline], end_s: float) -> float:
-    """Return the share of their running time for which learners that stop for rounds wait.
-
-    A round lasts until all have come to its step and sent, and its commit can be read. Some rounds
-    are followed from each of SAMPLES moments, since a month has a million alike.
+    A round lasts until all have come to its step and sent, and its commit can be read. While a
+    learner waits its clock stands still: nothing fails and nothing comes back. So it takes as long
+    for a round as it does alone, and all as long as the slowest. Outages, alike for all, are left
+    out.
     """
-    sync, tables = asked.question.run.sync, asked.question.tables
-    schedule, held_s, given_s = Schedule(sync.fragments, sync.h_steps, 0), 0.0, 0.0
-    times = [np.append(one.times, end_s) for one in timelines]
-    ran = [np.append(0.0, np.cumsum(one.lengths * (one.shares > 0))) for one in timelines]
+    sync, timing = asked.question.run.sync, asked.question.tables.timing
+    awake = [one.lengths * (one.uses != TimeUse.OUTAGE) for one in timelines]
+    clocks = [np.append(0.0, np.cumsum(own)) for own in awake]
+    ran = [
+        np.append(0.0, np.cumsum(own * (one.shares > 0)))
+        for own, one in zip(awake, timelines, strict=True)
+    ]
+    steps_s = np.array([one.step_s for one in asked.learners])
+    reached = min(own[-1] / step_s for own, step_s in zip(ran, steps_s, strict=True))
+    most = min(asked.question.tables.simulation.rounds, MOST_WAITS // len(timelines))
+    ends = _due_steps(sync, int(min(reached, most * sync.h_steps)))[:most]
+    if not len(ends):  # not one round in all that time
+        return np.asarray(steps_s / steps_s.max(), dtype=np.float64)
+    took, own = np.zeros(len(ends)), np.zeros(len(timelines))
+    for index, learner in enumerate(asked.learners):
+        done = np.interp(ends * learner.step_s, ran[index], clocks[index])
+        took = np.maximum(took, np.diff(done, prepend=0.0) + learner.upload_s)
+        own[index] = done[-1]
+    own /= float((took + timing.commit_s).sum())
+    return own
 
-    def ran_by(now: float) -> NDArray[np.float64]:
-        return np.array([np.interp(now, *one) for one in zip(times, ran, strict=True)])
 
-    for ready, until in pairwise(np.linspace(0.0, end_s, SAMPLES + 1)):
-        step, before = 0, ran_by(ready)
-        for _ in range(-(-tables.simulation.rounds // SAMPLES)):
-            due = min(due_step(schedule, part, step) for part in range(sync.fragments))
-            steps_s = np.array([(due - step) * one.step_s for one in asked.learners])
-            reached = [
-                np.interp(float(done), own, at, right=math.inf)
-                for done, own, at in zip(before + steps_s, ran, times, strict=True)
-            ]
-            if max(reached) >= until:
-                break
-            sent = max(at + one.upload_s for at, one in zip(reached, asked.learners, strict=True))
-            step, after = due, ran_by(sent + tables.timing.commit_s)
-            held_s += float((after - before - steps_s).sum())
-            given_s += float((after - before).sum())
-            before = after
-    return held_s / given_s if given_s else 0.0
+def _due_steps(sync: SyncConfig, until: int) -> NDArray[np.int64]:
+    """Return the steps up to ``until`` at which fragments are due, in order."""
+    schedule = Schedule(sync.fragments, sync.h_steps, 0)
+    turns = sorted({offset(schedule, part) for part in range(sync.fragments)})
+    steps = np.add.outer(np.arange(until // sync.h_steps + 1) * sync.h_steps, turns).ravel()
+    return steps[(steps > 0) & (steps <= until)]
+
+
+def _reached(
+    asked: Setup, timelines: Sequence[LearnerTimeline], paces: NDArray[np.float64]
+) -> float | None:
+    """Return when all tokens are trained on; beyond what was simulated, by its mean speed."""
+    tokens, end_s = asked.question.tables.timing.tokens, timelines[0].end_s
+
+    def trained(moment_s: float) -> float:
+        return float(paces @ [one.done_by(np.array([moment_s]))[0] for one in timelines])
+
+    whole = trained(end_s)
+    if tokens is None or not whole:
+        return None
+    if tokens >= whole:
+        return tokens / whole * end_s
+    low, high = 0.0, end_s
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if trained(middle) < tokens else (low, middle)
+    return high
 
 
 def _half_width(timelines: Sequence[LearnerTimeline], chips: NDArray[np.float64]) -> float:
@@ -232,10 +258,7 @@ def _half_width(timelines: Sequence[LearnerTimeline], chips: NDArray[np.float64]
     end_s, useful = timelines[0].end_s, np.zeros(BATCHES)
     edges = np.linspace(0.0, end_s, BATCHES + 1)
     for count, one in zip(chips, timelines, strict=True):
-        lost = np.append(0.0, np.cumsum(one.undone))  # work counts until it is lost
-        done = np.append(0.0, np.cumsum(one.lengths * one.shares))
-        done = np.interp(edges, np.append(one.times, end_s), done)
-        useful += count * np.diff(done - lost[np.searchsorted(one.undone_at, edges, side="right")])
+        useful += count * np.diff(one.done_by(edges))
     means = useful / (chips.sum() * end_s / BATCHES)
     return STUDENT_95 * float(means.std(ddof=1)) / math.sqrt(BATCHES)
 
@@ -256,9 +279,8 @@ def caveats(found: SimulatedRun) -> Iterator[str]:
     tables, learners = found.setup.question.tables, len(found.timelines)
     if not found.setup.feasible:
         yield "the links or the syncer do not carry this: see `skerry plan`"
-    own = hardware(tables, tables.fleet.chips / learners)
     pause_s = max(tables.recovery.mean_s, tables.pauses.downscale_s) + tables.pauses.upscale_s
-    load = own.slices * own.slice_rate_s * pause_s
+    load = hardware(tables, tables.fleet.chips / learners).rate_s * pause_s
     if load > CHECKED_LOAD:
         yield f"a learner fails {load:.1f} times per pause; checked up to {CHECKED_LOAD:g}"
     if learners > CHECKED_LEARNERS:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from skerry_tools.plan import simulation
 from skerry_tools.plan.answer import Answer, Figure, FigureTable, Kind, shown
 from skerry_tools.plan.failures import TimeUse
-from skerry_tools.plan.question import find, question, read
+from skerry_tools.plan.goodput import without_failures
+from skerry_tools.plan.question import find, question, read, refuse
 from skerry_tools.plan.simulation import DAY_S, Setup, SimulatedRun
 
 DEFAULT = "goodput-table"
@@ -27,6 +28,9 @@ NAMES = {
 
 def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
     """Return what a shipped scenario, or a file, asks; ConfigError where it cannot be asked."""
+    tree = read([find(named or DEFAULT)])
+    if not tree.values:
+        refuse(named or DEFAULT, "is empty: give [fleet], [failures] or sites, or leave it out.")
     return simulation.setup(question(read([find(named or DEFAULT)], sets)))
 
 
@@ -39,12 +43,17 @@ def lead(found: SimulatedRun) -> str:
         "elastic": "elastic data-parallel",
         "data-parallel": "data-parallel with restart",
     }[fleet.layout]
-    said = (
-        f"{fleet.chips:,.0f} chips as {how}, {found.end_s / DAY_S:.4g} days:"
-        f" goodput {100 * found.goodput:.1f} % (± {100 * found.half_width:.1f}),"
-        f" a learner trains {100 * found.running:.1f} % of the time"
-    )
-    if fleet.layout == "decoupled":
+    far = ", extrapolated" if next(simulation.caveats(found), None) else ""
+    said = f"{fleet.chips:,.0f} chips as {how}, {found.end_s / DAY_S:.4g} days{far}:"
+    if without_failures(asked.tables):
+        said += f" goodput {100 * found.goodput:.1f} %, without failures"
+    elif not found.failures:
+        said += f" no failure was drawn, {found.expected_failures:.2g} are expected in that time:"
+        said += f" goodput {100 * found.goodput:.1f} % without one"
+    else:
+        said += f" goodput {100 * found.goodput:.1f} % (± {100 * found.half_width:.1f})"
+    said += f", a learner trains {100 * found.running:.1f} % of the time"
+    if fleet.layout == "decoupled" and not found.setup.stops:
         said += f", at least K do {100 * found.uptime[min(quorum, learners) - 1]:.2f} % of it"
         said += f", {found.participants:.1f} of {learners} take part in a merge"
     tokens, took_s = asked.tables.timing.tokens, found.time_to_tokens_s
@@ -61,14 +70,19 @@ def answer(found: SimulatedRun) -> Answer:
     tables, mind = found.setup.question.tables, list(simulation.caveats(found))
     kind: Kind = "extrapolated" if mind else "derived"
     shares = {NAMES[use]: Figure(share, "share") for use, share in found.split.items() if share > 0}
-    uptimes = {f"K = {k}": Figure(share, "share") for k, share in enumerate(found.uptime, start=1)}
+    uptimes = (
+        {}
+        if found.setup.stops
+        else {f"K = {k}": Figure(share, "share") for k, share in enumerate(found.uptime, start=1)}
+    )
     title = "Uptime(K): share of the time that at least K learners train"
     shown_as = [
         FigureTable("assumptions", "Assumed", _assumed(found), "input"),
         FigureTable("result", "Result", dict(_result(found)), kind),
         FigureTable("split", f"What the time went into: {BY_CHIPS}", shares),
-        FigureTable("uptime", title, uptimes),
     ]
+    if uptimes:
+        shown_as.append(FigureTable("uptime", title, uptimes))
     facts = {"seed": tables.simulation.seed}
     return Answer(lead(found), shown_as, mind, tables.source, tables.status, facts)
 
@@ -95,7 +109,8 @@ def _result(found: SimulatedRun) -> Iterator[tuple[str, Figure]]:
     tables, chips = found.setup.question.tables, sum(one.chips for one in found.setup.learners)
     between_s = tables.failures.chip_mtbi * len(found.timelines) / chips
     yield "goodput", Figure(found.goodput, "share", BY_CHIPS)
-    yield "half_width", Figure(found.half_width, "share", "95 % interval, by 30 batch means")
+    if found.failures:
+        yield "half_width", Figure(found.half_width, "share", "95 % interval, by 30 batch means")
     yield "running", Figure(found.running, "share", "share of the time a learner trains, mean")
     yield "failures", Figure(found.failures, "1", "in all of the simulated time")
     yield "between_failures_of_a_learner", Figure(between_s, "s", "while all of it trains")

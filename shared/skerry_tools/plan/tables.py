@@ -70,9 +70,13 @@ Rate: TypeAlias = Annotated[float, BeforeValidator(rate_bits)]  # in bit/s
 ByteRate: TypeAlias = Annotated[float, BeforeValidator(lambda text: rate_bits(text) / 8)]  # in B/s
 Size: TypeAlias = Annotated[float, BeforeValidator(size_bytes)]  # in bytes
 Time: TypeAlias = Annotated[float, BeforeValidator(seconds)]
+Between: TypeAlias = Annotated[
+    float, BeforeValidator(lambda text: NEVER_S if text == "never" else seconds(text))
+]
 Flops: TypeAlias = Annotated[float, BeforeValidator(flops)]  # in FLOP/s
 Count: TypeAlias = Annotated[float, BeforeValidator(count)]  # B is a billion
 
+NEVER_S = 1e30
 MOST = 10**9  # keeps figures within what a float can hold, as the bounds of quantities do
 Whole: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]
 Share: TypeAlias = Annotated[float, Field(ge=1e-6, le=1)]
@@ -89,11 +93,8 @@ class PlanTable(Table):
     layers: Whole = 48  # for how well data-parallel hides its all-reduce
     tokens: Count | None = None  # to train on; empty: 20 for each parameter
     tokens_per_step: Count | None = None  # of each learner; empty: data.seq_len * data.batch
-    goodput: Share = 1.0  # share of the time that is useful; skerry simulate predicts it
     utilisation_target: float = Field(default=0.9, ge=1e-6, lt=1)  # where learners stop for rounds
     gradient_bits: float = Field(default=16.0, ge=1, le=64)  # per value, of data-parallel
-    chip_mtbi: Time | None = None  # mean time between interruptions of a chip; empty: none fails
-    recovery: Time = 600.0  # from an interruption until training goes on, where all must restart
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$")  # of all prices
 
 
@@ -112,7 +113,7 @@ class SiteTable(Table):
     rtt: Time = 0.05  # round trip to the hub
     derating: Share = 1.0  # share of up and down that training gets
     cores: Whole = 1  # of each learner's host, to encode and decode
-    memory: Size | None = None  # of one chip; empty: whether the learner fits is not judged
+    memory: Size = Field(default=80e9, validate_default=False)  # of one chip
     price_chip_hour: Price | None = None  # of one chip
     price_egress_gb: Price | None = None  # of 1e9 bytes that leave the site
 
@@ -124,6 +125,8 @@ class HubTable(Table):
     down: Rate | None = None  # what reaches the hub from all sites together
     up: Rate | None = None  # what leaves it to all sites together
     write: ByteRate = Field(default=BROKER_WRITE_B_S, validate_default=False)  # one replica
+    disk: Size | None = None  # for the log, of one broker; empty: whether it fits is not judged
+    price_egress_gb: Price | None = None  # of 1e9 bytes to sites, where the hub is at none
     max_payload: Size = Field(default=1024.0**2, validate_default=False)  # of the broker
     cores: Whole = 1  # of each syncer, to encode and decode; a merge runs on one
 
@@ -139,7 +142,7 @@ class FleetTable(Table):
 class FailureTable(Table):
     """How often something breaks: only what trains does."""
 
-    chip_mtbi: Time = 365.25 * 86400.0  # mean time between interruptions of one chip
+    chip_mtbi: Between = 365.25 * 86400.0  # mean time between interruptions of one chip; "never"
 
 
 class RecoveryTable(Table):
@@ -192,7 +195,7 @@ class SimulationTable(Table):
 
     days: float = Field(default=30.0, gt=0, le=36525.0)
     seed: int = Field(default=0, ge=0)  # the same seed gives the same bytes
-    rounds: int = Field(default=2000, ge=1, le=1_000_000)  # looked at where learners stop for them
+    rounds: int = Field(default=500_000, ge=1, le=MOST)  # the first ones, where all stop
 
 
 class ScenarioTables(Table):

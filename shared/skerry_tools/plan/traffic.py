@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from skerry.algorithm.fragments import plan
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, decode_s, encode_s, merge_s
-from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
+from skerry_tools.plan.measured import (
+    COMMIT_CPU_S,
+    RAW_BITS,
+    WIRE_BITS,
+    decode_s,
+    encode_s,
+    merge_s,
+)
+from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 
 if TYPE_CHECKING:
     from skerry.algorithm.fragments import LeafSpec
@@ -30,6 +37,22 @@ SENT_AHEAD = 4
 READ_AHEAD, READ_LEAST = 4 * 1024**2, 2
 """Bytes that a learner asks for ahead of those that came, but so many chunks at least
 (``log.nats.follow``)."""
+
+
+class CommitParts(NamedTuple):
+    """What commits carry: a delta of so many bits a parameter, the whole every N-th version.
+
+    Without a delta learners read the whole global fragment at each version. ``snapshot_every``:
+    versions between two that store master and outer state.
+    """
+
+    delta_bits: float | None = None
+    keyframe_every: int = 1
+    snapshot_every: int = 1
+
+
+CARRIED = CommitParts()
+"""What the code runs today."""
 
 
 @lru_cache(maxsize=256)
@@ -55,6 +78,7 @@ class SyncLoad:
     parameters: float
     leaves: tuple[LeafSpec, ...] = ()
     outer_vectors: int = 0
+    parts: CommitParts = CARRIED
 
     @property
     def fragment(self) -> float:
@@ -73,18 +97,34 @@ class SyncLoad:
         return WIRE_BITS[self.sync.contribution_scheme]
 
     @property
-    def down_bits(self) -> float:
-        """Bits per parameter of a global fragment."""
+    def whole_bits(self) -> float:
+        """Bits per parameter of a whole global fragment."""
         return WIRE_BITS[self.sync.global_scheme]
 
     @property
-    def state_bytes(self) -> float:
-        """Bytes per parameter that a commit stores: master, outer state, what learners read.
+    def down_bits(self) -> float:
+        """Bits per parameter that a learner in step reads of each version."""
+        delta = self.parts.delta_bits
+        return self.whole_bits if delta is None else delta
 
-        In f32 learners read the master.
+    @property
+    def snapshot_bytes(self) -> float:
+        """Bytes per parameter of a master and its outer state."""
+        return 4.0 + 4.0 * self.outer_vectors
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes per parameter that a commit stores on average: delta, keyframe, snapshot.
+
+        In f32 learners read the master, and it is no keyframe of its own.
         """
-        read = 0.0 if self.sync.global_scheme == "f32" else self.down_bits / 8
-        return read + 4 + 4 * self.outer_vectors
+        whole = 0.0 if self.sync.global_scheme == "f32" else self.whole_bits / 8
+        delta = (self.parts.delta_bits or 0.0) / 8
+        return (
+            delta
+            + whole / self.parts.keyframe_every
+            + self.snapshot_bytes / self.parts.snapshot_every
+        )
 
     @property
     def room_steps(self) -> float:
@@ -145,6 +185,7 @@ class HubRound(NamedTuple):
     egress_bits_s: float
     broker_bytes_s: float
     busy_share: float  # of one syncer's time, where each shard has a syncer of its own
+    busy_cores: float  # of it, for whole commits
     syncer_s: float  # decode the last contribution, merge, encode, write
     transfer_s: float  # on the hub's own links, where all sites meet; 0 if they are not judged
 
@@ -172,7 +213,7 @@ class Deployment:
     load: SyncLoad
     sites: Mapping[str, PlannedSite]
     hub: HubTable
-    plan: PlanTable
+    tables: ScenarioTables
     model: ModelSize = field(default_factory=ModelSize)
     run: RunConfig = field(default_factory=RunConfig)
     within_tau: bool = False
@@ -227,6 +268,10 @@ class Deployment:
             egress_bits_s=remote * load.down_bits * whole / self.period_s,
             broker_bytes_s=stored * whole / self.period_s,
             busy_share=busy_s / self.period_s,
+            busy_cores=COMMIT_CPU_S[load.outer_vectors > 0]
+            * whole
+            / load.sync.shards
+            / self.period_s,
             syncer_s=syncer_s,
             transfer_s=sum(remote * burst * load.fragment * b / rate for b, rate in ways if rate),
         )

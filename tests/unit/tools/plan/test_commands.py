@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from skerry_tools.__main__ import app
 
-ONE_LINE = ("--params", "12B", "--regions", "4", "--bandwidth", "3 Gbit/s", "--step-time", "2 s")
+LINK = ("--chips", "8", "--bandwidth", "3 Gbit/s", "--step-time", "2 s", "--step-tokens", "8192")
+ONE_LINE = ("--params", "12B", "--regions", "4", *LINK)
 SMALL = ("--set", "fleet.chips=150000", "--set", "simulation.days=0.5")
 
 
@@ -40,7 +41,8 @@ def simulate(*words: str) -> str:
         ((*ONE_LINE, "-H", "16", "-P", "16"), 4, "Not feasible: "),
         ((*ONE_LINE, "-K", "5"), 2, "error: sync.quorum is 5 but sync.learners is 4"),
         (("--params", "12B", "--bandwidth", "3 Gbit/s"), 2, "error: --bandwidth, --step-time and "),
-        (("four-regions",), 0, "Feasible: "),
+        (("--params", "1B", "--regions", "1000000", *LINK), 2, "error: --regions is 1000000, but"),
+        (("four-regions",), 0, "Feasible, extrapolated: "),
         (("nope",), 2, "error: nope is no scenario, neither shipped nor a file: there are four-r"),
         (("none.toml",), 2, "error: The config file none.toml cannot be read"),
     ],

@@ -10,8 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skerry.algorithm.goodput import data_parallel_bytes
-from skerry_tools.plan.baselines import halting, ring_bits
-from skerry_tools.plan.failures import Absence, FailingLearner, LearnerTimeline, TimeUse, draw, walk
+from skerry_tools.plan.baselines import ring_bits
+from skerry_tools.plan.failures import Absence, LearnerTimeline, TimeUse, draw, walk
+from skerry_tools.plan.goodput import FailingLearner
 from skerry_tools.plan.simulation import uptime_of
 from skerry_tools.plan.tables import PauseTable, RecoveryTable, SavingTable
 
@@ -64,7 +65,7 @@ def test_halting_matches_its_closed_form_for_every_law(
     load: float, law: RecoveryTable, seed: int
 ) -> None:
     timeline = walked(failing(load, recovery=law), 4000, seed)
-    near(timeline.running_share, halting(0.01, 100.0 * load), 2000)
+    near(timeline.running_share, 1 / (1 + load), 2000)
     assert trained(timeline) == pytest.approx(timeline.running_share, abs=1e-9)
 
 

@@ -24,7 +24,10 @@ from tests.support.plans import asked, site
         ({}, {}, "sites", "is empty"),
         ({"a": site(up="0 Gbit/s")}, {}, "sites.a.up", "more than 0"),
         ({"a": site(up="5 Gb/s")}, {}, "sites.a.up", "bits or bytes"),
-        ({"a": site(down="400 MB/s")}, {}, "sites.a.down", "write both in one unit"),
+        ({"a": site(down="400 MB/s")}, {}, "sites.a.down", "write all in one unit"),
+        ({"a": site(), "b": site(up="1 GB/s")}, {}, "sites.b.up", "sites.a.up is 3 Gbit/s"),
+        ({"a": site(flops_per_chip="1 TFLOP/s")}, {}, "sites.a.step_time", "give one of them"),
+        ({f"s{n}": site() for n in range(4097)}, {}, "sites", "at most 4096"),
         ({"a": site(upp="1 Gbit/s")}, {}, "sites.a.upp", "did you mean sites.a.up?"),
         ({"a": {"up": "1 Gbit/s"}}, {}, "sites.a.step_time", "flops_per_chip"),
         (2, {"hub": {"site": "z"}}, "hub.site", "there are a, b"),
@@ -60,6 +63,8 @@ def test_a_plan_that_contradicts_itself_is_refused_by_path(
         ('outages=[{"learners": [1]}]', "outages.0.lasts", ""),
         ('outages=[{"last": "1 h", "lasts": "1 h"}]', "outages.0.last", ""),
         ('outages=[{"lasts": "1 h", "every": "1 h"}]', "outages.0.every", ""),
+        ('outages=[{"lasts": "1us", "every": "2us"}]', "outages.0.every", ""),
+        ("checkpoints.every=1us", "checkpoints.every", ""),
     ],
 )
 def test_a_simulation_that_cannot_be_is_refused_by_path(
@@ -74,6 +79,9 @@ def test_a_simulation_that_cannot_be_is_refused_by_path(
 def test_an_unknown_scenario_or_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are four-regions, goodput-table, llama-3"):
         setup_of("goodput-tabel", [])
+    (tmp_path / "empty.toml").write_text("", "utf-8")
+    with pytest.raises(ConfigError, match="is empty"):
+        setup_of(str(tmp_path / "empty.toml"), [])
     with pytest.raises(ConfigError, match="cannot be read"):
         setup_of(str(tmp_path / "none.toml"), [])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skerry.errors import ConfigError
 from skerry_tools.plan.failures import TimeUse
 from skerry_tools.plan.simulation import Setup, caveats, simulate
-from skerry_tools.plan.simulation_answer import setup_of
+from skerry_tools.plan.simulation_answer import lead, setup_of
 from tests.support.plans import with_fleet
 
 DAY = 86400.0
@@ -65,8 +65,8 @@ def test_waiting_for_all_costs_mean_over_maximum_of_the_step_times(
 ) -> None:
     sets = (f"sync.learners={learners}", f"sync.quorum={learners}", f"sync.h_steps={h_steps}")
     stops = ("sync.overlap_steps=0", "sync.fragments=1", f"timing.spread={spread}")
-    instant = ("timing.upload_s=0", "timing.commit_s=0", "simulation.rounds=40")
-    found = simulate(short(*QUIET, *sets, *stops, *instant))
+    instant = ("timing.upload_s=0", "timing.commit_s=0")
+    found = simulate(short(*QUIET, *sets, *stops, *instant, f"fleet.chips={learners}"))
     assert found.goodput == pytest.approx(1.0 / (1.0 + spread), abs=1e-6)
     assert found.split[TimeUse.WAIT] == pytest.approx(1.0 - found.goodput, abs=1e-6)
 
@@ -90,11 +90,39 @@ def test_an_outage_is_lost() -> None:
     assert lost.uptime[7] == pytest.approx(1.0 - 6 / 24)
 
 
+def test_time_to_tokens_counts_when_learners_came() -> None:
+    """Half the fleet comes after ten days: 10 d at half speed, and 10 of 20 more at full speed."""
+    away = 'outages=[{"learners": [0, 1, 2, 3], "lasts": "10 d"}]'
+    speed = ("timing.tokens_per_step=2", "timing.step=2 s", "simulation.days=30")
+    tokens = f"timing.tokens={8 * DAY * 15}"
+    found = simulate(short(*QUIET, *speed, away, tokens))
+    assert found.time_to_tokens_s == pytest.approx(20 * DAY, rel=1e-3)
+    twice = simulate(short(*QUIET, *speed, away, f"timing.tokens={8 * DAY * 50}"))
+    assert twice.time_to_tokens_s == pytest.approx(60 * DAY, rel=1e-3)
+
+
+def test_a_run_in_which_nothing_failed_says_so_and_what_is_expected() -> None:
+    quiet = lead(simulate(short("failures.chip_mtbi=1000 d", "fleet.chips=8")))
+    assert "no failure was drawn, 0.008 are expected in that time: goodput 100.0 % without" in quiet
+    never = lead(simulate(short("failures.chip_mtbi=never")))
+    assert "goodput 100.0 %, without failures" in never
+    assert "±" not in quiet + never
+    assert "±" in lead(simulate(short()))
+
+
+def test_an_outage_stops_all_that_stop_for_rounds() -> None:
+    away = 'outages=[{"learners": [0], "begin": "1 h", "lasts": "6 h"}]'
+    stops = ("sync.overlap_steps=0", "sync.quorum=8")
+    instant = ("timing.upload_s=0", "timing.commit_s=0")
+    lost = simulate(short(*QUIET, *stops, *instant, away))
+    assert lost.goodput == pytest.approx(1.0 - 6 / 24, abs=1e-3)
+
+
 def test_time_to_tokens_follows_the_goodput() -> None:
     asked = ("timing.tokens_per_step=4e6", "timing.tokens=1e12", "timing.step=2 s")
     found = simulate(short(*asked))
     assert found.tokens_s == pytest.approx(8 * 2e6 * found.goodput, rel=1e-6)
-    assert found.time_to_tokens_s == pytest.approx(1e12 / (8 * 2e6 * found.goodput), rel=1e-6)
+    assert found.time_to_tokens_s == pytest.approx(1e12 / (8 * 2e6 * found.goodput), rel=1e-3)
 
 
 def test_what_was_never_checked_comes_with_a_caveat() -> None:
@@ -126,6 +154,7 @@ SITED = """
 parameters = "1B"
 tokens = "20B"
 tokens_per_step = 65536
+[failures]
 chip_mtbi = "100 d"
 [sites.near]
 learners = 2

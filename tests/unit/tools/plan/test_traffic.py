@@ -14,8 +14,8 @@ from skerry.algorithm.schedule import Schedule, offset, room_steps
 from skerry.algorithm.schemes import raw_bytes
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, merge_s
-from skerry_tools.plan.tables import HubTable, PlanTable, SiteTable
-from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
+from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
+from skerry_tools.plan.traffic import CommitParts, Deployment, PlannedSite, SiteRound, SyncLoad
 
 SYNC = SyncConfig(fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1, chunk_bytes=2**60)
 LOAD = SyncLoad(SYNC, 12e9, outer_vectors=1)
@@ -30,7 +30,7 @@ def site_of(*, step_s: float = 2.0, local: bool = False, **table: Any) -> Planne
 
 def at(*sites: PlannedSite, load: SyncLoad = LOAD, hub: HubTable = HUB) -> Deployment:
     named = {f"s{i}": replace(one, name=f"s{i}") for i, one in enumerate(sites)}
-    return Deployment(load, named, hub, PlanTable())
+    return Deployment(load, named, hub, ScenarioTables())
 
 
 def round_of(site: PlannedSite, load: SyncLoad = LOAD) -> SiteRound:
@@ -158,3 +158,11 @@ def test_the_merge_is_the_line_through_what_was_measured(
     scheme: str, count: int, rate: float
 ) -> None:
     assert 4 / merge_s(scheme, 1.0, count) == pytest.approx(rate)
+
+
+def test_deltas_keyframes_and_snapshots_are_counted_as_often_as_they_are_stored() -> None:
+    now = replace(LOAD, outer_vectors=1)
+    assert (now.down_bits, now.state_bytes) == (11.07, pytest.approx(11.07 / 8 + 8))
+    rare = replace(now, parts=CommitParts(3.4, keyframe_every=16, snapshot_every=8))
+    assert rare.down_bits == 3.4
+    assert rare.state_bytes == pytest.approx((3.4 + 11.07 / 16) / 8 + 8 / 8)
