@@ -14,15 +14,22 @@ from torch.distributed.fsdp import fully_shard
 import skerry.torch
 
 
+def momentum(optimizer: Any) -> float:
+    """Return the sum of all that lies here of an optimizer's momentum."""
+    held = [state["momentum_buffer"].to_local() for state in optimizer.state.values()]
+    return sum(float(part.double().sum()) for part in held)
+
+
 def main(url: str, run: str, store: str, config: str, rank: str) -> None:
     distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=2)
     torch.manual_seed(int(rank))  # the first process's values count
     model: Any = torch.nn.Sequential(torch.nn.Linear(20, 15), torch.nn.Linear(15, 1))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1)
     with skerry.torch.join(
         url, run=run, name="a", model=model, optimizer=optimizer, config=json.loads(config)
     ) as island:
+        print(f"begins with {momentum(optimizer)!r}", flush=True)
         for _ in island.batches(range(7)):
             model(torch.zeros(1, 20)).sum().backward()  # gathers and frees, as any loop does
             for parameter in model.parameters():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skerry.client.inner_file import read_file
 from skerry.client.loop_thread import LoopThread
+from tests.support.builders import wait_until
 from tests.support.joins import CONFIG, ENDLESS, violations
 from tests.support.nats_server import NatsServer
+from tests.support.several import Several
 
 torch: Any = pytest.importorskip("torch")
 skerry_torch: Any = pytest.importorskip("skerry.torch")
@@ -114,31 +116,46 @@ def test_a_torch_learners_machine_needs_no_jax_and_nothing_is_imported_early() -
     assert done.returncode == 0, done.stderr
 
 
+def ranks(url: str, run: str, folder: Path, config: dict[str, Any]) -> Several:
+    """Start two processes of one learner."""
+    environment = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    arguments = url, run, f"file://{folder / 'store'}", json.dumps(config)
+    script = Path(__file__).with_name("sharded.py")
+    return Several(folder, script, *arguments, environment=environment)
+
+
 @pytest.mark.drill
 def test_two_processes_of_a_sharded_module_are_one_learner(
     shared_nats: NatsServer, run_id: str, thread: LoopThread, syncer: None, tmp_path: Path
 ) -> None:
-    script = Path(__file__).with_name("sharded.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    store = f"file://{tmp_path / 'store'}"
-    command = [sys.executable, str(script), shared_nats.url, run_id, store, json.dumps(CONFIG)]
-    both = [
-        subprocess.Popen(
-            [*command, str(rank)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=100)[0] for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    assert [process.returncode for process in both] == [0, 0], said
-    results = [[line for line in text.splitlines() if "ends" in line] for text in said]
-    assert results[0] == results[1]
-    assert results[0] == ["ends after 80 with 15 rows close to the goal"]
+    with ranks(shared_nats.url, run_id, tmp_path / "ranks", dict(CONFIG)) as both:
+        assert both.ended() == [0, 0], both.said()
+        assert both.said("ends") == [["ends after 80 with 15 rows close to the goal"]] * 2
     assert violations(thread, shared_nats.url, run_id) == ()
+
+
+@pytest.mark.drill
+def test_two_processes_are_killed_and_go_on_with_their_optimizers_state(
+    shared_nats: NatsServer, run_id: str, thread: LoopThread, syncer: None, tmp_path: Path
+) -> None:
+    asked = shared_nats.url, run_id
+    config: dict[str, Any] = {**ENDLESS, "learner": {"save_every_s": 0.2}}
+    folder = tmp_path / "learners" / run_id / "a"
+    files = [[folder / f"inner-{n}-of-2.{kept}" for kept in ("state", "before")] for n in (0, 1)]
+    with ranks(*asked, tmp_path / "first", config) as both:
+        wait_until(lambda: all(file.exists() for each in files for file in each))
+        both.processes[1].kill()
+        assert both.processes[0].wait(30) == 1
+        assert "error: Process 1 of this learner is lost" in both.said("error:")[0][0]
+    sums = [dict(map(saved_momentum, filter(Path.exists, each))) for each in files]
+    newest = max(sums[0].keys() & sums[1].keys())
+    with ranks(*asked, tmp_path / "second", config) as both:
+        wait_until(lambda: all(both.said("begins")))
+        assert both.said("begins") == [[f"begins with {each[newest]!r}"] for each in sums]
+    assert violations(thread, shared_nats.url, run_id) == ()
+
+
+def saved_momentum(path: Path) -> tuple[int, float]:
+    """Return the step of a save and the sum of the momentum in it."""
+    saved, tensors = read_file(path, None)
+    return saved.step, sum(float(tensor.astype(np.float64).sum()) for tensor in tensors.values())

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-import jax
 import structlog
 
 from skerry.client.following import Following
@@ -74,7 +73,7 @@ async def follow(
         assert isinstance(trainer.fragment_port, SharedFragments)
         log.info("follows_first_process", run=place.origin.run, incarnation=place.incarnation)
         own, kind = (
-            replace(place.origin, process=jax.process_index()),
+            replace(place.origin, process=follower.number),
             kind_of(trainer.moments_like()),
         )
         saver = InnerStateSaver(local, own, place.incarnation, kind, process=follower)

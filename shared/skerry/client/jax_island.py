@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,16 +13,24 @@ import jax.numpy as jnp
 from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import jax_inner
 from skerry.client.asked import Config, settings_of
+from skerry.client.following import Following
 from skerry.client.jax_fragments import JaxFragments
+from skerry.client.jax_processes import SharedFragments, met
 from skerry.client.joined import JoinedIsland
-from skerry.errors import ConfigError
+from skerry.client.loop_island import Follower, LoopIsland, Obey
+from skerry.client.loop_thread import LoopThread
+from skerry.client.processes import Assignment, Deed, FollowingProcess, LeadProcess
 from skerry.models.base import Params, leaf_specs
 from skerry.models.names import unit_of
+from skerry.service.entry import bus_from
 from skerry.settings.models import RunConfig, Settings
 
 
-class JaxIsland(JoinedIsland):
-    """One learner of a run, whose parameters are a tree of JAX arrays."""
+class JaxIsland(LoopIsland):
+    """One learner of a run, whose parameters are a tree of JAX arrays.
+
+    Where they lie with several processes each sends and reads its own part.
+    """
 
     def __init__(
         self,
@@ -30,15 +39,23 @@ class JaxIsland(JoinedIsland):
         name: str | None,
         params: Params,
         leaves: tuple[LeafSpec, ...],
+        process: LeadProcess | FollowingProcess | None,
     ) -> None:
+        self._settings = settings
         self._given: Params = params
         self._taken = False
-        super().__init__(settings, run, name, leaves, self._hold)
+        lead, follower = None, None
+        if isinstance(process, FollowingProcess):
+            follower = Follower(process, settings, leaves, partial(self._follow, process))
+        else:
+            lead = process
+        joined = JoinedIsland(settings, run, name, leaves, self._hold, lead=lead)
+        super().__init__(joined, process, follower)
 
     @property
     def params(self) -> Params:
         """The parameters as they are now: the log's, when the block begins."""
-        _ = self._island  # raises outside the block
+        _ = self._now  # raises outside the block
         self._taken = True
         return self._held.params
 
@@ -58,25 +75,52 @@ class JaxIsland(JoinedIsland):
         given up. The first step of a loop that has not asked for ``params`` was taken from its own
         initial ones: it counts for nothing, and the log's are returned. ``state`` is the
         optimizer's after this step, to be saved on this machine now and then; ``restored`` gives it
-        back after a restart. ``boundary`` says the rest.
+        back after a restart. Of several processes each calls it: ``tokens`` are those of all.
+        ``JoinedIsland.boundary`` says the rest.
         """
         if self._taken:
             self._held.params = params
             held = None if state is None else lambda: state
-            self.boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
+            self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
         return self.params
 
     def restored(self, state: Any) -> Any:
         """Return an optimizer's state as an earlier start of this learner saved it, or as given.
 
-        ``state`` is a fresh one, of the shapes that steps will pass.
+        ``state`` is a fresh one, of the shapes that steps will pass, where they will lie.
         """
-        tensors = self.resume(jax_inner.kind_of(jax.eval_shape(lambda: state)))
+        tensors = self._resume(jax_inner.kind_of(state))
         if not tensors:
             return state
         return jax_inner.restored(state, tensors)
 
-    def _hold(self, plan: Plan, config: RunConfig) -> JaxFragments:
+    def _hold(self, plan: Plan, config: RunConfig) -> JaxFragments | SharedFragments:
+        held = self._copied(plan, config)
+        if isinstance(self._process, LeadProcess):
+            return SharedFragments(held, plan, config.sync, self._process)
+        return held
+
+    def _follow(
+        self, process: FollowingProcess, place: Assignment, plan: Plan, config: RunConfig
+    ) -> Obey:
+        """Hold what lies with this process, and serve the first one from a thread."""
+        shared = SharedFragments(self._copied(plan, config), plan, config.sync)
+        thread = LoopThread("skerry")
+        self._around.callback(thread.close)
+        bus = bus_from(self._settings.local.nats, place.origin.learner)
+        thread.result(bus.__aenter__())
+        self._around.callback(lambda: thread.result(bus.__aexit__(None, None, None)))
+        following = Following(bus, place, plan, config.sync.chunk_bytes, shared, process)
+        serving = thread.begin(following.requests())
+
+        def ended(_: object) -> None:
+            if not serving.cancelled() and (error := serving.exception()) is not None:
+                process.orders.put((Deed.FAIL, [f"this process does not reach the log: {error}"]))
+
+        serving.add_done_callback(ended)
+        return following.do
+
+    def _copied(self, plan: Plan, config: RunConfig) -> JaxFragments:
         """Hold a copy: adopting writes into it, and the caller's arrays are the caller's.
 
         It is committed to its devices, as what is adopted is: so programs are compiled once.
@@ -102,7 +146,9 @@ def join(
     """Return one learner of a run, for a ``with`` block around a training loop of your own.
 
     The run is created where there is none: with these parameters as its first global state. Else
-    they only say what the tensors are, and the log's values come in their place.
+    they only say what the tensors are, and the log's values come in their place. Where JAX runs in
+    several processes (``jax.distributed.initialize``), they are one learner: each joins, and the
+    first one decides.
 
     Args:
         url: The broker; by default that of the settings (``SKERRY_NATS__URL``), or that of the
@@ -126,15 +172,11 @@ def join(
     has taken this one's name.
 
     """
-    if jax.process_count() > 1:
-        msg = (
-            f"skerry.join is for a loop of one process, and JAX runs in {jax.process_count()}: use"
-            " `skerry learner` with learner.processes, or give each process a name and JAX its own."
-        )
-        raise ConfigError(msg, path="learner.processes")
     settings, sizes = settings_of(url, run, config), dict(units or {})
     specs = (
         replace(spec, unit=sizes.get(spec.name, unit_of(spec.name, spec.shape)))
         for spec in leaf_specs(params, embeddings)
     )
-    return JaxIsland(settings, run, name, params, tuple(specs))
+    leaves = tuple(specs)
+    process = met(run, name) if jax.process_count() > 1 else None
+    return JaxIsland(settings, run, name, params, leaves, process)

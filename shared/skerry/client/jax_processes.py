@@ -9,15 +9,18 @@ that no device waits for these words.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # JAX names its coordinator nowhere else
 from numpy.typing import NDArray
 
 from skerry.algorithm import quantise_jax
@@ -25,7 +28,7 @@ from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
 from skerry.algorithm.planes import Planes, allocate
 from skerry.algorithm.schemes import scheme_of
 from skerry.client.jax_fragments import Cut, DeviceVector, JaxFragments, Piece
-from skerry.client.meeting import Group, come, gather, own
+from skerry.client.meeting import Group, come, gather, meet, own
 from skerry.client.processes import Deed, FollowingProcess, LeadProcess
 from skerry.errors import ConfigError, Diverged
 from skerry.protocol.codec import Shares
@@ -34,6 +37,8 @@ from skerry.settings.models import SyncConfig
 
 END_S = 20
 """What a process waits at most, at its end, for the others."""
+PATIENCE_MS = 24 * 3600 * 1000
+"""What a process waits at most for the first one to join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Crew:
         """Wait until all processes have come; to be called before JAX looks at its devices."""
         if group.process:
             connection, address = come(group, run, learner)
-            return cls(group, address, None, FollowingProcess(connection))
+            return cls(group, address, None, FollowingProcess(connection, number=group.process))
         connections, address = gather(group, run, learner)
         return cls(group, address, LeadProcess(connections), None)
 
@@ -74,6 +79,30 @@ class Crew:
             traceback.print_exc()
             _leave(1)
         jax.distributed.shutdown()
+
+
+_meetings = count()
+
+
+def met(run: str, name: str | None) -> LeadProcess | FollowingProcess:
+    """Meet the other processes of a learner whose JAX they have initialised themselves.
+
+    They find each other by the coordinator that JAX has found them by.
+    """
+    world, key = distributed.global_state, f"skerry/{next(_meetings)}"
+    store: Any = world.client
+
+    def share(text: str) -> str:
+        if text:
+            store.key_value_set(key, text)
+            return text
+        found: str = store.blocking_key_value_get(key, PATIENCE_MS)
+        return found
+
+    host = str(world.coordinator_address).rpartition(":")[0].strip("[]")
+    place = jax.process_index(), jax.process_count()
+    learner = name or ("" if place[0] else socket.gethostname().partition(".")[0])
+    return meet(share, host, place, run, learner)
 
 
 def _leave(code: object) -> None:

@@ -10,19 +10,19 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.asked import model_of_leaves
-from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.inner import Found, RestoredState, fresh
 from skerry.client.inner_file import origin_of
 from skerry.client.inner_state import RESTORE_S, InnerStateSaver, StateKind
@@ -32,17 +32,18 @@ from skerry.client.loop_thread import LoopThread
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
+from skerry.client.processes import Assignment, Deed, LeadProcess
 from skerry.client.session import Fragments
 from skerry.client.telemetry import observe
-from skerry.data.stream import Prefetched
 from skerry.errors import ConfigError, RunFinished, SkerryError, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
-from skerry.protocol.messages import LearnerPhase, RunState
+from skerry.protocol.messages import InnerState, LearnerPhase, RunState
 from skerry.protocol.subjects import checked_token
 from skerry.service.entry import bus_from
 from skerry.service.reporting import broker_event, configure, telemetry
 from skerry.service.shell import run_loops
+from skerry.settings import loading
 from skerry.settings.models import RunConfig, Settings
 
 log = structlog.get_logger()
@@ -59,12 +60,19 @@ class Cut:
         self.plan = plan(leaves, config.sync.fragments)
 
 
+def not_joined() -> ConfigError:
+    """Return the error of a learner that is used outside its block."""
+    msg = "This learner has not joined yet: use it in a block, `with join(...) as island`."
+    return ConfigError(msg)
+
+
 class JoinedIsland:
-    """One learner of a run, for as long as a ``with`` block lasts.
+    """One learner of a run, for as long as a ``with`` block lasts, or its first process.
 
     ``leaves`` are its tensors, perhaps of the model that a config.json has ``described``;
     ``fragments`` makes what holds them, once the run's plan and config
-    are known. Errors of the network's thread are raised at the next step boundary.
+    are known; ``lead`` speaks to its other processes.
+    Errors of the network's thread are raised at the next step boundary.
     """
 
     def __init__(
@@ -75,8 +83,10 @@ class JoinedIsland:
         leaves: tuple[LeafSpec, ...],
         fragments: Callable[[Plan, RunConfig], Fragments],
         described: str = "",
+        lead: LeadProcess | None = None,
     ) -> None:
         self._settings = settings
+        self._lead = lead
         self._run = checked_token(run, "run")
         host = socket.gethostname().partition(".")[0]
         self._name = checked_token(host if name is None else name, "learner")
@@ -135,12 +145,20 @@ class JoinedIsland:
                 " a checkpoint."
             )
             raise RunFinished(msg)
-        self._origin = origin_of(record, self._name)
+        lead, self._origin = self._lead, origin_of(record, self._name)
         place = thread.result(take_place(bus, record, cut.plan, self._name, socket.gethostname()))
         place = offering(place, config.model, given.model.path)
+        if lead is not None:
+            self._origin = replace(self._origin, processes=lead.processes)
+            about = place.learner.incarnation, place.member.shard, loading.to_json(config)
+            lead.post(Deed.HOLD, *asdict(Assignment(self._origin, *about)).values())
         self._fragments = self._make(cut.plan, config)
+        if lead is not None:
+            lead.meet()
         session, network = open_sync(
-            bus, place.learner, cut.plan, config, self._fragments, place.start, call=thread.call
+            *(bus, place.learner, cut.plan, config, self._fragments, place.start),
+            call=thread.call,
+            lead=lead,
         )
         self._joined = Island(place, config, session, Meter(started_s))
         self._membership = Membership(network, self._island)
@@ -184,8 +202,7 @@ class JoinedIsland:
     @property
     def _island(self) -> Island:
         if self._joined is None:
-            msg = "This learner has not joined yet: use it in a block, `with join(...) as island`."
-            raise ConfigError(msg)
+            raise not_joined()
         return self._joined
 
     @property
@@ -226,16 +243,6 @@ class JoinedIsland:
         """True once the run is over: there is no step left to take."""
         return self._island.stopping or self._island.done()
 
-    @overload
-    def batches(self) -> Iterator[Prefetched]: ...
-    @overload
-    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]: ...
-    def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
-        """Yield batches until the run is over, as ``batches.until_done`` says."""
-        for cursor, batch in until_done(self, loader):
-            self.read_to = cursor
-            yield batch
-
     def resume(self, kind: StateKind) -> Mapping[str, NDArray[Any]]:
         """Return the optimizer's state that an earlier start of this learner saved; empty: none.
 
@@ -245,7 +252,7 @@ class JoinedIsland:
         start = island.place.learner.incarnation, island.now.step
         if not local.save_every_s or self._restored.done():
             return {}
-        self._saver = InnerStateSaver(local, self._origin, start[0], kind)
+        self._saver = InnerStateSaver(local, self._origin, start[0], kind, process=self._lead)
         self._saver.start()
         try:
             found = self._saver.found.result(RESTORE_S)
@@ -253,6 +260,8 @@ class JoinedIsland:
             found = Found(reason=f"the disk gave nothing for {RESTORE_S:g} s")
         restored = found.begin(*start, self.config.train.inner_max_age_steps)
         self._restored.set_result(restored)
+        if self._lead is not None and restored.inner is InnerState.WARM:
+            self._lead.post(Deed.RESTORE, *restored.point)
         return restored.tensors
 
     def boundary(

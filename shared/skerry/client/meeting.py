@@ -1,20 +1,25 @@
 """Where the processes of one learner find each other before it begins.
 
-The first one listens, and the others come and say whose they are. Nothing here knows of JAX.
+The first one listens, and the others come and say whose they are. Nothing here knows of JAX or
+torch.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import json
+import secrets
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
+from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import ConfigError
 from skerry.settings.models import LearnerSettings
 
@@ -28,12 +33,16 @@ WILDCARD = "0.0.0.0"  # noqa: S104 - compared with, not listened on
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A learner's processes, as settings of each machine say."""
+    """A learner's processes, as settings of each machine say.
+
+    Each proves to the other that it knows the ``secret``, which no line says.
+    """
 
     processes: int
     process: int
     host: str
     port: int
+    secret: str = field(default="", repr=False)
 
     @classmethod
     def of(cls, local: LearnerSettings | None) -> Group | None:
@@ -60,6 +69,25 @@ class Group:
         return cls(local.processes, local.process, host.strip("[]"), int(port))
 
 
+def meet(
+    share: Callable[[str], str], at: str, place: tuple[int, int], run: str, learner: str
+) -> LeadProcess | FollowingProcess:
+    """Have processes meet that can share a text already: ``share`` gives all the first one's.
+
+    ``at`` is the host where the others reach the first one, ``place`` this one's number and how
+    many there are. ``learner`` may be empty in the others.
+    """
+    process, processes = place
+    if process:
+        host, port, secret = json.loads(share(""))
+        group = Group(processes, process, host, port, secret)
+        return FollowingProcess(come(group, run, learner)[0], number=process)
+    with _listening(at, 0) as server:
+        group = Group(processes, 0, at, server.getsockname()[1], secrets.token_hex())
+        share(json.dumps([at, group.port, group.secret]))
+        return LeadProcess(_all_come(server, group, run, learner)[0])
+
+
 def gather(group: Group, run: str, learner: str) -> tuple[dict[int, socket.socket], str]:
     """Wait until every other process has come; returns their connections and an address for JAX's.
 
@@ -73,21 +101,36 @@ def gather(group: Group, run: str, learner: str) -> tuple[dict[int, socket.socke
             " choose a free one, the same for every process."
         )
         raise ConfigError(msg, path="learner.coordinator") from error
-    come: dict[int, socket.socket] = {}
-    log.info("waits_for_processes", port=group.port, processes=group.processes)
     with server:
-        while len(come) < group.processes - 1:
-            connection, _ = server.accept()
-            with suppress(OSError, ValueError, TypeError, KeyError):
-                process = _welcomed(connection, group, run, learner)
-                come[process] = connection
-                continue
-            connection.close()
+        return _all_come(server, group, run, learner)
+
+
+def _all_come(
+    server: socket.socket, group: Group, run: str, learner: str
+) -> tuple[dict[int, socket.socket], str]:
+    come: dict[int, tuple[socket.socket, str]] = {}
+    log.info("waits_for_processes", port=group.port, processes=group.processes)
+    while len(come) < group.processes - 1:
+        connection, _ = server.accept()
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            process, nonce = _welcomed(connection, group, run, learner)
+            come[process] = connection, nonce
+            continue
+        connection.close()
     with _listening(group.host, 0) as free:
         address = f"{group.host}:{free.getsockname()[1]}"
-    for connection in come.values():
-        connection.sendall(json.dumps({"address": address}).encode() + b"\n")
-    return come, address
+    for connection, nonce in come.values():
+        _say(connection, address=address, proof=_proof(group, nonce, address))
+    return {process: connection for process, (connection, _) in come.items()}, address
+
+
+def _proof(group: Group, *said: object) -> str:
+    """Return what only a process can say of what was said that knows the secret."""
+    return hmac.new(group.secret.encode(), json.dumps(said).encode(), "sha256").hexdigest()
+
+
+def _say(connection: socket.socket, **said: object) -> None:
+    connection.sendall(json.dumps(said).encode() + b"\n")
 
 
 def own(address: str) -> bool:
@@ -107,20 +150,30 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(("", port))
 
 
-def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -> int:
-    """Return the number of a process that says it is of this learner; ValueError if it is not."""
+def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -> tuple[int, str]:
+    """Return the number and the nonce of a process of this learner; ValueError if it is none."""
     connection.settimeout(HELLO_S)
+    challenge = secrets.token_hex(16)
+    _say(connection, nonce=challenge)
     hello = json.loads(_line(connection))
-    process, said = int(hello["process"]), (hello["run"], hello["learner"], hello["processes"])
-    if said != (run, learner, group.processes) or not 0 < process < group.processes:
+    process, nonce, theirs = int(hello["process"]), str(hello["nonce"]), str(hello["proof"])
+    said = (hello["run"], hello["learner"] or learner, hello["processes"])
+    msg = ""
+    if not hmac.compare_digest(theirs, _proof(group, challenge, nonce, process)):
+        msg = (
+            "This process does not know the secret of the first one: give all of them the same"
+            " learner.secret_file."
+        )
+    elif said != (run, learner, group.processes) or not 0 < process < group.processes:
         msg = (
             f"This process is {process} of {said[2]} of learner {said[1]!r} in run {said[0]!r}, and"
             f" the first one is of {group.processes} of {learner!r} in {run!r}: give all of them"
             " the same run, name and learner.processes."
         )
-        connection.sendall(json.dumps({"refused": msg}).encode() + b"\n")
+    if msg:
+        _say(connection, refused=msg)
         raise ValueError(msg)
-    return process
+    return process, nonce
 
 
 def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
@@ -128,18 +181,26 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
 
     Raises ConfigError if it is the first process of something else.
     """
-    hello = {"process": group.process, "processes": group.processes}
-    hello_line = json.dumps(hello | {"run": run, "learner": learner}).encode() + b"\n"
     log.info("waits_for_first_process", address=f"{group.host}:{group.port}")
     while True:
         answer: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             connection = socket.create_connection((group.host, group.port), timeout=HELLO_S)
-            connection.sendall(hello_line)
+            nonce, challenge = secrets.token_hex(16), json.loads(_line(connection))["nonce"]
+            _say(
+                connection,
+                process=group.process,
+                processes=group.processes,
+                run=run,
+                learner=learner,
+                nonce=nonce,
+                proof=_proof(group, challenge, nonce, group.process),
+            )
             connection.settimeout(None)  # the others may come whenever they like
             answer = json.loads(_line(connection))
-            if "address" in answer:
-                return connection, str(answer["address"])
+            address = str(answer.get("address", ""))
+            if hmac.compare_digest(str(answer.get("proof", "")), _proof(group, nonce, address)):
+                return connection, address
             connection.close()
         if "refused" in answer:
             raise ConfigError(str(answer["refused"]), path="learner.processes")

@@ -194,16 +194,18 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     ``fragments`` holds the parameters, ``start`` is where the learner goes on. ``call`` calls a
     function in the network's thread, from the trainer's. ``wake`` is called when there is news for
     a trainer that has no thread to wait in. ``clock`` is monotonic, and the one it counts by.
-    ``lead`` is the learner's first process, where it has several.
+    ``lead`` is the learner's first process, where it has several: those send and read their own
+    blocks, if the fragments say which these are.
     """
     room, telemetry = LearnerPolicy.of(config.sync).room, LearnerTelemetry(identity)
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
+    own = getattr(fragments, "own_blocks", None)
     network = Network(
         LearnerConnection(
             bus, identity, plan, config, mailbox, telemetry, wall_ns=wall_ns, clock=clock
         ),
-        lead,
-        getattr(fragments, "own_blocks", None),
+        None if own is None else lead,
+        own,
     )
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns

@@ -126,6 +126,12 @@ class Peer:
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
+    def break_off(self) -> None:
+        """End without a word, which the other one takes for a loss."""
+        self._over.set()
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
     def _listen(self) -> None:
         why = "it has gone"
         try:
@@ -185,6 +191,11 @@ class LeadProcess:
             Peer(connection, str(process), partial(self._heard, process), lost)
             for process, connection in sorted(connections.items())
         ]
+
+    @property
+    def processes(self) -> int:
+        """How many the learner has, this one included."""
+        return len(self._peers) + 1
 
     def post(self, deed: Deed, *words: Any) -> None:
         """Tell the others what comes next."""
@@ -294,12 +305,17 @@ class FollowingProcess:
     """Any other process of a learner, and its connection to the first one.
 
     ``orders`` are what that says, in order, END the last; requests of its network's thread go to
-    whom ``take_requests`` names, in a thread.
+    whom ``take_requests`` names, in a thread. ``number`` is its own.
     """
 
     def __init__(
-        self, connection: socket.socket, lost: Callable[[str], None] = end_at_once
+        self,
+        connection: socket.socket,
+        lost: Callable[[str], None] = end_at_once,
+        *,
+        number: int = 1,
     ) -> None:
+        self.number = number
         self.orders: SimpleQueue[tuple[Deed, Words]] = SimpleQueue()
         self._early: list[tuple[Deed, Words]] = []
         self._take: Callable[[Deed, Words], None] = lambda deed, words: self._early.append(
@@ -337,6 +353,10 @@ class FollowingProcess:
     def close(self) -> None:
         """Say that this is the end."""
         self._peer.close()
+
+    def break_off(self) -> None:
+        """Have all processes end: this one has failed."""
+        self._peer.break_off()
 
     def _heard(self, deed: Deed, words: Words) -> None:
         if deed in REQUESTS:

@@ -11,26 +11,39 @@ from numpy.typing import NDArray
 
 from skerry.client.inner_file import Shapes
 from skerry.client.inner_state import Arrays, StateKind
-from skerry.client.torch_fragments import handed_over, parameters_of
+from skerry.client.torch_fragments import Parameter, handed_over, parameters_of
 
 State = dict[str, Any]
-"""By ``optimizer|parameter|key|type``: tensors, and numbers as tensors without dimensions."""
+"""By ``optimizer|parameter|key|type``, and for a shard ``|first``, the place of its first element:
+tensors, and numbers as tensors without dimensions."""
 
 
 def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
     """Return what a saver has to know of an optimizer's state of a module's parameters."""
-    shapes = {name: tuple(p.shape) for name, p in parameters_of(model).items()}
+    held = parameters_of(model)
+    shapes = {name: tuple(lying_here(p).shape) for name, p in held.items()}
+    places = {name: _place(p) for name, p in held.items()}
 
     def fits(found: Shapes) -> bool:
         return all(
             entry[:1] == [type(optimizer).__name__]
-            and len(entry) == 4
-            and shape in {(), shapes.get(entry[1])}
+            and len(entry) >= 4
+            and (shape == () or (shape, entry[4:]) == (shapes.get(entry[1]), places.get(entry[1])))
             and isinstance(getattr(torch, entry[3], None), torch.dtype)
             for entry, (shape, _) in ((name.split("|"), about) for name, about in found.items())
         )
 
     return StateKind(lambda state: state, _described, lambda: _copied, _handed, fits=fits)
+
+
+def lying_here(tensor: Any) -> Any:
+    """Return what of a tensor lies with this process."""
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def _place(tensor: Any) -> list[str]:
+    """Return where this process's part of a parameter begins; nothing for a whole one."""
+    return [str(Parameter(tensor, 0).first)] if hasattr(tensor, "placements") else []
 
 
 def state_of(optimizer: Any, model: torch.nn.Module) -> State:
@@ -41,29 +54,48 @@ def state_of(optimizer: Any, model: torch.nn.Module) -> State:
             if isinstance(value, (torch.Tensor, int, float)):
                 held = torch.as_tensor(value)
                 kind = str(held.dtype).removeprefix("torch.")
-                found[f"{type(optimizer).__name__}|{name}|{key}|{kind}"] = held
+                place = _place(parameter) if hasattr(held, "placements") else []
+                found["|".join([type(optimizer).__name__, name, key, kind, *place])] = held
     return found
 
 
 def restore(optimizer: Any, model: torch.nn.Module, tensors: Mapping[str, NDArray[Any]]) -> None:
     """Give an optimizer the state that was saved; its settings stay as they are."""
     places = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    held = parameters_of(model).items()
-    named = {name: places.index(id(p)) for name, p in held if id(p) in places}
+    held = parameters_of(model)
+    named = {name: places.index(id(p)) for name, p in held.items() if id(p) in places}
     state: dict[int, dict[str, Any]] = {}
     for label, array in tensors.items():
-        _, name, key, kind = label.split("|")
-        value = torch.from_numpy(np.array(array)).view(getattr(torch, kind))
+        _, name, key, kind, *place = label.split("|")
+        value: Any = torch.from_numpy(np.array(array)).view(getattr(torch, kind))
         if name in named:
+            value = _spread(value, held[name]) if place else value
             state.setdefault(named[name], {})[key] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _spread(local: Any, parameter: Any) -> Any:
+    """Return this process's part as a tensor that lies as a parameter does."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _described(state: Arrays) -> Shapes:
     """Return shapes and dtypes as ``_handed`` hands them over."""
     kinds = {name: str(t.dtype).removeprefix("torch.") for name, t in state.items()}
     return {
-        name: (tuple(t.shape), "int16" if kinds[name] == "bfloat16" else kinds[name])
+        name: (
+            tuple(lying_here(t).shape),
+            "int16" if kinds[name] == "bfloat16" else kinds[name],
+        )
         for name, t in state.items()
     }
 
@@ -74,7 +106,9 @@ def _copied(state: Arrays) -> Arrays:
 
 def _handed(state: Arrays) -> Arrays:
     """Return what numpy can hold of each tensor: the bits of a bfloat16 as integers."""
-    narrow = {name: t.dtype == torch.bfloat16 for name, t in state.items()}
-    return {
-        name: handed_over(t.view(torch.int16) if narrow[name] else t) for name, t in state.items()
-    }
+    found = dict[str, Any]()
+    for name, tensor in state.items():
+        local = lying_here(tensor)
+        bits = local.view(torch.int16) if local.dtype == torch.bfloat16 else local
+        found[name] = handed_over(bits)
+    return found

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import torch
-from torch import distributed
 
-from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import torch_inner
 from skerry.client.asked import Config, settings_of
-from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.joined import JoinedIsland
-from skerry.client.processes import Deed
+from skerry.client.loop_island import Follower, LoopIsland, Obey
+from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, leaves_of
-from skerry.client.torch_ranks import Follower, LeadFragments, Ranks, Standing
-from skerry.data.stream import Prefetched
-from skerry.settings import loading
+from skerry.client.torch_ranks import FollowerFragments, LeadFragments, met
 from skerry.settings.models import RunConfig, Settings
 
 
@@ -50,11 +46,10 @@ def pending(loss: Any) -> Any:
     return PendingLoss(loss) if loss.device.type == "cuda" else loss
 
 
-class TorchIsland:
+class TorchIsland(LoopIsland):
     """One learner of a run, whose parameters are a torch module's; they change in place.
 
-    When the block begins they are the log's. Where several processes are one learner, the first one
-    leads: only it joins, and the others do at each boundary what it says.
+    When the block begins they are the log's.
     """
 
     def __init__(
@@ -65,73 +60,31 @@ class TorchIsland:
         model: torch.nn.Module,
         leaves: tuple[LeafSpec, ...],
         optimizer: Any,
-        ranks: Ranks | None,
+        process: LeadProcess | FollowingProcess | None,
     ) -> None:
         self._model = model
-        self._leaves = leaves
         self._optimizer = optimizer
-        self._ranks = ranks
-        self._standing = Standing()
-        self._follower = Follower(ranks, self._follow) if ranks and ranks.rank > 0 else None
-        self._lead = JoinedIsland(settings, run, name, leaves, self._hold, described(model))
+        lead, follower = None, None
+        if isinstance(process, FollowingProcess):
+            follower = Follower(process, settings, leaves, partial(self._follow, process.number))
+        else:
+            lead = process
+        joined = JoinedIsland(settings, run, name, leaves, self._hold, described(model), lead)
+        super().__init__(joined, process, follower)
 
     def __enter__(self) -> Self:
-        self._at_boundary(self._join)
+        """Join, and go on with the optimizer's state that an earlier start has saved."""
+        super().__enter__()
+        if self._optimizer is None:
+            return self
+        try:
+            tensors = self._resume(torch_inner.kind_of(self._optimizer, self._model))
+            if tensors:
+                torch_inner.restore(self._optimizer, self._model, tensors)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None or self._follower is None:
-            self._at_boundary(partial(self._lead.__exit__, kind, error, trace), ends=bool(kind))
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's config, as the ledger holds it."""
-        return (self._follower or self._lead).config
-
-    @property
-    def shard(self) -> int:
-        """The number of this learner's part of the data: no other learner of the run has it."""
-        return self._standing.shard
-
-    @property
-    def start(self) -> int:
-        """The cursor, in sequences, at which this learner's data goes on."""
-        return self._standing.start
-
-    @property
-    def cursor(self) -> int:
-        """How far this learner has used its data, in sequences."""
-        return self._standing.cursor
-
-    @property
-    def progress(self) -> float:
-        """How much of the run was done at the last boundary, in [0, 1]: for schedules."""
-        return self._standing.progress
-
-    @property
-    def fell_back(self) -> bool:
-        """True if the last step put the global state in the place of values not finite."""
-        return self._standing.fell_back
-
-    @property
-    def done(self) -> bool:
-        """True once the run is over; for all processes of a learner after the same step."""
-        return self._standing.over
-
-    @overload
-    def batches(self) -> Iterator[Prefetched]: ...
-    @overload
-    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]: ...
-    def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
-        """Yield each process's batches until the run is over, as ``batches.until_done``."""
-        for cursor, batch in until_done(self, loader):
-            self._lead.read_to = cursor
-            yield batch
 
     def step(
         self,
@@ -146,58 +99,26 @@ class TorchIsland:
         It never waits, but in a blocking mode. Where several processes train the module each calls
         it: ``tokens`` are those of all, and the first one's ``loss`` counts. Once values that were
         not finite gave way to the global state, the optimizer's state of the parameters is cleared.
-        That of a module in one process is saved on this machine now and then.
+        It is saved on this machine now and then.
         ``JoinedIsland.boundary`` says the rest.
         """
-        loss = pending(loss) if self._follower is None else None
-        boundary = partial(self._lead.boundary, tokens=tokens, loss=loss, cursor=cursor)
-        state = partial(torch_inner.state_of, self._optimizer, self._model)
-        self._at_boundary(partial(boundary, routed=routed, state=state))
+        state = None
+        if self._optimizer is not None:
+            state = partial(torch_inner.state_of, self._optimizer, self._model)
+        loss = pending(loss)
+        self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=state)
         if self.fell_back:
             forget(self._optimizer, self._model)
 
-    def _join(self) -> None:
-        """Join, and go on with the optimizer's state that an earlier start has saved."""
-        self._lead.__enter__()
-        if self._optimizer is None or self._ranks is not None:
-            return
-        try:
-            tensors = self._lead.resume(torch_inner.kind_of(self._optimizer, self._model))
-            if tensors:
-                torch_inner.restore(self._optimizer, self._model, tensors)
-        except BaseException:
-            self._lead.__exit__(*sys.exc_info())
-            raise
-
-    def _at_boundary(self, act: Callable[[], object], *, ends: bool = False) -> None:
-        """Have the first process act, and learn where this learner is then.
-
-        ``ends``: by an error, which the others hear of as they do of any in ``act``.
-        """
-        if self._follower is not None:
-            self._standing = self._follower.follow()
-            return
-        word, about = Deed.FAIL, tuple[float, ...]()
-        try:
-            act()
-            self._standing = Standing.of(self._lead)
-            if self._ranks is not None and not ends:
-                word, about = Deed.DONE, astuple(self._standing)
-        finally:
-            if self._ranks is not None:
-                self._ranks.say(word, *about)
-
     def _hold(self, plan: Plan, config: RunConfig) -> TorchFragments | LeadFragments:
         held = TorchFragments(plan, config.sync, self._model)
-        if self._ranks is None:
-            return held
-        self._ranks.say(Deed.HOLD)
-        self._ranks.share(loading.to_json(config))
-        return LeadFragments(held, self._ranks)
+        return (
+            LeadFragments(held, self._process) if isinstance(self._process, LeadProcess) else held
+        )
 
-    def _follow(self, config: RunConfig, rank: int) -> tuple[Plan, TorchFragments]:
-        cut = plan(self._leaves, config.sync.fragments)
-        return cut, TorchFragments(cut, config.sync, self._model, rank=rank)
+    def _follow(self, rank: int, _: Assignment, plan: Plan, config: RunConfig) -> Obey:
+        held = TorchFragments(plan, config.sync, self._model, rank=rank)
+        return FollowerFragments(held, plan).do
 
 
 def described(model: Any) -> str:
@@ -259,7 +180,5 @@ def join(
     leaves = tuple(
         replace(leaf, unit=sizes.get(leaf.name, leaf.unit)) for leaf in leaves_of(model, embeddings)
     )
-    several = distributed.is_available() and distributed.is_initialized()
-    ranks = Ranks() if several and distributed.get_world_size() > 1 else None
-    settings = settings_of(url, run, config)
-    return TorchIsland(settings, run, name, model, leaves, optimizer, ranks)
+    settings, process = settings_of(url, run, config), met(run, name)
+    return TorchIsland(settings, run, name, model, leaves, optimizer, process)

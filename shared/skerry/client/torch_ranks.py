@@ -1,14 +1,13 @@
 """The processes that train one sharded torch module together: the first one talks to the log.
 
-Before each thing that it does to fragments it says so to the others, which do the same to what lies
-with them. Words go through gloo on the host; vectors through the default group, where they lie.
+What it does to fragments the others do to what lies with them. Vectors go through the default
+group, where they lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
+import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,131 +15,77 @@ from numpy.typing import NDArray
 from torch import distributed
 
 from skerry.algorithm.fragments import Plan
-from skerry.client.processes import Deed
+from skerry.client.meeting import meet
+from skerry.client.processes import Deed, FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, handed_over
-from skerry.errors import SkerryError
-from skerry.settings import loading
-from skerry.settings.models import RunConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from skerry.client.joined import JoinedIsland
 
-PATIENCE = timedelta(days=30)
-"""The first process may wait that long for a broker; the others wait with it."""
-WORDS = 8
-"""Numbers in what the first process says: what it does, and where this learner is then."""
+def met(run: str, name: str | None) -> LeadProcess | FollowingProcess | None:
+    """Meet the other processes of the default group; None where there is none, or this is all."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    place = distributed.get_rank(), distributed.get_world_size()
+    if place[1] == 1:
+        return None
+    control: Any = distributed.new_group(backend="gloo")
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a learner is, as all of its processes know it after a boundary."""
-
-    over: bool = False
-    fell_back: bool = False
-    start: int = 0
-    shard: int = 0
-    cursor: int = 0
-    progress: float = 0.0
-
-    @classmethod
-    def of(cls, lead: JoinedIsland) -> Standing:
-        """Return where the first process stands."""
-        place = lead.start, lead.shard, lead.cursor
-        return cls(lead.done, lead.fell_back, *place, lead.progress)
-
-
-class Ranks:
-    """The processes of one learner."""
-
-    def __init__(self) -> None:
-        self.rank: int = distributed.get_rank()
-        self._control: Any = distributed.new_group(backend="gloo", timeout=PATIENCE)
-
-    def say(self, deed: Deed, *values: float) -> None:
-        """Tell the others what comes next."""
-        words = torch.zeros(WORDS, dtype=torch.float64)  # which holds any cursor exactly
-        words[: 1 + len(values)] = torch.tensor([deed, *values], dtype=torch.float64)
-        distributed.broadcast(words, src=0, group=self._control)
-
-    def hear(self) -> tuple[Deed, list[float]]:
-        """Wait for what the first process does next."""
-        words = torch.zeros(WORDS, dtype=torch.float64)
-        distributed.broadcast(words, src=0, group=self._control)
-        deed, *values = words.tolist()
-        return Deed(int(deed)), values
-
-    def share(self, text: str = "") -> str:
-        """Return the first process's text."""
+    def share(text: str) -> str:
         held = [text]
-        distributed.broadcast_object_list(held, src=0, group=self._control)
+        distributed.broadcast_object_list(held, src=0, group=control)
         return held[0]
+
+    host = socket.gethostname()
+    at = os.environ.get("MASTER_ADDR") or host  # where torch's own processes meet
+    return meet(share, at, place, run, name or ("" if place[0] else host.partition(".")[0]))
 
 
 class LeadFragments:
     """What a session of the first process does to the parameters of all."""
 
-    def __init__(self, held: TorchFragments, ranks: Ranks) -> None:
+    def __init__(self, held: TorchFragments, lead: LeadProcess) -> None:
         self._held = held
-        self._ranks = ranks
+        self._lead = lead
 
     def genesis(self, fragment: int) -> Any:
         """Return the outer gradient of the parameters relative to zero: f32 (padded_size,)."""
-        self._ranks.say(Deed.GENESIS, fragment)
+        self._lead.post(Deed.GENESIS, fragment)
         return handed_over(_summed(self._held.initial(fragment)))
 
     def capture(self, fragment: int) -> Any:
         """Return ``anchor - local``, f32 (padded_size,), and remember local for the adoption."""
-        self._ranks.say(Deed.CAPTURE, fragment)
+        self._lead.post(Deed.CAPTURE, fragment)
         return handed_over(_summed(self._held.progress(fragment)))
 
     def release(self, fragment: int) -> None:
         """Forget what was captured, everywhere."""
-        self._ranks.say(Deed.RELEASE, fragment)
+        self._lead.post(Deed.RELEASE, fragment)
         self._held.release(fragment)
 
     def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
         """Take in a decoded global fragment, each process what lies with it."""
-        self._ranks.say(Deed.ADOPT, fragment)
+        self._lead.post(Deed.ADOPT, fragment)
         whole = self._held.to_device(vector)
         distributed.broadcast(whole, src=0)
         self._held.take(fragment, whole)
 
     def reset(self) -> None:
         """Fall back to the anchors, everywhere."""
-        self._ranks.say(Deed.RESET)
+        self._lead.post(Deed.RESET)
         self._held.reset()
 
 
-class Follower:
-    """Any other process: it does what the first one says, until that is done."""
+class FollowerFragments:
+    """What any other process does to its part of them."""
 
-    def __init__(
-        self, ranks: Ranks, hold: Callable[[RunConfig, int], tuple[Plan, TorchFragments]]
-    ) -> None:
-        self._ranks = ranks
-        self._hold = hold
-        self.config = RunConfig()
+    def __init__(self, held: TorchFragments, plan: Plan) -> None:
+        self._held = held
+        self._plan = plan
 
-    def follow(self) -> Standing:
-        """Do what the first process does; SkerryError once it has failed."""
-        while True:
-            deed, values = self._ranks.hear()
-            if deed is Deed.DONE:
-                over, fell_back, start, shard, cursor, progress, *_ = values
-                place = int(start), int(shard), int(cursor)
-                return Standing(bool(over), bool(fell_back), *place, progress)
-            if deed is Deed.FAIL:
-                msg = "The first process of this learner has failed: its output says why."
-                raise SkerryError(msg)
-            if deed is Deed.HOLD:
-                self.config = loading.run_config_from_json(self._ranks.share(), "this release")
-                self._plan, self._held = self._hold(self.config, self._ranks.rank)
-            else:
-                self._do(deed, int(values[0]))
-
-    def _do(self, deed: Deed, fragment: int) -> None:
+    def do(self, deed: Deed, fragment: int = 0) -> None:
+        """Do what the first process does."""
         if deed is Deed.GENESIS:
             _summed(self._held.initial(fragment))
         elif deed is Deed.CAPTURE:
@@ -149,7 +94,7 @@ class Follower:
             self._held.release(fragment)
         elif deed is Deed.RESET:
             self._held.reset()
-        else:
+        elif deed is Deed.ADOPT:
             size = self._plan.fragments[fragment].padded_size
             whole = torch.empty(size, dtype=torch.float32, device=self._held.device)
             distributed.broadcast(whole, src=0)

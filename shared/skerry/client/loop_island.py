@@ -1,0 +1,290 @@
+"""A learner in a training loop of one's own, in one process or in several.
+
+Of several the first one leads: only it joins. At each boundary the others do what it says, until it
+says where the learner is then, so that all of them know the same. Nothing here knows of JAX or
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeAlias, overload
+
+from numpy.typing import NDArray
+
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.client.batches import Batch, Loader, until_done
+from skerry.client.inner_state import InnerStateSaver, StateKind
+from skerry.client.joined import JoinedIsland, not_joined
+from skerry.client.processes import Assignment, Deed, FollowingProcess, LeadProcess, Words
+from skerry.data.stream import Prefetched
+from skerry.errors import RunMismatch, SkerryError, first_cause
+from skerry.protocol.learner import TrainingProgress
+from skerry.settings import loading
+from skerry.settings.models import RunConfig, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a learner is, as all of its processes know it after a boundary."""
+
+    over: bool
+    fell_back: bool
+    start: int
+    shard: int
+    cursor: int
+    progress: float
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lead: JoinedIsland) -> Standing:
+        """Return where the first process stands."""
+        place = lead.start, lead.shard, lead.cursor
+        return cls(lead.done, lead.fell_back, *place, lead.progress, lead.versions)
+
+    @classmethod
+    def read(cls, words: Words) -> Standing:
+        """Return what ``DONE`` says."""
+        over, fell_back, start, shard, cursor, progress, versions = words
+        return cls(over, fell_back, start, shard, cursor, progress, tuple(versions))
+
+
+Obey: TypeAlias = Callable[..., None]
+"""Does to fragments what the first process does: a deed, a fragment, and perhaps a version."""
+
+
+class Follower:
+    """Any other process of a learner: it does what the first one says, until that is done.
+
+    ``hold`` makes what holds its part of the parameters. ``state`` gives the optimizer's state.
+    """
+
+    def __init__(
+        self,
+        process: FollowingProcess,
+        settings: Settings,
+        leaves: tuple[LeafSpec, ...],
+        hold: Callable[[Assignment, Plan, RunConfig], Obey],
+    ) -> None:
+        self.config = RunConfig()
+        self.state: Callable[[], Any] = lambda: None
+        self.restored: Mapping[str, NDArray[Any]] = {}
+        self._process = process
+        self._settings = settings
+        self._leaves = leaves
+        self._hold = hold
+        self._saver: InnerStateSaver | None = None
+
+    def follow(self) -> Standing:
+        """Do what the first process does at a boundary; SkerryError once it has failed."""
+        while True:
+            deed, words = self._process.orders.get()
+            match deed:
+                case Deed.DONE:
+                    return Standing.read(words)
+                case Deed.FAIL | Deed.END:
+                    why = words[0] if words else "it has ended"
+                    msg = f"The first process of this learner has failed: {why}"
+                    raise SkerryError(msg)
+                case Deed.HOLD:
+                    self._join(Assignment.read(words))
+                case Deed.MEET:
+                    self._process.meet()
+                case Deed.RESTORE if self._saver is not None:
+                    self.restored = self._saver.found.result().saves[words[0], words[1]]
+                case Deed.SAVE if self._saver is not None:
+                    begins, step, steps = words
+                    now = TrainingProgress(step, steps, 0, 0)
+                    self._saver.take(self.state(), now, begins=begins)
+                case _:
+                    self._obey(deed, *words)
+
+    def begin_saving(self, kind: StateKind) -> None:
+        """Look for what an earlier start has saved, and save from now on."""
+        local, place = self._settings.local.learner, self._place
+        if not local.save_every_s:
+            self._process.tell(Deed.FOUND)
+        elif self._saver is None:
+            origin = replace(place.origin, process=self._process.number)
+            self._saver = InnerStateSaver(
+                local, origin, place.incarnation, kind, process=self._process
+            )
+            self._saver.start()
+
+    def end(self, error: BaseException | None) -> None:
+        """End with the others, or have them end."""
+        if self._saver is not None:
+            self._saver.close()
+        if error is None:
+            self._process.close()
+        else:
+            self._process.break_off()
+
+    def _join(self, place: Assignment) -> None:
+        config = loading.run_config_from_json(place.config, "this release")
+        self.config = loading.with_own_data(config, self._settings.run)
+        cut = plan(self._leaves, config.sync.fragments)
+        if cut.digest != place.origin.plan_digest:
+            msg = "This process has other tensors than the first one: give all the same model."
+            raise RunMismatch(msg)
+        self._place = place
+        self._obey = self._hold(place, cut, config)
+
+
+class LoopIsland:
+    """One learner of a run, for a ``with`` block around a training loop of one's own.
+
+    Where several processes are one learner each has one, and calls what the others call.
+    """
+
+    def __init__(
+        self,
+        lead: JoinedIsland,
+        process: LeadProcess | FollowingProcess | None,
+        follower: Follower | None,
+    ) -> None:
+        self._lead = lead
+        self._process = process
+        self._follower = follower
+        self._standing: Standing | None = None
+        self._around = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._at_boundary(self._lead.__enter__)
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None or self._follower is None:
+                self._at_boundary(partial(self._lead.__exit__, kind, error, trace), error)
+        finally:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._around:
+            if self._follower is not None:
+                self._follower.end(error)
+            elif self._process is not None:
+                self._process.close()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config, as the ledger holds it."""
+        return (self._follower or self._lead).config
+
+    @property
+    def shard(self) -> int:
+        """The number of this learner's part of the data: no other learner of the run has it."""
+        return self._now.shard
+
+    @property
+    def start(self) -> int:
+        """The cursor, in sequences, at which this learner's data goes on.
+
+        All before it is in the global state.
+        """
+        return self._now.start
+
+    @property
+    def cursor(self) -> int:
+        """How far this learner has used its data, in sequences."""
+        return self._now.cursor
+
+    @property
+    def progress(self) -> float:
+        """How much of the run is done, in [0, 1]: for schedules."""
+        return self._now.progress
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The adopted version of each fragment."""
+        return self._now.versions
+
+    @property
+    def fell_back(self) -> bool:
+        """True if the last step put the global state in the place of values not finite.
+
+        The optimizer's state is to begin afresh.
+        """
+        return self._now.fell_back
+
+    @property
+    def done(self) -> bool:
+        """True once the run is over; for all processes of a learner after the same step."""
+        return self._now.over
+
+    @overload
+    def batches(self) -> Iterator[Prefetched]: ...
+    @overload
+    def batches(self, loader: Loader[Batch]) -> Iterator[Batch]: ...
+    def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
+        """Yield each process's batches until the run is over, as ``batches.until_done`` says."""
+        for cursor, batch in until_done(self, loader):
+            self._lead.read_to = cursor
+            yield batch
+
+    @property
+    def _now(self) -> Standing:
+        """Where the learner is: with several processes, where it was at the last boundary."""
+        if self._process is None:
+            return Standing.of(self._lead)
+        if self._standing is None:
+            raise not_joined()
+        return self._standing
+
+    def _boundary(
+        self,
+        *,
+        tokens: int,
+        loss: Any,
+        cursor: int | None,
+        routed: Mapping[str, Any] | None,
+        state: Callable[[], Any] | None,
+    ) -> None:
+        """Do what ``JoinedIsland.boundary`` says, in all processes."""
+        if self._follower is not None:
+            self._follower.state = state or self._follower.state
+        act = partial(self._lead.boundary, tokens=tokens, loss=loss, cursor=cursor, routed=routed)
+        self._at_boundary(partial(act, state=state))
+
+    def _resume(self, kind: StateKind) -> Mapping[str, NDArray[Any]]:
+        """Return the optimizer's state that an earlier start has saved, as far as it lies here."""
+        if self._follower is not None:
+            self._follower.begin_saving(kind)
+        found = list[Mapping[str, NDArray[Any]]]()
+        self._at_boundary(lambda: found.append(self._lead.resume(kind)))
+        return found[0] if self._follower is None else self._follower.restored
+
+    def _at_boundary(self, act: Callable[[], object], ends: BaseException | None = None) -> None:
+        """Have the first process act, and learn where this learner is then.
+
+        ``ends``: by an error, which the others hear of as they do of any in ``act``.
+        """
+        if self._follower is not None:
+            self._standing = self._follower.follow()
+            return
+        lead = self._process if isinstance(self._process, LeadProcess) else None
+        try:
+            act()
+        except BaseException as error:
+            ends = error
+            raise
+        finally:
+            if lead is not None and ends is not None:
+                lead.post(Deed.FAIL, str(first_cause(ends)))
+            elif lead is not None:
+                self._standing = Standing.of(self._lead)
+                lead.post(Deed.DONE, *astuple(self._standing))
