@@ -1,4 +1,4 @@
-"""One of two processes of a JAX loop with two devices each: spread.py URL RUN ADDRESS CONFIG RANK."""
+"""One of two processes of a JAX loop, two devices each: spread.py URL RUN ADDRESS CONFIG RANK."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(url: str, run: str, address: str, config: str, rank: str) -> None:
     jax.distributed.initialize(address, 2, int(rank))
     mesh = jax.make_mesh((4,), ("x",))
     rows = NamedSharding(mesh, PartitionSpec("x"))
-    whole = np.zeros((16, 40), np.float32)
+    whole = np.linspace(0.0, 0.5, 640, dtype=np.float32).reshape(16, 40)
     params = {"w": jax.make_array_from_callback(whole.shape, rows, lambda index: whole[index])}
     with skerry.join(url, run=run, name="a", params=params, config=json.loads(config)) as island:
         params = island.params

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, quantise_jax
@@ -86,7 +86,7 @@ class Cut:
 
     @classmethod
     def of(cls, piece: Piece, leaf: jax.Array) -> Cut:
-        place, devices = leaf.sharding, leaf.sharding.num_devices
+        place, devices = automatic(leaf.sharding), leaf.sharding.num_devices
         fixed = devices > 1 and piece.size < leaf.size
         own, flat = _over_all(place)
         return cls(
@@ -141,6 +141,23 @@ class Cut:
             return array
         spread: jax.Array = jax.lax.with_sharding_constraint(array, self.flat)
         return spread
+
+
+def automatic(place: Sharding) -> Sharding:
+    """Return a sharding on a mesh of automatic axes: our programs move arrays as they please.
+
+    ``jax.make_mesh`` makes explicit ones unless it is given others.
+    """
+    if not isinstance(place, NamedSharding) or AxisType.Explicit not in place.mesh.axis_types:
+        return place
+    names, devices = place.mesh.axis_names, np.asarray(place.mesh.devices)
+    mesh = Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+    return NamedSharding(mesh, place.spec)
+
+
+def _lying(leaf: jax.Array, place: Sharding) -> jax.Array:
+    """Return a leaf under another name of where it lies; nothing is copied."""
+    return leaf if leaf.sharding == place else jax.device_put(leaf, place)
 
 
 def _over_all(place: Sharding) -> tuple[Sharding, Sharding]:
@@ -305,7 +322,7 @@ class JaxFragments:
         start, keep, first = np.int32(0), np.float32(0), np.zeros((), np.bool_)
         kept = jnp.bfloat16 if self._narrow else jnp.float32
         for piece, cut in (pair for cuts in self.cuts for pair in cuts):
-            leaf = leaves[self._numbers[piece.leaf]]
+            leaf = _lying(leaves[self._numbers[piece.leaf]], cut.leaf)
             if (leaf.shape, cut) in done:
                 continue
             done.add((leaf.shape, cut))
@@ -378,7 +395,8 @@ class JaxFragments:
         leaves = self._leaves()
         made = [
             _capture(
-                *(leaves[self._numbers[piece.leaf]], anchor, np.int32(piece.start)),
+                _lying(leaves[self._numbers[piece.leaf]], cut.leaf),
+                *(anchor, np.int32(piece.start)),
                 cut=cut,
                 keeps=self._rebases,
             )
@@ -393,13 +411,15 @@ class JaxFragments:
         self.params = None  # so that a leaf that is given up has no other holder
         for (piece, cut), before, vector in zip(self.cuts[fragment], base, new, strict=True):
             number = self._numbers[piece.leaf]
+            place = leaves[number].sharding
             leaves[number], anchor = _adopt(
-                *(leaves[number], before, vector, np.int32(piece.start)),
+                *(_lying(leaves[number], cut.leaf), before, vector, np.int32(piece.start)),
                 *(np.float32(self._sync.blend_alpha), np.bool_(first)),
                 cut=cut,
                 method=self._sync.adoption,
                 narrow=self._narrow,
             )
+            leaves[number] = _lying(leaves[number], place)
             anchors.append(anchor)
         self.params = self._layout.params(leaves)
         return tuple(anchors)

@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, overload
 
+import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
@@ -24,6 +25,7 @@ from skerry.client.processes import Assignment, Deed, FollowingProcess, LeadProc
 from skerry.data.stream import Prefetched
 from skerry.errors import RunMismatch, SkerryError, first_cause
 from skerry.protocol.learner import TrainingProgress
+from skerry.service.reporting import configure
 from skerry.settings import loading
 from skerry.settings.models import RunConfig, Settings
 
@@ -125,6 +127,8 @@ class Follower:
             self._process.break_off()
 
     def _join(self, place: Assignment) -> None:
+        if not structlog.is_configured():
+            configure(self._settings.local.log_level, service="learner")
         config = loading.run_config_from_json(place.config, "this release")
         self.config = loading.with_own_data(config, self._settings.run)
         cut = plan(self._leaves, config.sync.fragments)

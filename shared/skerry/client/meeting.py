@@ -21,6 +21,7 @@ import structlog
 
 from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import ConfigError
+from skerry.settings import loading
 from skerry.settings.models import LearnerSettings
 
 log = structlog.get_logger()
@@ -66,7 +67,8 @@ class Group:
                 f" from 0 to {local.processes - 1}."
             )
             raise ConfigError(msg, path="learner.process")
-        return cls(local.processes, local.process, host.strip("[]"), int(port))
+        secret = loading.secret_in(local.secret_file, "learner.secret_file")
+        return cls(local.processes, local.process, host.strip("[]"), int(port), secret)
 
 
 def meet(

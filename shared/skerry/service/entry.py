@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skerry.errors import ConfigError, SkerryError, first_cause
+from skerry.errors import SkerryError, first_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Coroutine, Generator, Mapping, Sequence
@@ -96,9 +96,10 @@ def bus_from(
     """
     from skerry.log.nats.bus import NatsBus
     from skerry.log.nats.connection import NatsOptions
+    from skerry.settings import loading
 
-    password = _secret(settings.password_file, "nats.password_file")
-    _secret(settings.credentials, "nats.credentials")
+    password = loading.secret_in(settings.password_file, "nats.password_file")
+    loading.secret_in(settings.credentials, "nats.credentials")
     options = NatsOptions(
         credentials=settings.credentials,
         user=settings.user,
@@ -109,18 +110,6 @@ def bus_from(
         on_event=on_event,
     )
     return NatsBus(settings.url, name=name, options=options)
-
-
-def _secret(path: Path | None, setting: str) -> str:
-    """Return what a secret's file holds; empty where there is none."""
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        msg = f"{setting} is {path}, which cannot be read ({why}): name a file that you may read."
-        raise ConfigError(msg, path=setting) from error
 
 
 @contextmanager

@@ -234,3 +234,15 @@ def child_environment(
 def control_variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Return one of CONTROL_VARIABLES, or None where it is unset or empty."""
     return (os.environ if environ is None else environ).get(name) or None
+
+
+def secret_in(path: Path | None, setting: str) -> str:
+    """Return what a secret's file holds; empty where there is none."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        msg = f"{setting} is {path}, which cannot be read ({why}): name a file that you may read."
+        raise ConfigError(msg, path=setting) from error

@@ -397,6 +397,9 @@ class LearnerSettings(Table):
     """Which of them this one is, from 0; the first one talks to the log about all."""
     coordinator: str = ""
     """Host and port where the first of several processes listens for the others."""
+    secret_file: Path | None = None
+    """File with a secret that all processes of this learner have; without one, any program that
+    reaches the coordinator's port first may pose as one of them."""
 
 
 class HealthSettings(Table):

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.backend import cpu
-from skerry.client.meeting import Group, come, gather, own
+from skerry.client.meeting import Group, come, gather, meet, own
 from skerry.client.processes import (
     Deed,
     FollowingProcess,
@@ -32,8 +33,8 @@ def free_port() -> int:
         return port
 
 
-def group(process: int, port: int, processes: int = 2) -> Group:
-    return Group(processes, process, "127.0.0.1", port)
+def group(process: int, port: int, knows: str = "") -> Group:
+    return Group(2, process, "127.0.0.1", port, knows)
 
 
 @contextmanager
@@ -142,6 +143,67 @@ def test_a_stranger_is_turned_away_and_another_learners_process_is_told_why() ->
         assert list(connections) == [1]
         connections[1].close()
         connection.close()
+
+
+def test_a_process_without_the_secret_is_refused_and_believes_no_impostor() -> None:
+    port = free_port()
+    ours = [group(n, port, "ours") for n in (0, 1)]
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(gather, ours[0], "run", "a")
+        with pytest.raises(ConfigError, match=r"give all of them the same learner\.secret_file"):
+            come(group(1, port, "theirs"), "run", "a")
+        connection, _ = come(ours[1], "run", "a")
+        first.result(10)[0][1].close()
+        connection.close()
+        with socket.create_server(("127.0.0.1", port)) as impostor:
+            second = pool.submit(come, ours[1], "run", "a")
+            pretended, _ = impostor.accept()
+            pretended.sendall(b'{"nonce": "1"}\n{"address": "192.0.2.1:1", "proof": "1"}\n')
+            assert pretended.recv(1 << 16)
+            pretended.close()
+        last = pool.submit(gather, ours[0], "run", "a")
+        second.result(10)[0].close()
+        last.result(10)[0][1].close()
+
+
+def test_the_secret_comes_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s3cret\n")
+    at = {"processes": 2, "coordinator": "host:7077", "secret_file": tmp_path / "secret"}
+    found = Group.of(LearnerSettings.model_validate(at))
+    assert found == Group(2, 0, "host", 7077, "s3cret")
+    assert "s3cret" not in repr(found)
+    with pytest.raises(ConfigError, match=r"learner\.secret_file is .*cannot be read"):
+        Group.of(LearnerSettings.model_validate(at | {"secret_file": tmp_path / "none"}))
+
+
+def test_processes_that_share_a_text_meet_by_it() -> None:
+    shared: SimpleQueue[str] = SimpleQueue()
+
+    def share(text: str) -> str:
+        if text:
+            shared.put(text)
+        return text or shared.get(timeout=10)
+
+    with ThreadPoolExecutor() as pool:
+        made = [
+            pool.submit(meet, share, "127.0.0.1", (n, 2), "run", name)
+            for n, name in enumerate(("a", ""))
+        ]
+        lead, follower = (one.result(10) for one in made)
+    assert isinstance(lead, LeadProcess)
+    assert isinstance(follower, FollowingProcess)
+    assert (lead.processes, follower.number) == (2, 1)
+    lead.post(Deed.STEP, 1)
+    assert follower.orders.get(timeout=10) == (Deed.STEP, [1])
+    follower.close()
+    lead.close()
+
+
+def test_a_process_that_breaks_off_is_a_loss_for_the_first_one_alone() -> None:
+    with joined() as (_, follower, _, lost):
+        follower.break_off()
+        assert lost.get(timeout=5).startswith("Process 1 of this learner is lost")
+        assert lost.empty()
 
 
 def test_the_chunks_of_all_shares_are_those_of_one_vector() -> None:
