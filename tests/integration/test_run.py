@@ -11,7 +11,7 @@ import pytest
 from skerry.algorithm.fragments import plan
 from skerry.log import ledger, state
 from skerry.protocol.messages import Commit, RunState
-from skerry_learner.service import NICENESS
+from skerry.settings.models import LearnerSettings
 from tests.support.cluster import Site, until_commit
 from tests.support.nats_server import NatsServer
 
@@ -71,7 +71,7 @@ async def test_a_learner_yields_the_cpu_to_other_services(
         trains, merges = (
             os.getpriority(os.PRIO_PROCESS, service.process.pid) for service in (learner, syncer)
         )
-    assert trains == min(19, merges + NICENESS)
+    assert trains == min(19, merges + LearnerSettings().nice)
 
 
 @pytest.mark.drill

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -63,9 +64,10 @@ def run(
     from skerry_learner.service import learner, step_back
 
     local = given.local
+    settled = partial(step_back, local.learner.nice)
     with nullcontext() if crew is None else crew.computing():
         if crew is not None and crew.follower is not None:
-            run_service(follow(bus, crew.follower, given.run, local.learner, settled=step_back))
+            run_service(follow(bus, crew.follower, given.run, local.learner, settled=settled))
             return
         run_service(
             learner(
@@ -76,7 +78,7 @@ def run(
                 shutdown_s=local.shutdown_s,
                 started_s=STARTED_S,
                 local=local.learner,
-                settled=step_back,
+                settled=settled,
                 lead=None if crew is None else crew.lead,
             ),
             telemetry(local, "learner", run, learner_name),

@@ -44,10 +44,6 @@ from skerry_learner.work import Work, find_or_create
 
 log = structlog.get_logger()
 
-NICENESS = 5
-"""Of training on a CPU. Who joins, merges or commits beside it (not in another container) goes
-first: others wait for that, and none waits for a step."""
-
 
 async def learner(  # noqa: PLR0913 - all that a learner is made of
     bus: Bus,
@@ -255,7 +251,10 @@ def feed(
     return Prefetch(stream, cursor, batch=batch, own=own, vocab=vocab, put=put)
 
 
-def step_back() -> None:
-    """Let others have the CPU first, unless all that is done with it is to keep a GPU busy."""
-    if jax.default_backend() == "cpu":
-        yield_to_others(NICENESS)
+def step_back(by: int) -> None:
+    """Let others have the CPU first, unless all that is done with it is to keep a GPU busy.
+
+    Others wait for who joins, merges or commits beside it, and none waits for a step.
+    """
+    if by and jax.default_backend() == "cpu":
+        yield_to_others(by)

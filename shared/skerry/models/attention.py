@@ -1,8 +1,8 @@
 """Causal attention: cuDNN's fused kernel where it fits, else XLA over chunks of queries.
 
-Grouped queries (arXiv 2305.13245), sliding windows, soft caps and packed sequences. XLA's scores
-of one chunk are alive at a time and are computed again for the gradient, so that memory grows with
-``CHUNK * seq``; a chunk looks at no key that it could not see.
+Grouped queries (arXiv 2305.13245), sliding windows, soft caps and packed sequences. A chunk looks
+at no key that it could not see. Of long texts XLA's scores of one chunk are alive at a time and are
+computed again for the gradient, so that memory grows with ``CHUNK * seq``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from skerry.models.memory import CHUNK
 log = structlog.get_logger()
 
 MOST_CHUNKS = 16
+CPU_CHUNK = 128
+"""Queries of a chunk of a short text on a CPU, whose caches then hold the scores."""
 HIDDEN = -1e30
 """Score of a key that a query must not see."""
 HOPPER, AMPERE = 9.0, 8.0
@@ -43,8 +45,10 @@ def attention(
     """
     if fused and cap is None and segments is None and fits_cudnn(query):
         return _cudnn(query, key, value, scale, window)
-    seq = query.shape[1]
+    seq, short = query.shape[1], query.shape[1] <= CHUNK
     size = max(CHUNK, -(-seq // MOST_CHUNKS))
+    if short and jax.default_backend() == "cpu":
+        size = CPU_CHUNK
     if seq <= size:
         return _mixed(Seen(0, scale, window, cap), query, key, value, segments, segments)
     out: list[jax.Array] = []
@@ -56,7 +60,7 @@ def attention(
         own = None if segments is None else segments[:, start:stop]
         others = None if segments is None else segments[:, seen]
         part = query[:, start:stop], key[:, seen], value[:, seen], own, others
-        out.append(jax.checkpoint(mix)(*part))
+        out.append((mix if short else jax.checkpoint(mix))(*part))
     return jnp.concatenate(out, axis=1)
 
 
@@ -80,7 +84,8 @@ def _mixed(
     batch, count, heads, dim = query.shape
     seen, groups = key.shape[1], key.shape[2]
     grouped = query.reshape(batch, count, groups, heads // groups, dim)
-    scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
+    # As the product has its axes: others would have XLA on a CPU transpose all scores.
+    scores = jnp.einsum("bqkgd,bskd->bkqgs", grouped, key, preferred_element_type=jnp.float32)
     scores = scores * jnp.float32(how.scale)
     if how.cap is not None:
         scores = jnp.tanh(scores / how.cap) * how.cap
@@ -88,11 +93,11 @@ def _mixed(
     visible = ago >= 0
     if how.window is not None:
         visible &= ago < how.window
-    visible = visible[None, None, None]
+    visible = visible[None, None, :, None]
     if own is not None and others is not None:
-        visible = visible & (own[:, :, None] == others[:, None, :])[:, None, None]
+        visible = visible & (own[:, :, None] == others[:, None, :])[:, None, :, None]
     shares = jax.nn.softmax(jnp.where(visible, scores, HIDDEN), axis=-1).astype(value.dtype)
-    mixed = jnp.einsum("bkgqs,bskd->bqkgd", shares, value)
+    mixed = jnp.einsum("bkqgs,bskd->bqkgd", shares, value)
     return mixed.reshape(batch, count, heads, dim)
 
 

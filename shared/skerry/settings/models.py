@@ -400,6 +400,8 @@ class LearnerSettings(Table):
     secret_file: Path | None = None
     """File with a secret that all processes of this learner have; without one, any program that
     reaches the coordinator's port first may pose as one of them."""
+    nice: int = Field(default=5, ge=0, le=19)
+    """How far a learner on a CPU lowers its priority, so that it yields to other work here."""
 
 
 class HealthSettings(Table):

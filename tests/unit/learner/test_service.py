@@ -25,7 +25,7 @@ from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord, Run
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
-from skerry_learner.service import NICENESS, learner, step_back
+from skerry_learner.service import learner, step_back
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.work import find_or_create
 from skerry_syncer.service import stand_by
@@ -200,12 +200,14 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
     assert 0 < place.start.step <= pulse.step
 
 
-@pytest.mark.parametrize(("backend", "asked"), [("cpu", [NICENESS]), ("gpu", [])])
+@pytest.mark.parametrize(
+    ("backend", "by", "asked"), [("cpu", 5, [5]), ("cpu", 0, []), ("gpu", 5, [])]
+)
 def test_only_who_trains_on_a_cpu_steps_back(
-    monkeypatch: pytest.MonkeyPatch, backend: str, asked: list[int]
+    monkeypatch: pytest.MonkeyPatch, backend: str, by: int, asked: list[int]
 ) -> None:
     seen: list[int] = []
     monkeypatch.setattr("skerry_learner.service.jax.default_backend", lambda: backend)
     monkeypatch.setattr("skerry_learner.service.yield_to_others", seen.append)
-    step_back()
+    step_back(by)
     assert seen == asked

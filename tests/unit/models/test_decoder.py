@@ -123,9 +123,10 @@ def test_attention_in_chunks_is_the_whole_attention(
 
     found = jax.value_and_grad(squared, argnums=(0, 1, 2), has_aux=True)
     whole = jax.jit(found)(*parts)
-    monkeypatch.setattr(attention, "CHUNK", 6)
-    jax.clear_caches()
-    assert_close(jax.jit(found)(*parts), whole)
+    for size in ("CPU_CHUNK", "CHUNK"):
+        monkeypatch.setattr(attention, size, 6)
+        jax.clear_caches()
+        assert_close(jax.jit(found)(*parts), whole)
 
 
 @pytest.mark.parametrize("remat", ["blocks", "attention,mlp"])
