@@ -124,7 +124,7 @@ class Evaluator:
             await ledger.record_evaluation(self.bus, evaluation)
             self.evaluated = evaluation.versions
             if self.average is not None:
-                await self._judge_average(self.average, model)
+                await self._save_average(self.average)
             cpu_s = time.process_time() - cpu_s
             self.rest_s = cpu_s / MOST_SHARE
             self._report(evaluation, time.monotonic() - began_s, cpu_s)
@@ -193,6 +193,10 @@ class Evaluator:
         commits = [self.held[fragment.index] for fragment in self.plan.fragments]
         versions = tuple(commit.version for commit in commits)
         score = model.held_out.score(await _losses(model.losses()))
+        average_loss = 0.0
+        if self.average is not None:
+            judged = await _losses(model.losses(self.average.vectors))
+            average_loss = model.held_out.score(judged).loss
         return Evaluation(
             run=self.record.run,
             evaluator=self.name,
@@ -206,20 +210,17 @@ class Evaluator:
             text_digest=model.held_out.digest,
             evaluated_ns=time.time_ns(),
             sample=await in_thread(model.write, sum(versions)),
+            average_loss=average_loss,
         )
 
-    async def _judge_average(self, average: MovingAverage, model: GlobalModel) -> None:
-        """Report the moving average's loss and save it; a store that fails costs the save alone."""
-        losses = await _losses(model.losses(average.vectors))
-        loss = model.held_out.score(losses).loss
-        labels = {metrics.RUN: self.record.run, metrics.EVALUATOR_NAME: self.name}
-        instruments.record(metrics.HELD_OUT_AVERAGE, loss, labels)
-        saved = ""
+    async def _save_average(self, average: MovingAverage) -> None:
+        """Save the moving average; a store that fails costs the save alone."""
         try:
             saved = await in_thread(average.save)
         except StoreError as error:
             log.warning("average_not_saved", run=self.record.run, cause=str(error))
-        log.info("average_evaluated", run=self.record.run, loss=round(loss, 6), saved=saved)
+        else:
+            log.info("average_saved", run=self.record.run, saved=saved)
 
     def _report(self, evaluation: Evaluation, took_s: float, cpu_s: float) -> None:
         log.info(
@@ -231,6 +232,7 @@ class Evaluator:
             loss=round(evaluation.loss, 6),
             perplexity=round(evaluation.perplexity, 4),
             bits_per_byte=round(evaluation.bits_per_byte, 6),
+            average_loss=round(evaluation.average_loss, 6),
             took_s=round(took_s, 3),
             cpu_s=round(cpu_s, 3),
         )
@@ -238,6 +240,8 @@ class Evaluator:
         instruments.record(metrics.EVALUATION_DURATION, took_s, run)
         evaluator = {**run, metrics.EVALUATOR_NAME: evaluation.evaluator}
         instruments.record(metrics.HELD_OUT_LOSS, evaluation.loss, evaluator)
+        if evaluation.average_loss:
+            instruments.record(metrics.HELD_OUT_AVERAGE, evaluation.average_loss, evaluator)
 
 
 async def _losses(losses: Iterator[tuple[float, float]]) -> list[tuple[float, float]]:

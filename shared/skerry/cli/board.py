@@ -147,7 +147,10 @@ def _held_out(now: RunReport, curve: int) -> str:
     bits = held_out.bits_per_byte
     per_byte = "" if bits is None else f" ({number(bits, '.3f')} bits per byte)"
     drawn = sparkline([e.loss for e in now.evaluations], curve // 2)
-    return f"  held-out [bold]{loss(held_out.loss)}[/]{per_byte} {drawn} at step {held_out.step}"
+    average = held_out.average_loss
+    beside = "" if average is None else f", its moving average {loss(average)}"
+    shown = f"  held-out [bold]{loss(held_out.loss)}[/]{per_byte} {drawn} at step {held_out.step}"
+    return shown + beside
 
 
 def _progress(run: RunRow) -> str:

@@ -76,7 +76,8 @@ class LearnerRow:
 class EvaluationRow:
     """The global model on held-out text at one moment; ``text`` is the digest of that text.
 
-    ``loss`` in nats per token; None, as with the others, where there is no finite number.
+    ``loss`` in nats per token, ``average_loss`` that of the moving average; None, as with the
+    others, where there is no finite number.
     """
 
     step: int
@@ -84,6 +85,7 @@ class EvaluationRow:
     loss: float | None
     perplexity: float | None
     bits_per_byte: float | None
+    average_loss: float | None
     evaluated_tokens: int
     text: str
     evaluator: str
@@ -255,6 +257,7 @@ def _evaluation_row(evaluation: Evaluation, now_s: float) -> EvaluationRow:
         loss=finite(evaluation.loss),
         perplexity=finite(evaluation.perplexity),
         bits_per_byte=finite(evaluation.bits_per_byte),
+        average_loss=finite(evaluation.average_loss) or None,
         evaluated_tokens=evaluation.evaluated_tokens,
         text=f"{evaluation.text_digest:016x}",
         evaluator=evaluation.evaluator,

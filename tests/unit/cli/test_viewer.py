@@ -70,6 +70,7 @@ EVALUATION = evaluation(
     loss=3.25,
     perplexity=25.0,
     bits_per_byte=4.0,
+    average_loss=3.125,
     evaluated_ns=ns(NOW_S),
 )
 
@@ -137,6 +138,7 @@ def test_a_board_says_how_the_run_is() -> None:
         "learners 2/2",
         "loss 2.345",
         "held-out 3.250 (4.000 bits per byte)",
+        "its moving average 3.125",
         "4,000 tokens/s",
         "train 50%",
         "compile 20%",

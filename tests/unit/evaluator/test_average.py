@@ -8,17 +8,29 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
 from skerry.errors import CheckpointCorrupt
 from skerry.log.memory import MemoryBus
 from skerry.models.base import leaves_by_name, specs_of
+from skerry.models.export import export_hf
 from skerry.settings.models import EvalConfig, RunConfig, StoreSettings
 from skerry.store import checkpoint
-from skerry.store.finding import locate
-from skerry_evaluator.checkpoints import evaluate, restore
+from skerry.store.finding import locate, open_store, root_of
+from skerry_evaluator.checkpoints import evaluate, print_sample, restore
 from skerry_evaluator.service import Evaluator
+from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.evaluator.committed import CommittedRun
+
+
+@pytest.fixture(params=["disk", "s3"])
+def access(request: pytest.FixtureRequest, tmp_path: Path, run_id: str) -> StoreSettings:
+    """Where a run's checkpoints lie: on a disk, or in a bucket."""
+    if request.param == "disk":
+        return StoreSettings(path=tmp_path)
+    server: S3Server = request.getfixturevalue("s3_server")
+    return server.access().model_copy(update={"url": f"s3://{BUCKET}/{run_id}"})
 
 
 @pytest.fixture
@@ -27,8 +39,8 @@ async def run(bus: MemoryBus, config: RunConfig) -> CommittedRun:
     return await CommittedRun.begin(bus, config.model_copy(update=update))
 
 
-def judging(run: CommittedRun, folder: Path) -> Evaluator:
-    return Evaluator.of(run.bus, run.record, "e", StoreSettings(path=folder))
+def judging(run: CommittedRun, access: StoreSettings) -> Evaluator:
+    return Evaluator.of(run.bus, run.record, "e", access)
 
 
 def parameters(run: CommittedRun, seed: int) -> dict[str, Any]:
@@ -38,31 +50,58 @@ def parameters(run: CommittedRun, seed: int) -> dict[str, Any]:
 
 
 async def test_it_goes_over_versions_and_an_evaluator_that_starts_again_takes_it_up(
-    run: CommittedRun, tmp_path: Path
+    run: CommittedRun, access: StoreSettings
 ) -> None:
-    first = judging(run, tmp_path)
+    first = judging(run, access)
     await run.commit(0)
     await first.evaluate()
     await run.commit(1)
     await first.evaluate()
-    again = judging(run, tmp_path)
+    again = judging(run, access)
     await run.commit(2)
     await run.commit(3)  # two versions at once
-    with capture_logs() as logs:
-        await again.evaluate()
-    (said,) = (line for line in logs if line["event"] == "average_evaluated")
-    saved, tensors = checkpoint.params(*locate(tmp_path / "run" / "ema"))
+    noted = await again.evaluate()
+    assert noted is not None
+    where = f"{root_of(access)}/run/ema"
+    saved, tensors = checkpoint.params(*locate(where, access))
     assert saved.versions == (4, 4)
     zero, one, last = (parameters(run, seed) for seed in (0, 1, 3))
     for name, tensor in tensors.items():
         wanted = 0.75**3 * zero[name] + 0.75**2 * 0.25 * one[name] + (1 - 0.75**2) * last[name]
         np.testing.assert_allclose(tensor, wanted, rtol=1e-5, atol=1e-6)
-    found = evaluate(restore(tmp_path / "run" / "ema"), run.work.corpus)
-    assert found.loss == pytest.approx(said["loss"], abs=1e-5)
+    reached = [
+        f"store.{name}={value}"
+        for name, value in access.model_dump(mode="json").items()
+        if value and name in ("endpoint", "region", "credentials", "profile")
+    ]
+    found = evaluate(restore(where, reached), run.work.corpus)
+    assert noted == (await run.noted())[-1]
+    assert noted.average_loss == pytest.approx(found.loss, abs=1e-5)
+    assert noted.average_loss != pytest.approx(noted.loss, abs=1e-5)
+    assert len(open_store(where, access).names()) == 1, "the one before is gone"
+    assert not open_store(f"{root_of(access)}/run", access).names(), "it is none of the run's"
+
+
+async def test_the_average_writes_text_and_is_exported(
+    run: CommittedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluator = judging(run, StoreSettings(path=tmp_path))
+    for seed in range(2):
+        await run.commit(seed)
+        await evaluator.evaluate()
+    folder = tmp_path / "run" / "ema"
+    capsys.readouterr()
+    print_sample(folder, "def ", 5, 0.0, 0)
+    assert capsys.readouterr().out.startswith("def ")
+    out = export_hf(str(folder), tmp_path / "out", StoreSettings())
+    _, tensors = checkpoint.params(*locate(folder))
+    exported = load_file(out / "model.safetensors")
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(exported[name], tensor)
 
 
 async def test_no_run_goes_on_from_it(run: CommittedRun, tmp_path: Path) -> None:
-    evaluator = judging(run, tmp_path)
+    evaluator = judging(run, StoreSettings(path=tmp_path))
     for seed in range(2):
         await run.commit(seed)
         await evaluator.evaluate()
@@ -73,7 +112,7 @@ async def test_no_run_goes_on_from_it(run: CommittedRun, tmp_path: Path) -> None
 async def test_a_store_that_cannot_be_written_costs_the_save_alone(
     run: CommittedRun, tmp_path: Path
 ) -> None:
-    evaluator = judging(run, tmp_path)
+    evaluator = judging(run, StoreSettings(path=tmp_path))
     (tmp_path / "run").write_text("a file where the folder should be")
     await run.commit(0)
     with capture_logs() as logs:

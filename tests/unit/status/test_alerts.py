@@ -39,7 +39,7 @@ def learner(name: str, state: Liveness = Liveness.ALIVE, **changes: Any) -> Lear
 
 
 def read(*losses: float | None, by: str = "e", text: str = "t") -> tuple[EvaluationRow, ...]:
-    return tuple(EvaluationRow(1, 1, loss, None, None, 1, text, by, 1.0) for loss in losses)
+    return tuple(EvaluationRow(1, 1, loss, None, None, None, 1, text, by, 1.0) for loss in losses)
 
 
 GONE, DONE, STARTING = Liveness.GONE, LearnerPhase.FINISHED, LearnerPhase.STARTING

@@ -44,7 +44,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "open": ("fragment", "version", "opened_s", "due_step", "attempt", "final", "trace_id"),
     "fragments": ("version", "closed_s", "parameters", "adopted"),
     "checkpoints": ("path", "step", "tokens", "written_s", "bytes", "digest", "sequence"),
-    "evaluations": ("at_s", "step", "tokens", "loss", "bits_per_byte", "perplexity", "evaluator"),
+    "evaluations": (
+        *("at_s", "step", "tokens", "loss", "bits_per_byte", "perplexity", "average_loss"),
+        "evaluator",
+    ),
     "samples": ("at_s", "step", "loss", "text"),
     "alerts": ("severity", "text", "fix", "since_s", "until_s"),
     "streams": ("messages", "bytes", "max_bytes", "retention"),
@@ -96,7 +99,12 @@ def sections(
             for path, c in history.checkpoints.items()
         },
         "evaluations": {
-            str(e.evaluated_ns): _row("evaluations", e, at_s=plain(e.evaluated_ns / 1e9))
+            str(e.evaluated_ns): _row(
+                "evaluations",
+                e,
+                at_s=plain(e.evaluated_ns / 1e9),
+                average_loss=plain(e.average_loss) or None,
+            )
             for e in view.evaluations
         },
         "samples": {
@@ -186,6 +194,7 @@ def _run(now: RunSnapshot) -> Section:
         "held_out": None if judged is None else plain(judged.loss),
         "held_out_step": None if judged is None else judged.step,
         "bits_per_byte": None if judged is None else plain(judged.bits_per_byte),
+        "held_out_average": None if judged is None else plain(judged.average_loss),
         "wall_s": round(run.wall_s) if run.finished else None,
         "eta_s": None if run.eta_s is None else round(run.eta_s),
         "round_gap_s": plain(model.history.timeline.interval_s()),

@@ -429,6 +429,10 @@ class Evaluation:
     """Text that the state generates, at most 512 bytes of UTF-8; empty where its model cannot be
     sampled.
     """
+    average_loss: float = 0.0
+    """Loss of the moving average of the global model (eval.ema) on the same text; 0 where there
+    is none.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,7 @@ class Evaluation(_message.Message):
     TEXT_DIGEST_FIELD_NUMBER: _builtins.int
     EVALUATED_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
+    AVERAGE_LOSS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     evaluator: _builtins.str
     step: _builtins.int
@@ -287,6 +288,8 @@ class Evaluation(_message.Message):
     evaluated_ns: _builtins.int
     sample: _builtins.str
     """Text that the state generates, at most 512 bytes of UTF-8; empty where its model cannot be sampled."""
+    average_loss: _builtins.float
+    """Loss of the moving average of the global model (eval.ema) on the same text; 0 where there is none."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -304,13 +307,19 @@ class Evaluation(_message.Message):
         text_digest: _builtins.int = ...,
         evaluated_ns: _builtins.int = ...,
         sample: _builtins.str | None = ...,
+        average_loss: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sample", b"_sample", "sample", b"sample"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_average_loss", b"_average_loss", "_sample", b"_sample", "average_loss", b"average_loss", "sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sample", b"_sample", "bits_per_byte", b"bits_per_byte", "evaluated_ns", b"evaluated_ns", "evaluated_tokens", b"evaluated_tokens", "evaluator", b"evaluator", "loss", b"loss", "perplexity", b"perplexity", "run", b"run", "sample", b"sample", "step", b"step", "text_digest", b"text_digest", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_average_loss", b"_average_loss", "_sample", b"_sample", "average_loss", b"average_loss", "bits_per_byte", b"bits_per_byte", "evaluated_ns", b"evaluated_ns", "evaluated_tokens", b"evaluated_tokens", "evaluator", b"evaluator", "loss", b"loss", "perplexity", b"perplexity", "run", b"run", "sample", b"sample", "step", b"step", "text_digest", b"text_digest", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__average_loss: _TypeAlias = _typing.Literal["average_loss"]  # noqa: Y015
+    _WhichOneofArgType__average_loss: _TypeAlias = _typing.Literal["_average_loss", b"_average_loss"]  # noqa: Y015
     _WhichOneofReturnType__sample: _TypeAlias = _typing.Literal["sample"]  # noqa: Y015
     _WhichOneofArgType__sample: _TypeAlias = _typing.Literal["_sample", b"_sample"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__average_loss) -> _WhichOneofReturnType__average_loss | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sample) -> _WhichOneofReturnType__sample | None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015

@@ -82,8 +82,9 @@ function tileAll() {
   const evaluated = [...store.evaluations.values()];
   const first = evaluated.find((e) => e.loss !== null);
   const bits = run.bits_per_byte === null ? "" : `${run.bits_per_byte.toFixed(3)} bits/byte, `;
+  const average = run.held_out_average === null ? "" : `, moving average ${loss(run.held_out_average)}`;
   tile("held", loss(run.held_out), run.held_out === null ? "" : "nats",
-    run.held_out === null ? "not evaluated yet" : `${bits}step ${whole(run.held_out_step)}${first && first.loss !== run.held_out ? `, from ${loss(first.loss, 2)}` : ""}`);
+    run.held_out === null ? "not evaluated yet" : `${bits}step ${whole(run.held_out_step)}${first && first.loss !== run.held_out ? `, from ${loss(first.loss, 2)}` : ""}${average}`);
   const pace = store.run.learners ? `${count(facts.batch_tokens)} a step and learner` : "";
   tile("speed", count(run.tokens_per_s), "", pace, !run.finished && run.rounds && !run.tokens_per_s ? "warn" : "");
   tile("goodput", percent(run.goodput), "", lost(run.time), run.goodput < 0.5 && now() - facts.created_s > 300 ? "warn" : "");
