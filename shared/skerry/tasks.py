@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_ASKED: ContextVar[threading.Event | None] = ContextVar("_ASKED", default=None)
+"""Set once the call of ``in_thread`` that this thread computes has been cancelled."""
 
 
 class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used instead
@@ -60,10 +65,27 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used
 
 
 async def in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in a thread; a cancellation waits for it, so that no two overlap."""
-    task = asyncio.ensure_future(asyncio.to_thread(blocking, *args, **kwargs))
+    """Run a blocking call in a thread; a cancellation waits for it, so that no two overlap.
+
+    A long call ends sooner where it asks ``end_if_cancelled`` now and then.
+    """
+    asked = threading.Event()
+
+    def called() -> T:
+        _ASKED.set(asked)  # in this call's copy of the context
+        return blocking(*args, **kwargs)
+
+    task = asyncio.ensure_future(asyncio.to_thread(called))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        asked.set()
         await asyncio.wait({task})
         raise
+
+
+def end_if_cancelled() -> None:
+    """Raise CancelledError in a call of ``in_thread`` that has been cancelled; else do nothing."""
+    asked = _ASKED.get()
+    if asked is not None and asked.is_set():
+        raise asyncio.CancelledError

@@ -29,6 +29,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
 from skerry.settings.models import LogConfig, ModelConfig, RunConfig
+from skerry.tasks import in_thread
 
 log = structlog.get_logger()
 
@@ -77,7 +78,7 @@ async def find_or_create(
         given = given.model_copy(update={"model": model})
     if record is None:
         check_payload(bus, given.sync.chunk_bytes)
-        work = await asyncio.to_thread(prepare, given)
+        work = await in_thread(prepare, given)
         created_ns = time.time_ns()
         record = await create(bus, run, given, work.plan, created_ns)
         if record.created_ns == created_ns:
@@ -95,7 +96,7 @@ async def find_or_create(
         log.warning("config_from_ledger", ignored=different)
     if work is None or wanted != config:
         check_payload(bus, config.sync.chunk_bytes)
-        work = await asyncio.to_thread(prepare, config)
+        work = await in_thread(prepare, config)
         await bus.declare(specs(run, **config.log.model_dump()))
     if work.plan.digest != record.plan_digest:
         raise _mismatch(record, work.plan.specs)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -23,7 +26,12 @@ log = structlog.get_logger()
 
 MOST_BYTES = 8 << 30
 """Of text that a learner tokenises itself: more takes hours, in which it would do nothing else."""
+MOST_KEPT_BYTES = 32 << 30
+"""Of tokens that are kept; the folders that were used longest ago go first."""
 PROGRESS_S = 5.0
+
+_used: list[int] = []
+"""Locks of the folders that this process has read, which last as long as it does."""
 
 
 def tokenised(config: DataConfig) -> DataConfig:
@@ -62,12 +70,60 @@ def _kept(articles: Iterable[Article], words: Words | None, key: str, source: st
     """Return the folder of this key, made once however many processes of this machine want it."""
     COPIES.mkdir(parents=True, exist_ok=True)
     folder = COPIES / f"tokens-{key}"
-    with (COPIES / f".tokens-{key}.lock").open("w") as lock:
+    with _lock_of(key).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / MANIFEST).is_file():
+        made = not (folder / MANIFEST).is_file()
+        if made:
             log.info("tokenising", source=source, folder=str(folder))
             prepare(articles, words, folder, [source], _progress(), key=key)
+        _used.append(os.open(folder, os.O_RDONLY))
+        fcntl.flock(_used[-1], fcntl.LOCK_SH)
+        os.utime(folder)
+    if made:
+        _tidy()
     return folder
+
+
+def _lock_of(key: str) -> Path:
+    """Return the file that who makes or removes a folder of tokens holds a lock on."""
+    return COPIES / f".tokens-{key}.lock"
+
+
+def _tidy() -> None:
+    """Remove what was used longest ago, finished or not, beyond what is kept."""
+    found = [path for path in COPIES.glob("*tokens-*") if path.is_dir()]
+    with suppress(OSError):  # another process tidies as well
+        known = [
+            (path, path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir()))
+            for path in found
+        ]
+        for path in beyond(known, MOST_KEPT_BYTES):
+            _remove(path)
+
+
+def beyond(known: Iterable[tuple[Path, float, int]], most: int) -> list[Path]:
+    """Return which folders are too much, of each with when it was used last and its bytes."""
+    total, found = 0, list[Path]()
+    for path, _, size in sorted(known, key=lambda one: one[1], reverse=True):
+        total += size
+        if total > most:
+            found.append(path)
+    return found
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder of tokens, unless a process reads or makes it."""
+    key = path.name.partition("tokens-")[2].partition(".")[0]
+    with _lock_of(key).open("w") as lock, suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            gone = path.rename(COPIES / f".tokens-{key}.removed")
+            shutil.rmtree(gone)
+            log.info("tokens_removed", folder=str(path), why="they were used longest ago")
+        finally:
+            os.close(handle)
 
 
 def _progress() -> Progress:

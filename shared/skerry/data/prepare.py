@@ -33,14 +33,16 @@ from skerry.data.shards import (
 )
 from skerry.data.tokenizer import SETTINGS, Words
 from skerry.errors import ConfigError, CorpusError
+from skerry.tasks import end_if_cancelled
 
 log = structlog.get_logger()
 
 UNFINISHED = "unfinished.json"
 """The manifest of what a draft holds so far."""
 SHARD_TOKENS = 1 << 26
-TOGETHER, TOGETHER_CHARACTERS = 512, 1 << 24
-"""Documents that are tokenised at once, on all cores, and most of their text."""
+TOGETHER, TOGETHER_CHARACTERS = 512, 1 << 18
+"""Documents that are tokenised at once, on all cores, and most of their text: an interrupt waits
+for them."""
 
 Progress = Callable[[int, int], None]
 """Called with how many documents and tokens there are so far."""
@@ -177,6 +179,7 @@ def prepare(
         with _draft(out, blank) as (draft, done):
             writer = _Writer(draft, done)
             for made in _tokenised(islice(articles, done.documents, None), words):
+                end_if_cancelled()
                 writer.add(made)
                 progress(*writer.written)
             writer.flush()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +21,8 @@ from skerry import code
 from skerry.code import CodeRefused
 from skerry.data import cache
 from skerry.data.corpus import Corpus, load_corpus
+from skerry.data.documents import Article
+from skerry.data.prepare import prepare
 from skerry.data.shards import read_manifest
 from skerry.data.source import with_tokenizer
 from skerry.data.stream import Stream
@@ -25,6 +30,7 @@ from skerry.data.tokenizer import FILE, SETTINGS, Words, train_tokenizer
 from skerry.errors import ConfigError, CorpusError
 from skerry.settings.checks import check_run
 from skerry.settings.models import DataConfig, RunConfig
+from skerry.tasks import in_thread
 
 STORIES = [f"story {n}: " + " ".join(str((n * k) % 97) for k in range(40)) for n in range(90)]
 ROWS = np.random.default_rng(0).integers(0, 250, (90, 17))
@@ -243,6 +249,50 @@ def test_text_that_has_changed_is_tokenised_again(put: Put, words: Words, tmp_pa
         (tmp_path / "b.txt").write_text("another " * 90)
         found.append(corpus_of(words, factory="", source="text", paths=["."]))
     assert documents(found[0]) != documents(found[1])
+
+
+def test_tokens_that_were_used_longest_ago_go_first() -> None:
+    known = [
+        (Path(name), used, size) for name, used, size in (("a", 1, 4), ("b", 3, 4), ("c", 2, 4))
+    ]
+    assert cache.beyond(known, 12) == []
+    assert cache.beyond(known, 8) == [Path("a")]
+    assert cache.beyond(known, 0) == [Path("b"), Path("c"), Path("a")]
+
+
+def test_tokens_that_nobody_reads_are_removed_when_there_are_too_many(
+    put: Put, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr(cache, "_used", [])
+    folders: list[Path] = []
+    for n in range(3):
+        if n == 2:  # whoever read them has ended
+            for handle in cache._used:
+                os.close(handle)
+        (tmp_path / "a.txt").write_text(" ".join(STORIES[n:]))
+        (tmp_path / "b.txt").write_text("another " * 90)
+        found = corpus_of(words, factory="", source="text", paths=["."])
+        folders.append(Path(found.config.paths[0]))
+        there = [folder.is_dir() for folder in folders]
+        assert there == [[True], [True, True], [False, False, True]][n]
+
+
+async def test_tokenising_ends_soon_once_it_is_cancelled(words: Words, tmp_path: Path) -> None:
+    begun = threading.Event()
+
+    def endless() -> Iterator[Article]:
+        while True:
+            yield Article(STORIES[0])
+
+    prepared = in_thread(prepare, endless(), words, tmp_path / "out", (), lambda *_: begun.set())
+    task = asyncio.create_task(prepared)
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not await asyncio.to_thread(os.listdir, tmp_path)
 
 
 def test_more_text_than_a_learner_tokenises_names_the_command(
