@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from skerry.errors import first_cause
@@ -20,18 +21,66 @@ if TYPE_CHECKING:
     from skerry.protocol.messages import ContributionHeader
 
 
-SEND_WINDOW = 4
+SEND_LEAST, SEND_MOST = 4, 62
 """Chunks that one learner has on their way at once, until the log has said that it has them.
 
 Fewer than the bus lets out, so that pulses find a way past them.
 """
+SEND_BYTES = 32 * 1024**2
+"""Bytes of them, where they are large."""
+QUICK, SLOW = 1.5, 2.5
+"""Round trips of a link that is not full, and of one that is, in shortest ones."""
+FORGET = 1.001
+"""By how much the shortest round trip grows with each that is longer: routes change."""
+
+
+class SendWindow:
+    """Lets as many chunks out as keep the link busy.
+
+    While answers come nearly as soon as the first did, the link has room for one more with each of
+    them; once they take far longer, chunks only wait for each other, and there is one less.
+    """
+
+    def __init__(self) -> None:
+        self.size = SEND_LEAST
+        self._free = asyncio.Semaphore(SEND_LEAST)
+        self._shortest_s = math.inf
+
+    async def take(self) -> None:
+        """Wait until one more chunk may leave."""
+        await self._free.acquire()
+
+    def landed(self, took_s: float, size: int) -> None:
+        """Note that the log has a chunk of that many bytes, so long after it left."""
+        self._shortest_s = min(took_s, FORGET * self._shortest_s)
+        most = max(SEND_LEAST, min(SEND_MOST, SEND_BYTES // size))
+        if took_s < QUICK * self._shortest_s and self._free.locked() and self.size < most:
+            self.size += 1
+            self._free.release()
+        elif (took_s > SLOW * self._shortest_s and self.size > SEND_LEAST) or self.size > most:
+            self.size -= 1
+            return
+        self._free.release()
+
+    def leave(self, size: int) -> Callable[[asyncio.Task[None]], None]:
+        """Return what the publish of a chunk that leaves now calls when it has ended."""
+        clock = asyncio.get_running_loop().time
+        left_s = clock()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._free.release()
+            else:
+                self.landed(clock() - left_s, size)
+
+        return ended
 
 
 class Sender:
     """Sends one learner's contributions, each chunk by chunk and one after the other.
 
     A contribution leaves when all of the one before it has left, not when the log has it: a distant
-    broker costs one round trip per ``SEND_WINDOW`` chunks, however many contributions these are,
+    broker costs one round trip per ``SendWindow`` of chunks, however many contributions these are,
     and where the link's rate is what counts the first still arrives before the second.
     """
 
@@ -40,7 +89,7 @@ class Sender:
         self._run = run
         self._plan = plan
         self._turn = asyncio.Lock()
-        self._window = asyncio.Semaphore(SEND_WINDOW)
+        self.window = SendWindow()
 
     async def send(
         self,
@@ -64,9 +113,9 @@ class Sender:
                     on_turn()
                 while (chunk := await asyncio.to_thread(next, source, None)) is not None:
                     data = seal_contribution(self._run, self._plan, header, chunk)
-                    await self._window.acquire()
+                    await self.window.take()
                     task = group.create_task(self._publish(header, chunk.index, data))
-                    task.add_done_callback(lambda _: self._window.release())
+                    task.add_done_callback(self.window.leave(len(data)))
                     sent += len(data)
         except BaseExceptionGroup as errors:
             raise first_cause(errors) from None

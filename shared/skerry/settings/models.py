@@ -349,8 +349,8 @@ class NatsSettings(Table):
     waited for without end."""
     request_timeout_s: float = Field(default=5.0, gt=0)
     """Deadline of one request in seconds; requests that are safe to repeat are repeated."""
-    publish_window: int = Field(default=6, ge=1, le=64)
-    """Most publishes in flight at once."""
+    publish_window: int = Field(default=64, ge=1, le=256)
+    """Most publishes in flight at once; fewer than 63 hold up contributions on far links."""
 
 
 STORE_KINDS = "skerry.store.kinds"

@@ -149,7 +149,9 @@ def shown(value: float, unit: str) -> str:
         power = min(int(math.log10(abs(value)) / 3 + 1e-12), len(_PREFIXES) - 1)
         return f"{_three_digits(value / 1000**power)} {_PREFIXES[power]}{unit}"
     plain = f"{value:,.0f}" if float(value).is_integer() else _three_digits(value)
-    return plain if unit == "1" else f"{plain} {unit}{'s' * (unit == 'step' and value != 1)}"
+    return (
+        plain if unit == "1" else f"{plain} {unit}{'s' * (unit in {'step', 'core'} and value != 1)}"
+    )
 
 
 def _three_digits(value: float) -> str:

@@ -109,6 +109,8 @@ def _halting(learner: FailingLearner) -> TimeShares:
 
 def _elastic(learner: FailingLearner) -> TimeShares:
     """Go on without what failed: the rate of failures with which all is consistent, by halving."""
+    if learner.slices == 1:
+        return _one_slice(learner)
     low, high = 0.0, learner.rate_s
     found = _at(learner, 0.0)
     for _ in range(HALVINGS):
@@ -119,6 +121,15 @@ def _elastic(learner: FailingLearner) -> TimeShares:
         else:
             high = middle
     return found
+
+
+def _one_slice(learner: FailingLearner) -> TimeShares:
+    """Train, fail and come back, from one upscale to the next: no sooner than a batch allows."""
+    pauses, rate_s = learner.pauses, learner.rate_s
+    away_s = max(learner.recovery.mean_s, pauses.downscale_s) + pauses.upscale_s
+    early_s = max(0.0, pauses.batch_s - away_s)
+    pause_s = away_s + early_s + math.expm1(-rate_s * early_s) / rate_s
+    return TimeShares(1.0 / (1.0 + rate_s * pause_s), 1.0, rate_s, pause_s)
 
 
 def _at(learner: FailingLearner, rate_s: float) -> TimeShares:

@@ -183,7 +183,8 @@ def _of_sites(at: Deployment) -> Iterator[Constraint]:
             averages, factor = (one.up_bits_s, one.down_bits_s), one.factor or 0.0
             links = zip(("up", "down"), averages, at.link(site), site.rates, strict=True)
             for way, average, has, wide in links:
-                yield _rate(f"site {name} {way}-link", average, has, factor, chunks=has < wide)
+                whose = ", by what is on its way in a round trip" if has < wide else ""
+                yield _rate(f"site {name} {way}-link", average, has, factor, whose)
 
 
 def _of_hub(at: Deployment) -> Iterator[Constraint]:
@@ -207,19 +208,13 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
     why = "of its time: decode, merge, encode"
     yield Constraint("syncer of a shard", hub.busy_share, 1.0, "share", why)
     why = "of each syncer, for whole commits: hash, compress and store too"
-    yield Constraint("syncer CPU", hub.busy_cores, at.hub.cores, "cores", why)
+    yield Constraint("syncer CPU", hub.busy_cores, at.hub.cores, "core", why)
 
 
-def _rate(
-    what: str, average: float, has: float, factor: float, whose: str = "", *, chunks: bool = False
-) -> Constraint:
-    """Judge a rate; ``chunks``: it is what chunks on their way leave of a link."""
+def _rate(what: str, average: float, has: float, factor: float, whose: str = "") -> Constraint:
     bound = "throughput" if average >= has * factor else "deadline"
     need = max(average, has * factor)
-    if chunks:
-        whose, more = ", by chunks on their way", f"sync.chunk_bytes x {need / has:.1f}"
-    else:
-        more = f"a link of {shown(need, 'bit/s')}"
+    more = "" if "round trip" in whose else f"a link of {shown(need, 'bit/s')}"
     return Constraint(what, need, has, "bit/s", f"{bound} bound{whose}", more)
 
 

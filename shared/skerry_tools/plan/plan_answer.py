@@ -237,7 +237,7 @@ def _hub(at: Deployment) -> Figures:
         "ingress": Figure(hub.ingress_bits_s, "bit/s", "all contributions, on average"),
         "egress": Figure(hub.egress_bits_s, "bit/s", "all global fragments, on average"),
         "broker_stores": Figure(hub.broker_bytes_s, "B/s", "contributions, state; one replica"),
-        "syncer_cores": Figure(hub.busy_cores, "cores", "of each syncer, for whole commits"),
+        "syncer_cores": Figure(hub.busy_cores, "core", "of each syncer, for whole commits"),
         "syncer_busy": Figure(hub.busy_share, "share", "of its time: decode, merge, encode"),
         "syncer_in_a_round": Figure(hub.syncer_s, "s", "decode, merge, encode, write"),
         "syncer_memory": Figure(memory.syncer_bytes(at), "B", "of a shard, contributions too"),

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS = 2.0
 """In a round: half for the contribution, half for the manifest, one to read chunks."""
-SENT_AHEAD = 4
-"""Chunks of contributions that a learner has on their way (``log.contributions.SEND_WINDOW``)."""
-READ_AHEAD, READ_LEAST = 4 * 1024**2, 2
-"""Bytes that a learner asks for ahead of those that came, but so many chunks at least
-(``log.nats.follow``)."""
+SENT_AHEAD, AHEAD_BYTES = 62, 32 * 1024**2
+"""Chunks of contributions that a learner may have on their way (``log.contributions``), and bytes
+of them, and of what it reads (``log.nats.follow``)."""
 
 
 class CommitParts(NamedTuple):
@@ -279,13 +277,12 @@ class Deployment:
     def link(self, site: PlannedSite) -> tuple[float, float]:
         """Return what a site's learners get of its link, up and down, in bit/s.
 
-        Each has so many chunks on their way and no more, so a round trip bounds its rate too.
+        Each has so much on its way and no more, so a round trip bounds its rate too.
         """
-        sync, way = self.load.sync, 8 * site.table.learners / site.table.rtt
-        schemes = sync.contribution_scheme, sync.global_scheme
-        sent, read = (sync.chunk_bytes * WIRE_BITS[s] / RAW_BITS[s] for s in schemes)
+        scheme, way = self.load.sync.contribution_scheme, 8 * site.table.learners / site.table.rtt
+        sent = SENT_AHEAD * self.load.sync.chunk_bytes * WIRE_BITS[scheme] / RAW_BITS[scheme]
         up, down = site.rates
-        return min(up, SENT_AHEAD * sent * way), min(down, max(READ_AHEAD, READ_LEAST * read) * way)
+        return min(up, min(sent, AHEAD_BYTES) * way), min(down, AHEAD_BYTES * way)
 
     @cached_property
     def site_rounds(self) -> dict[str, SiteRound]:

@@ -13,7 +13,7 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import BrokerUnavailable
 from skerry.log import contributions
-from skerry.log.contributions import Sender
+from skerry.log.contributions import Sender, SendWindow
 from skerry.log.memory import MemoryBus
 from skerry.protocol.codec import Chunk
 from tests.support.builders import header, until
@@ -82,7 +82,7 @@ def names(fragment: int) -> list[str]:
 
 async def test_the_next_one_leaves_before_the_log_has_the_one_before(held: Held) -> None:
     everything = names(0) + names(1)
-    assert len(everything) == contributions.SEND_WINDOW
+    assert len(everything) == contributions.SEND_LEAST
     async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
         await held.begins(len(everything))
         assert held.begun == everything
@@ -98,7 +98,8 @@ async def test_the_next_one_leaves_before_the_log_has_the_one_before(held: Held)
 async def test_no_more_than_the_window_is_on_its_way(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contributions, "SEND_WINDOW", 2)
+    monkeypatch.setattr(contributions, "SEND_LEAST", 2)
+    monkeypatch.setattr(contributions, "SEND_MOST", 2)
     everything = names(0) + names(1)
     async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
         for position, name in enumerate(everything):
@@ -118,13 +119,13 @@ async def test_one_that_fails_after_it_has_left_leaves_the_window_to_the_others(
         failed, sent = await ended
     assert isinstance(failed, BrokerUnavailable)
     assert sent > 0
-    assert sender._window._value == contributions.SEND_WINDOW
+    assert sender.window._free._value == contributions.SEND_LEAST
 
 
 async def test_one_that_fails_while_it_leaves_makes_way_for_the_next(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contributions, "SEND_WINDOW", 1)
+    monkeypatch.setattr(contributions, "SEND_LEAST", 1)
     async with sending(Sender(held.bus, RUN, PLAN), [0, 1]) as ended:
         await held.begins(1)
         held.answers[names(0)[0]].set_exception(BrokerUnavailable("away"))
@@ -140,7 +141,7 @@ async def test_one_that_fails_while_it_leaves_makes_way_for_the_next(
 async def test_one_that_is_given_up_while_it_leaves_makes_way_for_the_next(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contributions, "SEND_WINDOW", 1)
+    monkeypatch.setattr(contributions, "SEND_LEAST", 1)
     sender = Sender(held.bus, RUN, PLAN)
     first = asyncio.ensure_future(sender.send(header(fragment=0), chunks(0)))
     await held.begins(1)
@@ -151,3 +152,40 @@ async def test_one_that_is_given_up_while_it_leaves_makes_way_for_the_next(
             held.answers[name].set_result(None)
         assert min(await ended) > 0
     assert first.cancelled()
+
+
+async def flown(window: SendWindow, round_trip_s: float, chunk_s: float, chunks: int) -> float:
+    """Send chunks over a link that carries one in ``chunk_s``; return how long they took."""
+    now_s = free_s = 0.0
+    out: list[tuple[float, float]] = []
+    for _ in range(chunks):
+        while len(out) >= window.size:
+            left_s, now_s = out.pop(0)
+            window.landed(now_s - left_s, 400_000)
+        await window.take()
+        free_s = max(now_s, free_s) + chunk_s
+        out.append((now_s, free_s + round_trip_s))
+    for left_s, lands_s in out:
+        window.landed(lands_s - left_s, 400_000)
+    return out[-1][1]
+
+
+async def test_a_far_link_is_used_for_the_most_part_and_a_near_one_is_not_flooded() -> None:
+    for round_trip_s in (0.02, 0.05, 0.1):
+        chunk_s = round_trip_s / 40
+        took_s = await flown(SendWindow(), round_trip_s, chunk_s, 2000)
+        assert took_s < 1.5 * 2000 * chunk_s
+    near = SendWindow()
+    await flown(near, 0.001, 0.05, 500)
+    assert near.size <= contributions.SEND_LEAST + 1
+
+
+async def test_a_window_closes_again_when_the_link_gets_slower_and_holds_few_bytes() -> None:
+    window = SendWindow()
+    await flown(window, 0.05, 0.0001, 500)
+    assert window.size == contributions.SEND_MOST
+    for size in (400_000, 2**30):
+        for _ in range(contributions.SEND_MOST):
+            await window.take()
+            window.landed(1.0, size)
+        assert window.size == contributions.SEND_LEAST

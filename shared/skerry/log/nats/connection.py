@@ -55,7 +55,7 @@ class NatsOptions:
     password: str = field(default="", repr=False)
     connect_timeout_s: float = 30.0
     request_timeout_s: float = 5.0
-    publish_window: int = 6
+    publish_window: int = 64
     patience_s: float = 0.0
     on_event: Event | None = None
 

@@ -32,13 +32,14 @@ from skerry.log.nats.jetstream import (
     status_of,
 )
 
-IN_FLIGHT_BYTES = (16 * 1024**2, 16 * 1024**2)
-"""Bytes asked for ahead, least and most; the server drops a client that is 64 MiB behind."""
-BULK_BYTES = (1024**2, 4 * 1024**2)
-"""The same for a reading with an end; between them what came in BULK_S on average: on a slow link
-everything else, the server's sign of life too, waits for them. What is decoded as it comes should
-not have waited until no cache has it any more."""
-BULK_S = 1.0
+IN_FLIGHT_BYTES = (16 * 1024**2,) * 3
+"""Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
+BULK_BYTES = (1024**2, 4 * 1024**2, 32 * 1024**2)
+"""The same for a reading with an end: at least, as much as came in BULK_S up to the second, and
+what two round trips bring up to the third. On a slow link everything else, the server's sign of
+life too, waits for them; on a far one nothing comes while they are awaited. What is decoded as it
+comes should not have waited until no cache has it any more."""
+BULK_S, MEASURE_S = 1.0, 0.1
 MOST_AHEAD = 256
 LEAST_AHEAD = 2
 HEARTBEAT_S = 1.0
@@ -63,11 +64,13 @@ class Flow:
 
     def __init__(self, most: int | None, size: int) -> None:
         self.bounds = IN_FLIGHT_BYTES if most is None else BULK_BYTES
+        self.round_trip_s = 0.0
         self._left = sys.maxsize if most is None else most
         self._coming = 0
         self._size = size
         self._began_s = 0.0
         self._came_bytes = 0
+        self._rate_b_s = 0.0
 
     def came(self, size: int) -> None:
         """Note that a message of that many bytes has come."""
@@ -93,12 +96,19 @@ class Flow:
         return number
 
     def _ahead(self) -> int:
+        """Return how many messages should be on their way, by what came in some round trips."""
         now = asyncio.get_running_loop().time()
         self._began_s = self._began_s or now
-        took_s = now - self._began_s
-        least, most = self.bounds
-        in_flight = min(most, max(least, int(BULK_S * self._came_bytes / max(1e-3, took_s))))
-        return max(LEAST_AHEAD, min(MOST_AHEAD, in_flight // max(1, self._size)))
+        took_s = max(1e-3, self.round_trip_s, now - self._began_s)
+        rate_b_s = max(self._rate_b_s, self._came_bytes / took_s)
+        if took_s > max(MEASURE_S, 2 * self.round_trip_s):
+            self._rate_b_s, self._began_s = self._came_bytes / took_s, now
+            self._came_bytes = 0
+        least, near, far = self.bounds
+        in_flight = max(
+            min(near, int(BULK_S * rate_b_s)), min(far, int(2 * self.round_trip_s * rate_b_s))
+        )
+        return max(LEAST_AHEAD, min(MOST_AHEAD, max(least, in_flight) // max(1, self._size)))
 
 
 class Puller:
@@ -137,12 +147,15 @@ class Puller:
         await self._inbox.open()
         # Placed on a node that hangs it is never confirmed: another one may fall on another node.
         patience_s = self._connection.options.request_timeout_s
+        clock = asyncio.get_running_loop().time
+        asked_s = clock()
         await self._connection.api(
             f"CONSUMER.CREATE.{self._stream}.{self._name}",
             {"stream_name": self._stream, "config": config},
             about=f"a consumer of stream {self._stream}",
-            deadline=asyncio.get_running_loop().time() + patience_s,
+            deadline=asked_s + patience_s,
         )
+        self._flow.round_trip_s = clock() - asked_s
         await self._pull()
 
     async def close(self) -> None:
@@ -191,7 +204,7 @@ class Puller:
         """Ask for more messages once fewer than half as many as there may be are on their way."""
         if (number := self._flow.more()) < 1:
             return
-        most = max(self._flow.bounds[1], self._connection.max_payload + 65_536)
+        most = max(self._flow.bounds[-1], self._connection.max_payload + 65_536)
         request = json.dumps({"batch": number, "max_bytes": most, **self._terms}).encode()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         try:

@@ -38,7 +38,7 @@ def test_a_learners_closed_form_is_what_is_simulated(
     tables = found.setup.question.tables
     expected = time_shares(hardware(tables, slices, elastic=layout == "elastic"))
     assert expected.goodput == pytest.approx(found.goodput, abs=0.03)
-    assert expected.running == pytest.approx(found.running, abs=0.03)
+    assert expected.running == pytest.approx(found.running, abs=0.08)
 
 
 def test_without_recovery_and_upscales_a_pause_for_each_failure_is_all_that_is_lost() -> None:

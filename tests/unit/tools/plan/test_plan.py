@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from skerry.log import contributions
 from skerry.log.nats import follow
 from skerry.protocol import shard
+from skerry.settings.models import NatsSettings
 from skerry.settings.tree import Tree
 from skerry_tools.plan import measured, traffic
 from skerry_tools.plan.memory import contributions_bytes, learner_need
@@ -268,22 +269,20 @@ def test_the_log_keeps_what_a_window_brings_up_to_its_size_and_its_disk_is_judge
 
 
 def test_what_is_assumed_of_the_code_is_what_the_code_does() -> None:
-    assert traffic.SENT_AHEAD == contributions.SEND_WINDOW
-    assert follow.BULK_BYTES[1] == traffic.READ_AHEAD
-    assert follow.LEAST_AHEAD == traffic.READ_LEAST
+    assert traffic.SENT_AHEAD == contributions.SEND_MOST < NatsSettings().publish_window
+    assert contributions.SEND_BYTES == follow.BULK_BYTES[-1] == traffic.AHEAD_BYTES
     assert shard.MOST_LEARNERS == MOST_LEARNERS
 
 
-def test_a_far_link_carries_no_more_than_the_chunks_that_are_on_their_way() -> None:
-    far, sync = site(up="10 Gbit/s", rtt="100 ms"), {**FIXED, "chunk_bytes": 2**20}
+def test_a_far_link_carries_no_more_than_what_is_on_its_way_in_a_round_trip() -> None:
+    far, sync = site(up="10 Gbit/s", rtt="100 ms"), {**FIXED, "chunk_bytes": 2**18}
     plan = planned({"a": far}, sync=sync)
-    up, down = (8 * ahead / 0.1 for ahead in (4 * 2**20 * 3.33 / 4.0625, 4 * 2**20))
+    up, down = (8 * ahead / 0.1 for ahead in (62 * 2**18 * 3.33 / 4.0625, 2**25))
     links = {item.what: item for item in plan.judged if "link" in item.what}
     assert links["site a up-link"].has == pytest.approx(up)
     assert links["site a down-link"].has == pytest.approx(down)
-    assert binding(plan).why.endswith("by chunks on their way")
-    assert plan.fixes[-1].startswith("sync.chunk_bytes x ")
-    short = planned({"a": far}, sync=sync, hub={"max_payload": "1 MiB"})
+    assert binding(plan).why.endswith("by what is on its way in a round trip")
+    short = planned({"a": far}, sync={**FIXED, "chunk_bytes": 2**20}, hub={"max_payload": "1 MiB"})
     assert "broker message" in {item.what for item in short.judged if not item.holds}
 
 
