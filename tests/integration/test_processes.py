@@ -12,7 +12,7 @@ import pytest
 
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
-from skerry.protocol.messages import Commit
+from skerry.protocol.messages import Commit, RunState
 from tests.support.builders import wait_until
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import settle
@@ -127,3 +127,33 @@ async def test_a_learner_on_eight_devices_is_killed_and_goes_on_with_its_moments
         assert history.violations == ()
         member = (await ledger.members(bus, run_id))["a"]
         assert (member.incarnation, member.inner) == (2, "warm")
+
+
+@pytest.mark.parametrize(
+    ("mode", "model", "sync"),
+    [
+        ("diloco", "lora_rank = 2", ("h_steps = 5", "learners = 1")),
+        ("data-parallel", "", ("learners = 1",)),
+    ],
+)
+async def test_modes_that_block_and_adapters_come_to_the_end_in_two_processes(
+    nats_server: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    model: str,
+    sync: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    text, config = tmp_path / "text.txt", tmp_path / "run.toml"
+    text.write_bytes(random.Random(7).randbytes(50_000).hex().encode())
+    config.write_text(tiny(text, 12, *sync, mode=mode).replace("[model]", f"[model]\n{model}"))
+    async with NatsBus(nats_server.url, name="test") as bus:
+        async with Cluster(nats_server.url, run_id, tmp_path, config, tmp_path / "jax") as cluster:
+            await cluster.start("syncer", "s")
+            for process in await Island(cluster).start():
+                assert await process.ended(200) == 0, process.said
+        history = await settle(bus, run_id)
+        assert history.violations == ()
+        assert (await ledger.read_run(bus, run_id)).state is RunState.FINISHED

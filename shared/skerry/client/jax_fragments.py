@@ -25,6 +25,7 @@ from skerry.algorithm.fragments import BLOCK, Fragment, Plan, Slice, padded
 from skerry.algorithm.planes import Planes
 from skerry.errors import Diverged, ModelError
 from skerry.models.base import Layout, Params
+from skerry.models.mesh import in_turn
 from skerry.settings.models import SyncConfig
 
 
@@ -283,6 +284,10 @@ def _adopt(  # noqa: PLR0913 - all of them are operands
 _widen = jax.jit(widened)
 
 
+def _widened(anchors: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(in_turn(_widen(anchor)) for anchor in anchors)
+
+
 class JaxFragments:
     """The fragments of one tree of parameters, and an anchor of each.
 
@@ -340,7 +345,10 @@ class JaxFragments:
     def genesis(self, fragment: int) -> DeviceVector:
         """Return the outer gradient of the parameters relative to zero."""
         kept = jnp.bfloat16 if self._narrow else jnp.float32
-        zeros = [jnp.zeros((cut.length,), kept, device=cut.flat) for _, cut in self.cuts[fragment]]
+        zeros = [
+            in_turn(jnp.zeros((cut.length,), kept, device=cut.flat))
+            for _, cut in self.cuts[fragment]
+        ]
         return self._capture(fragment, zeros)[0]
 
     def capture(self, fragment: int) -> DeviceVector:
@@ -364,9 +372,7 @@ class JaxFragments:
         first = fragment not in self._anchors
         base = self._captured.pop(fragment, None)
         if base is None:
-            base = (
-                tuple(map(_widen, self._anchors[fragment])) if self._rebases and not first else new
-            )
+            base = _widened(self._anchors[fragment]) if self._rebases and not first else new
         self._anchors.pop(fragment, None)
         self._anchors[fragment] = self._write(fragment, base, new, first=first)
 
@@ -381,7 +387,7 @@ class JaxFragments:
         """
         self._captured.clear()
         for fragment, anchor in self._anchors.items():
-            new = tuple(map(_widen, anchor))
+            new = _widened(anchor)
             self._write(fragment, new, new, first=True)
 
     @property
@@ -394,11 +400,13 @@ class JaxFragments:
     def _capture(self, fragment: int, anchors: Any) -> tuple[DeviceVector, Any]:
         leaves = self._leaves()
         made = [
-            _capture(
-                _lying(leaves[self._numbers[piece.leaf]], cut.leaf),
-                *(anchor, np.int32(piece.start)),
-                cut=cut,
-                keeps=self._rebases,
+            in_turn(
+                _capture(
+                    _lying(leaves[self._numbers[piece.leaf]], cut.leaf),
+                    *(anchor, np.int32(piece.start)),
+                    cut=cut,
+                    keeps=self._rebases,
+                )
             )
             for (piece, cut), anchor in zip(self.cuts[fragment], anchors, strict=True)
         ]
@@ -412,14 +420,16 @@ class JaxFragments:
         for (piece, cut), before, vector in zip(self.cuts[fragment], base, new, strict=True):
             number = self._numbers[piece.leaf]
             place = leaves[number].sharding
-            leaves[number], anchor = _adopt(
-                *(_lying(leaves[number], cut.leaf), before, vector, np.int32(piece.start)),
-                *(np.float32(self._sync.blend_alpha), np.bool_(first)),
-                cut=cut,
-                method=self._sync.adoption,
-                narrow=self._narrow,
+            leaf, anchor = in_turn(
+                _adopt(
+                    *(_lying(leaves[number], cut.leaf), before, vector, np.int32(piece.start)),
+                    *(np.float32(self._sync.blend_alpha), np.bool_(first)),
+                    cut=cut,
+                    method=self._sync.adoption,
+                    narrow=self._narrow,
+                )
             )
-            leaves[number] = _lying(leaves[number], place)
+            leaves[number] = _lying(leaf, place)
             anchors.append(anchor)
         self.params = self._layout.params(leaves)
         return tuple(anchors)

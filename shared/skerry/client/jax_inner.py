@@ -34,6 +34,7 @@ def kind_of(template: Any) -> StateKind:
                 copied = ahead[tuple(arrays)](arrays)
             except (KeyError, TypeError, ValueError):  # it lies elsewhere than on the first device
                 copied = whenever(arrays)
+            meshes.in_turn(copied)
             return lying_here({name: copied[name] for name in arrays})  # sorted, as jit returns it
 
         return copy

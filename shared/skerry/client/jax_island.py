@@ -21,6 +21,7 @@ from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.loop_thread import LoopThread
 from skerry.client.processes import Assignment, Deed, FollowingProcess, LeadProcess
 from skerry.models.base import Params, leaf_specs
+from skerry.models.mesh import in_turn
 from skerry.models.names import unit_of
 from skerry.service.entry import bus_from
 from skerry.settings.models import RunConfig, Settings
@@ -79,7 +80,7 @@ class JaxIsland(LoopIsland):
         ``JoinedIsland.boundary`` says the rest.
         """
         if self._taken:
-            self._held.params = params
+            self._held.params = in_turn(params)
             held = None if state is None else lambda: state
             self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
         return self.params
@@ -125,7 +126,7 @@ class JaxIsland(LoopIsland):
 
         It is committed to its devices, as what is adopted is: so programs are compiled once.
         """
-        copies = jax.tree.map(jnp.copy, self._given)
+        copies = jax.tree.map(lambda leaf: in_turn(jnp.copy(leaf)), self._given)
         held: Params = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), copies)
         self._held = JaxFragments(plan, config.sync, held)
         self._held.warm(lambda: None)  # else the first round would compile between two steps

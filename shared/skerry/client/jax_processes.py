@@ -31,6 +31,7 @@ from skerry.client.jax_fragments import Cut, DeviceVector, JaxFragments, Piece
 from skerry.client.meeting import Group, come, gather, meet, own
 from skerry.client.processes import Deed, FollowingProcess, LeadProcess
 from skerry.errors import ConfigError, Diverged
+from skerry.models.mesh import in_turn
 from skerry.protocol.codec import Shares
 from skerry.protocol.contribution import GENESIS_SCHEME
 from skerry.settings.models import SyncConfig
@@ -149,7 +150,7 @@ class SharedGradient:
         self.scheme = scheme
         self._pieces = [piece for piece, _ in vector.pieces]
         self._made = [
-            quantise_jax.encode(scheme, tuple(part.size for part in piece.slices), values)
+            in_turn(quantise_jax.encode(scheme, tuple(p.size for p in piece.slices), values))
             for piece, values in vector.pieces
         ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
@@ -18,6 +18,8 @@ from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, AXES, BY_ROWS, SETTING, MeshSizes, sizes_of, splits
 from skerry.models.base import Frozen, path_name
 from skerry.models.memory import MemoryNeed
+
+T = TypeVar("T")
 
 
 def make_mesh(setting: str = AUTO, devices: Sequence[Any] | None = None) -> Mesh:
@@ -31,6 +33,24 @@ def make_mesh(setting: str = AUTO, devices: Sequence[Any] | None = None) -> Mesh
 def sizes_on(mesh: Mesh) -> MeshSizes:
     """Return the devices along each axis of a mesh."""
     return MeshSizes(**mesh.shape)
+
+
+def in_turn(made: T) -> T:
+    """Return the arrays that a program makes, on a CPU with several devices once they are there.
+
+    Those devices share the CPU's threads: of two programs in flight at once each may hold the
+    threads that the other one waits for, until XLA gives up. Every program that a learner
+    dispatches to its mesh goes through here; accelerators have a queue each, and go on.
+    """
+    first = next((leaf for leaf in jax.tree.leaves(made) if isinstance(leaf, jax.Array)), None)
+    if first is not None and first.sharding.num_devices > 1 and on_cpu(first):
+        jax.block_until_ready(made)
+    return made
+
+
+def on_cpu(array: Any) -> bool:
+    """Return True for an array whose devices are a CPU's."""
+    return all(device.platform == "cpu" for device in array.devices())
 
 
 def one_device() -> Mesh:

@@ -142,20 +142,44 @@ def each_device_sends_its_own_rows_to_experts() -> None:
     losses = [float(alone.step(batch(n), 0.1).loss) for n in range(3)]
     for setting in ("data=8", "fsdp=4,expert=2"):
         spread, _ = trainer_of(setting, config)
-        found = [settled(spread, n) for n in range(3)]
+        found = [float(spread.step(batch(n), 0.1).loss) for n in range(3)]
         np.testing.assert_allclose(found, losses, rtol=1e-3)
         for name, count in alone.routed.items():
             np.testing.assert_array_equal(np.array(spread.routed[name]), np.array(count), name)
 
 
-def settled(trainer: Trainer, number: int) -> float:
-    """Return the loss of a step that has ended on all devices.
+def one_program_at_a_time_is_in_flight() -> None:
+    """The devices of a CPU share its threads: whatever a learner dispatches there has an end."""
+    small = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    experts = {"num_experts": 4, "moe_intermediate_size": 64, "vocab_size": 256}
+    text = json.dumps({**PRESETS["moe-0.3b"], **small, **experts})
+    config = config_of().model_copy(update={"model": ModelConfig(config=text)})
+    trainer, plan = trainer_of("data=2,fsdp=4", config)
+    kind = kind_of(trainer.moments_like())
+    copy = kind.copying()
+    ended("init")
+    for f in plan.fragments:
+        trainer.genesis(f.index)
+        ended("genesis")
+        trainer.adopt(f.index, noise(f, plan, f.index))
+        ended("adopt")
+    trainer.step(batch(), 0.1)
+    ended("step")
+    for f in plan.fragments:
+        trainer.capture(f.index)
+        ended("capture")
+        trainer.adopt(f.index, noise(f, plan, f.index))
+        ended("adopt by rebase")
+    held = kind.named(trainer.moments)
+    kept = copy(held)
+    ended("copy")
+    trainer.reset()
+    ended("reset")
+    del kept
 
-    Fake devices share few threads: those of two programs at once can wait for each other.
-    """
-    result = trainer.step(batch(number), 0.1)
-    jax.block_until_ready((trainer.state, trainer.routed))
-    return float(result.loss)
+
+def ended(what: str) -> None:
+    assert all(array.is_ready() for array in jax.live_arrays()), what
 
 
 def on_first() -> int:
@@ -344,6 +368,7 @@ CHECKS = (
     quantised_where_it_lies,
     layers_share_their_programs,
     a_return_goes_on,
+    one_program_at_a_time_is_in_flight,
 )
 
 

@@ -24,6 +24,7 @@ LONG = (
     "each_device_sends_its_own_rows_to_experts",
     "layers_share_their_programs",
     "a_return_goes_on",
+    "one_program_at_a_time_is_in_flight",
 )
 ROOT = Path(__file__).parents[3]
 

@@ -143,9 +143,9 @@ class Trainer:
         self._config = config
         self._programs = programs or Programs.of(model, config)
         init = partial(_blank, model.init, self._programs) if blank else self._programs.init
-        params = init(jax.random.key(config.train.seed))
+        params = meshes.in_turn(init(jax.random.key(config.train.seed)))
         self.fragments = JaxFragments(plan, config.sync, params)
-        self.moments = self._programs.init_moments(params)
+        self.moments = meshes.in_turn(self._programs.init_moments(params))
         self.routed: Mapping[str, jax.Array] = {}
         self._compiled: dict[frozenset[str], StepFunction] = {}
         self.fragment_port: JaxFragments | SharedFragments = self.fragments
@@ -191,9 +191,12 @@ class Trainer:
         self._say(Deed.STEP, float(done), float(share))
         factors = np.float32(done), np.float32(share)
         step = self._compiled.get(frozenset(batch), self._programs.step)
-        self.state, result = step(self.state, self.place(batch), *factors, self._programs.frozen)
+        frozen = self._programs.frozen
+        made = step(self.state, self.place(batch), *factors, frozen)
+        self.state, result = meshes.in_turn(made)
         if result.expert_tokens:
-            self.routed = _added(self.routed or _zeros_of(result), result.expert_tokens)
+            before = self.routed or meshes.in_turn(_zeros_of(result))
+            self.routed = meshes.in_turn(_added(before, result.expert_tokens))
         return result
 
     def moments_like(self) -> Any:
@@ -217,7 +220,7 @@ class Trainer:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""
         self.fragment_port.reset()
         self.moments = None
-        self.moments = self._programs.init_moments(self.fragments.params)
+        self.moments = meshes.in_turn(self._programs.init_moments(self.fragments.params))
 
     def own_rows(self, count: int) -> range:
         """Return which of a batch's rows this process's devices need."""
