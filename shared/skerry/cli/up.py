@@ -187,7 +187,10 @@ async def conduct(
 
     with writing(folder.path):  # the services' clocks
         page = free_page_port(local.health, on.say)
-        commands = stages(folder, team, ports, page, devices.visible())
+        seen = devices.visible()
+        commands = stages(folder, team, ports, page, seen)
+    if said := devices.shared(len(team.names().get("learner", ())), len(seen)):
+        on.say(said)
     kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
     cluster.stop.supervisor = kept
     watch = broker_watch(on, cluster.nats.url)

@@ -1,4 +1,4 @@
-"""Each learner of a local cluster has accelerators of its own."""
+"""Each learner of a local cluster has accelerators of its own, or its share of one."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.cli.cluster.devices import shares, visible
-from skerry.errors import ConfigError
+from skerry.cli.cluster.devices import MEMORY, VISIBLE, shared, shares, visible
 
 
 def test_neighbours_stay_together_and_the_first_get_one_more() -> None:
-    assert shares(["a", "b"], ["0", "1", "2", "3"]) == {"a": "0,1", "b": "2,3"}
-    assert shares(["a", "b"], ["4", "GPU-x", "7"]) == {"a": "4,GPU-x", "b": "7"}
+    assert shares(["a", "b"], ["0", "1", "2", "3"]) == {
+        "a": {VISIBLE: "0,1"},
+        "b": {VISIBLE: "2,3"},
+    }
+    found = shares(["a", "b"], ["4", "GPU-x", "7"])
+    assert found == {"a": {VISIBLE: "4,GPU-x"}, "b": {VISIBLE: "7"}}
 
 
 @given(st.integers(1, 20), st.integers(1, 64))
-def test_every_device_is_one_learners(learners: int, devices: int) -> None:
-    names, all_of_them = [f"l{n}" for n in range(learners)], [str(n) for n in range(devices)]
-    if devices < learners:
-        with pytest.raises(ConfigError, match=f"--learners {devices}"):
-            shares(names, all_of_them)
-        return
-    found = shares(names, all_of_them)
-    assert ",".join(found[name] for name in names).split(",") == all_of_them
-    assert all(found.values())
+def test_every_device_is_one_learners(learners: int, more: int) -> None:
+    names, devices = [f"l{n}" for n in range(learners)], [str(n) for n in range(learners + more)]
+    found = shares(names, devices)
+    assert ",".join(found[name][VISIBLE] for name in names).split(",") == devices
+    assert all(found[name].keys() == {VISIBLE} for name in names)
+    assert not shared(learners, len(devices))
+
+
+@given(st.integers(1, 20), st.integers(1, 44))
+def test_learners_share_memory_of_devices_that_are_fewer(devices: int, more: int) -> None:
+    names = [f"l{n}" for n in range(devices + more)]
+    found = shares(names, [str(n) for n in range(devices)])
+    for device in range(devices):
+        parts = [float(of[MEMORY]) for of in found.values() if of[VISIBLE] == str(device)]
+        assert parts
+        assert sum(parts) < 1
+    assert f"--learners {devices}" in shared(len(names), devices)
 
 
 def test_a_machine_without_accelerators_splits_nothing() -> None:
     assert shares(["a", "b"], []) == {}
+    assert not shared(2, 0)
 
 
 @pytest.mark.parametrize(

@@ -248,9 +248,9 @@ def stages(
 ) -> list[list[Command]]:
     """Return the cluster's processes in the order in which they are stopped.
 
-    Each learner sees accelerators of its own. ``ports`` are where a proxy listens for services.
-    ``page`` are further settings of the monitor, which also gets those by which its page injects
-    faults, where they are allowed.
+    Each learner sees accelerators of its own, or its share of one. ``ports`` are where a proxy
+    listens for services. ``page`` are further settings of the monitor, which also gets those by
+    which its page injects faults, where they are allowed.
     """
     if team.chaos:
         where = {"cluster": folder.path, "token_file": folder.token}
@@ -266,8 +266,7 @@ def stages(
         env = environment(folder.cache)
         if team.clocks:
             env |= clock.environment(folder.path, name)
-        if name in own:
-            env[devices.VISIBLE] = own[name]
+        env |= own.get(name, {})
         if name in ports:
             env["SKERRY_NATS__URL"] = f"nats://{HOST}:{ports[name]}"
         return Command(

@@ -1,4 +1,4 @@
-"""Which accelerators each learner of a local cluster sees: its own, and no other's."""
+"""Which accelerators each learner of a local cluster sees: its own, or its share of one."""
 
 from __future__ import annotations
 
@@ -7,39 +7,51 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from skerry.errors import ConfigError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PLATFORMS = "JAX_PLATFORMS"
+MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+MOST_MEMORY = 0.9
+"""Of an accelerator's memory, for all learners that share it."""
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_S = 10.0
 
 
-def shares(learners: Sequence[str], devices: Sequence[str]) -> dict[str, str]:
-    """Return what each learner's ``CUDA_VISIBLE_DEVICES`` is; empty where there are no devices.
+def shares(learners: Sequence[str], devices: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return what each learner's environment says of accelerators; empty where there are none.
 
     Neighbours stay together, and the first learners get one more where they do not go up evenly.
-    Raises ConfigError if a learner would have none: two on one device run out of its memory.
+    Where there are fewer than learners, each has one with others, and an even part of its memory.
     """
     if not devices:
         return {}
+    found: dict[str, dict[str, str]] = {}
     if len(devices) < len(learners):
-        msg = (
-            f"This machine shows {len(devices)} accelerators ({VISIBLE}) to {len(learners)}"
-            f" learners, and each needs one of its own: start fewer (--learners {len(devices)}),"
-            f" or train on the CPU ({PLATFORMS}=cpu)."
-        )
-        raise ConfigError(msg, path="learners")
+        for number, name in enumerate(learners):
+            at = number % len(devices)
+            together = len(range(at, len(learners), len(devices)))
+            found[name] = {VISIBLE: devices[at], MEMORY: f"{MOST_MEMORY / together:.2g}"}
+        return found
     each, more = divmod(len(devices), len(learners))
-    found: dict[str, str] = {}
     left = list(devices)
     for number, name in enumerate(learners):
         count = each + (number < more)
-        found[name], left = ",".join(left[:count]), left[count:]
+        found[name], left = {VISIBLE: ",".join(left[:count])}, left[count:]
     return found
+
+
+def shared(learners: int, devices: int) -> str:
+    """Return a sentence about learners that share accelerators; empty where none does."""
+    if not devices or learners <= devices:
+        return ""
+    which = "the accelerator" if devices == 1 else f"{devices} accelerators"
+    return (
+        f"{learners} learners share {which} of this machine, each with a part of its memory: start"
+        f" fewer (--learners {devices}) for a model that does not fit, or train on the CPU"
+        f" ({PLATFORMS}=cpu)."
+    )
 
 
 def visible(environ: Mapping[str, str] | None = None) -> list[str]:
