@@ -6,6 +6,7 @@ Used by one thread. Every call only dispatches; nothing here waits for the devic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,6 +36,8 @@ from skerry_learner.trainer.step import (
     make_step,
     optimizer_of,
 )
+
+TICK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +170,10 @@ class Trainer:
         self.fragments.params, self.moments = state
 
     def warm(self, tick: Callable[[], None], batch: Mapping[str, Any] | None = None) -> None:
-        """Compile everything, calling ``tick`` in between; nothing is run, nothing changes.
+        """Compile everything, calling ``tick`` meanwhile; nothing is run, nothing changes.
 
-        ``batch`` is one of those that steps will get; None: tokens alone.
+        ``batch`` is one of those that steps will get; None: tokens alone. A step takes longer to
+        compile than others wait for a sign of life, so that is done by a thread.
         """
         data = self._config.data
         self._say(Deed.WARM)
@@ -178,7 +182,11 @@ class Trainer:
         blank = self.place(blank if batch is None else batch)
         factors = np.float32(0), np.float32(1)
         lowered = self._programs.step.lower(self.state, blank, *factors, self._programs.frozen)
-        self._compiled[frozenset(blank)] = lowered.compile()
+        with ThreadPoolExecutor(1, "compile") as thread:
+            step = thread.submit(lowered.compile)
+            while wait([step], TICK_S).not_done:
+                tick()
+        self._compiled[frozenset(blank)] = step.result()
         if self._lead is not None:
             self._lead.meet(tick)
         tick()
