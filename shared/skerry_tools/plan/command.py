@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from skerry.errors import ConfigError
 from skerry.service.entry import Sets, exit_on_error
+
+if TYPE_CHECKING:
+    from skerry_tools.plan.question import Question
 
 
 def _option(help_: str, metavar: str, *names: str) -> Any:
@@ -36,6 +40,7 @@ StepTime = Annotated[Text, _option("Of each: '2 s'.", "TIME")]
 H = Annotated[int | None, _option("", "H", "-H")]
 P = Annotated[int | None, _option("", "P", "-P")]
 K = Annotated[int | None, _option("", "K", "-K")]
+Measure = Annotated[bool, typer.Option("--measure", help="Judge by this machine's speed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -55,6 +60,7 @@ def plan(  # noqa: PLR0913 - one option each
     h: H = None,
     p: P = None,
     k: K = None,
+    measure: Measure = False,
     set_: Sets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -88,9 +94,10 @@ def plan(  # noqa: PLR0913 - one option each
         names = [f"sites.region-{number + 1}" for number in range(regions or 0)]
         equal = [f"{name}.{one}" for name in names for one in ("learners=1", *each)]
         files = (find(scenario) if scenario else None, sites)
-        made = make(question(read(files, [*_sets(**asked), *equal, *(set_ or ())])))
-        found = answer(made)
-        print(found.json()) if as_json else found.print()
+        found = question(read(files, [*_sets(**asked), *equal, *(set_ or ())]))
+        made = make(measured_here(found) if measure else found)
+        said = answer(made)
+        print(said.json()) if as_json else said.print()
     if not made.feasible:
         raise typer.Exit(4)
 
@@ -106,6 +113,18 @@ def simulate(scenario: Scenario = None, *, set_: Sets = None, as_json: AsJson = 
     with exit_on_error():
         found = answer(simulated(setup_of(scenario, set_ or ())))
         print(found.json()) if as_json else found.print()
+
+
+def measured_here(asked: Question) -> Question:
+    """Return the question with what this machine does; a ``hub.write`` that is given stays."""
+    from skerry_tools.plan.measure import measure
+
+    speeds, write = measure(asked.run.sync)
+    hub = asked.tables.hub
+    if "write" not in hub.model_fields_set:
+        hub = hub.model_copy(update={"write": write})
+    tables = asked.tables.model_copy(update={"hub": hub})
+    return replace(asked, speeds=speeds, tables=tables)
 
 
 def _sets(**asked: str | int | None) -> list[str]:

@@ -6,6 +6,9 @@ data. Other machines differ; ratios hold longer than figures. Rates are f32 byte
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schemes import SCHEMES, raw_bytes
 
@@ -15,23 +18,9 @@ _MEASURED = {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 11.
 WIRE_BITS = {**RAW_BITS, **_MEASURED}
 """Bits per parameter of a whole message, compression and headers included; not measured: raw."""
 
-_MEMCPY_B_S = 15.4e9
-"""What encode and decode were compared with, on the same core."""
-ENCODE_B_S = {"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * _MEMCPY_B_S}
-"""By one core, checksum and compression included."""
-DECODE_B_S = {"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S}
-
-_MERGE_EACH = (1 / 2.15e9 - 1 / 3.87e9) / 4
-_MERGE_BASE = 1 / 3.87e9 - 4 * _MERGE_EACH
-"""Seconds per f32 byte of a merge, for each contribution and besides: through M = 4 at 3.87 GB/s
-and M = 8 at 2.15 GB/s, both int4."""
-MERGE_EACH = {"int4": _MERGE_EACH, "int8": (1 / 2.15e9 - _MERGE_BASE) / 4}
-"""Seconds per f32 byte and contribution; bf16 and all others as int8 (4 of them: 2.15 GB/s)."""
+COUNTS = (4, 8)
+"""Contributions of the merges that were measured, and about how many others are like them."""
 MERGE_CHECKED = range(2, 9)
-"""How many contributions these were measured with, about."""
-COMMIT_CPU_S = (15e-9, 25e-9)
-"""CPU seconds for each parameter that whole commits took, without and with outer momentum: decode,
-merge, encode, hash, compress and store, on all threads."""
 _NEAR = {"e3m0": "int4", "int2": "int4"}
 """What other schemes cost about."""
 STATE_COPIES = 2.2
@@ -39,6 +28,57 @@ STATE_COPIES = 2.2
 BROKER_WRITE_B_S = 0.48 * 1024**3
 """What one broker stored in files on two shared cores."""
 
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What one core does: f32 bytes a second by scheme, checksum and compression included.
+
+    Merging takes ``merge_base`` seconds an f32 byte, and ``merge_each`` for each contribution.
+    ``commit_cpu_s`` are CPU seconds a parameter of whole commits, without and with outer momentum,
+    on all threads: hash, compress and store too. ``here``: they are this machine's.
+    """
+
+    encode: Mapping[str, float]
+    decode: Mapping[str, float]
+    merge_base: float
+    merge_each: Mapping[str, float]
+    commit_cpu_s: tuple[float, ...]
+    here: bool = False
+
+    def encode_s(self, scheme: str, params: float, cores: int) -> float:
+        """Return seconds to turn ``params`` f32 into a message; unmeasured schemes as the worst."""
+        return 4 * params / _of(self.encode, scheme, min) / cores
+
+    def decode_s(self, scheme: str, params: float, cores: int) -> float:
+        """Return seconds to turn a message of ``params`` back into f32."""
+        return 4 * params / _of(self.decode, scheme, min) / cores
+
+    def merge_s(self, scheme: str, params: float, contributions: int) -> float:
+        """Return seconds of one core to merge and take the outer step."""
+        return 4 * params * (self.merge_base + contributions * _of(self.merge_each, scheme, max))
+
+    def work_s(self, up: str, down: str, params: float, decoded: int, cores: int = 1) -> float:
+        """Return seconds to decode, merge as many as are decoded, and encode."""
+        merged = self.merge_s(up, params, decoded) + self.encode_s(down, params, cores)
+        return decoded * self.decode_s(up, params, cores) + merged
+
+
+def _of(known: Mapping[str, float], scheme: str, worst: Callable[..., float]) -> float:
+    return known.get(_NEAR.get(scheme, scheme)) or worst(known.values())
+
+
+_MEMCPY_B_S = 15.4e9
+"""What encode and decode were compared with, on the same core."""
+_EACH = (1 / 2.15e9 - 1 / 3.87e9) / 4
+_BASE = 1 / 3.87e9 - 4 * _EACH
+"""Through M = 4 at 3.87 GB/s and M = 8 at 2.15 GB/s, both int4."""
+DEFAULT = Speeds(
+    encode={"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * _MEMCPY_B_S},
+    decode={"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S},
+    merge_base=_BASE,
+    merge_each={"int4": _EACH, "int8": (1 / 2.15e9 - _BASE) / 4},  # four at 2.15 GB/s
+    commit_cpu_s=(15e-9, 25e-9),
+)
 LARGEST = 246e3
 LOSS_BY_LEARNERS = {2: 2.5, 4: 8.3, 8: 15.8}
 LOSS_BY_H = {24: 0.9, 64: 3.0}
@@ -55,19 +95,3 @@ def loss_remark(learners: int, h_steps: int) -> str:
         f" {LOSS_BY_LEARNERS[near]} % above data-parallel with M = {near}, and {LOSS_BY_H[least]} %"
         f" above H = 8 with H = {least}; long runs and large batches lose less (docs/quality.md)"
     )
-
-
-def encode_s(scheme: str, params: float, cores: int) -> float:
-    """Return seconds to turn ``params`` f32 into a message; unmeasured schemes as the slowest."""
-    return 4 * params / ENCODE_B_S.get(_NEAR.get(scheme, scheme), ENCODE_B_S["bf16"]) / cores
-
-
-def decode_s(scheme: str, params: float, cores: int) -> float:
-    """Return seconds to turn a message of ``params`` back into f32."""
-    return 4 * params / DECODE_B_S.get(_NEAR.get(scheme, scheme), DECODE_B_S["bf16"]) / cores
-
-
-def merge_s(scheme: str, params: float, contributions: int) -> float:
-    """Return seconds of one core to merge and take the outer step."""
-    each = MERGE_EACH.get(_NEAR.get(scheme, scheme), MERGE_EACH["int8"])
-    return 4 * params * (_MERGE_BASE + contributions * each)

@@ -93,8 +93,8 @@ def _caveats(plan: RunPlan) -> Iterator[str]:
     if at.learners not in measured.MERGE_CHECKED:
         yield f"merging {at.learners} contributions was not measured, 4 and 8 were"
     up, down = load.sync.contribution_scheme, load.sync.global_scheme
-    if up not in measured.MERGE_EACH or down not in measured.ENCODE_B_S:
-        yield "the syncer's time; it was measured for int4, int8 and bf16"
+    if up not in at.speeds.merge_each or down not in at.speeds.encode:
+        yield "the syncer's time with schemes that were not measured"
     if max(at.hub.cores, *(site.table.cores for site in at.sites.values())) > 1:
         yield "encoding on several cores; one core was measured"
     if plan.question.bare_tokens:
@@ -126,7 +126,13 @@ def _notes(plan: RunPlan) -> Iterator[str]:
 
 def _taken(at: Deployment) -> Iterator[str]:
     """Yield what was taken for what is not given, and what is not judged."""
-    if "write" not in at.hub.model_fields_set:
+    if at.speeds.here:
+        speeds = at.speeds
+        both = (("encode", speeds.encode), ("decode", speeds.decode))
+        each = [f"{what} {s} {shown(b_s, 'B/s')}" for what, one in both for s, b_s in one.items()]
+        wrote = f"publish {shown(at.hub.write, 'B/s')}"
+        yield f"measured on this machine, f32 on one core: {', '.join(each)}; {wrote}"
+    elif "write" not in at.hub.model_fields_set:
         took = shown(measured.BROKER_WRITE_B_S, "B/s")
         yield f"hub.write is not given: one broker on two shared cores stored {took} here"
     if taken := [

@@ -18,6 +18,7 @@ from skerry.settings.checks import check_run
 from skerry.settings.loading import read_toml, validated
 from skerry.settings.models import LocalSettings, RunConfig
 from skerry.settings.tree import Tree, leaves, refuse_unknown, split_assignment
+from skerry_tools.plan.measured import DEFAULT, Speeds
 from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
 
 OPEN = ("h_steps", "fragments", "shards")
@@ -40,6 +41,7 @@ class Question:
     run: RunConfig
     tables: ScenarioTables
     open: frozenset[str] = frozenset()
+    speeds: Speeds = DEFAULT
     bare_tokens: bool = False
 
     @property

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from skerry.algorithm.fragments import plan
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_tools.plan.measured import (
-    COMMIT_CPU_S,
-    RAW_BITS,
-    WIRE_BITS,
-    decode_s,
-    encode_s,
-    merge_s,
-)
+from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 
 if TYPE_CHECKING:
@@ -215,6 +208,7 @@ class Deployment:
     model: ModelSize = field(default_factory=ModelSize)
     run: RunConfig = field(default_factory=RunConfig)
     within_tau: bool = False
+    speeds: Speeds = DEFAULT
 
     @cached_property
     def learners(self) -> int:
@@ -253,12 +247,11 @@ class Deployment:
         remote = sum(site.table.learners for site in self.sites.values() if not site.local)
         stored = self.learners * load.up_bits / 8 + load.state_bytes
 
-        def work_s(params: float, decoded: int) -> float:
-            merged = merge_s(up, params, self.learners) + encode_s(down, params, hub.cores)
-            return decoded * decode_s(up, params, hub.cores) + merged
-
-        busy_s = work_s(whole, self.learners) / load.sync.shards
-        syncer_s = work_s(math.ceil(burst / load.sync.shards) * load.fragment, 1)
+        speeds, cores = self.speeds, hub.cores
+        busy_s = speeds.work_s(up, down, whole, self.learners, cores) / load.sync.shards
+        last = math.ceil(burst / load.sync.shards) * load.fragment
+        syncer_s = speeds.work_s(up, down, last, self.learners, cores)
+        syncer_s -= speeds.decode_s(up, last, cores) * (self.learners - 1)  # as they come
         syncer_s += burst * load.fragment * load.state_bytes / hub.write
         ways = ((load.up_bits, hub.down), (load.down_bits, hub.up))
         return HubRound(
@@ -266,7 +259,7 @@ class Deployment:
             egress_bits_s=remote * load.down_bits * whole / self.period_s,
             broker_bytes_s=stored * whole / self.period_s,
             busy_share=busy_s / self.period_s,
-            busy_cores=COMMIT_CPU_S[load.outer_vectors > 0]
+            busy_cores=self.speeds.commit_cpu_s[load.outer_vectors > 0]
             * whole
             / load.sync.shards
             / self.period_s,
@@ -290,8 +283,8 @@ class Deployment:
 
     def _site_round(self, site: PlannedSite) -> SiteRound:
         load, burst = self.load, self.due_together * self.load.fragment
-        upload_s = encode_s(load.sync.contribution_scheme, burst, site.table.cores)
-        read_s = decode_s(load.sync.global_scheme, burst, site.table.cores)
+        upload_s = self.speeds.encode_s(load.sync.contribution_scheme, burst, site.table.cores)
+        read_s = self.speeds.decode_s(load.sync.global_scheme, burst, site.table.cores)
         elsewhere_s = upload_s + self.hub_round.syncer_s + read_s
         average, wire_s, round_s = 0.0, 0.0, elsewhere_s
         if not site.local:

@@ -33,7 +33,7 @@ def deployment(asked: Question) -> Deployment:
         known = known_of(model.arch, load, model, mesh, run, tokens) if model.arch else {}
         local = name == tables.hub.site
         sites[name] = PlannedSite(name, site, step_s, tokens, local, mesh, known)
-    return Deployment(load, sites, tables.hub, tables, model, run)
+    return Deployment(load, sites, tables.hub, tables, model, run, speeds=asked.speeds)
 
 
 def trained(asked: Question) -> tuple[SyncLoad, ModelSize]:

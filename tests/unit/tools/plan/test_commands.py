@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from skerry.algorithm.fragments import LeafSpec
+from skerry.algorithm.fragments import plan as layout
 from skerry_tools.__main__ import app
+from skerry_tools.plan import measure, measured
 
 LINK = ("--chips", "8", "--bandwidth", "3 Gbit/s", "--step-time", "2 s", "--step-tokens", "8192")
 ONE_LINE = ("--params", "12B", "--regions", "4", *LINK)
@@ -110,3 +114,19 @@ def test_a_blocking_run_waits() -> None:
     stops = ("sync.overlap_steps=0", "sync.quorum=8", "sync.fragments=1", "timing.spread=0.2")
     sets = [word for one in stops for word in ("--set", one)]
     assert "waiting for other learners" in simulate(*SMALL, *sets)
+
+
+@pytest.mark.nats
+def test_a_plan_that_measures_judges_by_what_this_machine_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "PARAMETERS", 2**20)
+    monkeypatch.setattr(measure, "LAYOUT", layout([LeafSpec("w", (2**20,))], 1))
+    monkeypatch.setattr(measure, "PUBLISHED_BYTES", 8 * 1024**2)
+    code, text = plan(*ONE_LINE, "--params", "1B", "--measure", "--json")
+    assert code in {0, 4}
+    found = json.loads(text)
+    note = next(one for one in found["mind"] if one.startswith("measured on this machine"))
+    assert re.search(r"encode (int4|bf16) [\d.]+ [MG]B/s.*; publish [\d.]+ [MG]B/s$", note)
+    assert found["figures"]["judged"]["broker"]["has"]["value"] != measured.BROKER_WRITE_B_S
+    assert not any("hub.write is not given" in note for note in found["mind"])

@@ -93,7 +93,7 @@ def test_another_choice_makes_the_error_that_the_page_says(
         (r"M below (\d) or above (\d)", [measured.MERGE_CHECKED[0], measured.MERGE_CHECKED[-1]]),
         (
             r"syncer CPU, per shard \| (\d+) ns \((\d+) with outer momentum\)",
-            [seconds * 1e9 for seconds in measured.COMMIT_CPU_S],
+            [seconds * 1e9 for seconds in measured.DEFAULT.commit_cpu_s],
         ),
         (r"95 %, of the means of (\d+) equal parts", [simulation.BATCHES]),
         (r"The first ([\d,]+) rounds", [SimulationTable().rounds]),

@@ -13,7 +13,7 @@ from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schedule import Schedule, offset, room_steps
 from skerry.algorithm.schemes import raw_bytes
 from skerry.settings.models import SyncConfig
-from skerry_tools.plan.measured import RAW_BITS, WIRE_BITS, merge_s
+from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 from skerry_tools.plan.traffic import CommitParts, Deployment, PlannedSite, SiteRound, SyncLoad
 
@@ -159,7 +159,7 @@ def test_raw_bits_are_the_codecs_and_measured_ones_are_not_above_them(scheme: st
 def test_the_merge_is_the_line_through_what_was_measured(
     scheme: str, count: int, rate: float
 ) -> None:
-    assert 4 / merge_s(scheme, 1.0, count) == pytest.approx(rate)
+    assert 4 / DEFAULT.merge_s(scheme, 1.0, count) == pytest.approx(rate)
 
 
 def test_deltas_keyframes_and_snapshots_are_counted_as_often_as_they_are_stored() -> None:
