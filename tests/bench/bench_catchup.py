@@ -38,10 +38,11 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from skerry.algorithm import backend
 from skerry.algorithm.fragments import BLOCK, Plan
-from skerry.log import ledger, state
+from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.log.state import read_manifests, read_part
 from skerry.log.state_writer import NewPart
+from skerry.protocol.parts import KEYFRAME
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from tests.support.cluster import Cluster
@@ -98,11 +99,11 @@ async def seed(url: str, size: int) -> tuple[int, int]:
         vector = noise(scale.blocks * BLOCK, 0)
         for fragment in writer.plan.fragments:
             draft = commit_of(writer.plan, RUN, scale, fragment.index, fragment.index)
-            master = NewPart("master", "f32", np.zeros(BLOCK, np.float32))
-            await writer.commit(draft, [NewPart(state.PARAMS, "bf16", vector), master], None)
+            master = NewPart.of("master", "f32", np.zeros(BLOCK, np.float32))
+            await writer.commit(draft, [NewPart.of(KEYFRAME, "bf16", vector), master], None)
         manifests = await read_manifests(bus, RUN, writer.plan)
     parts = [part for manifest in manifests.values() for part in manifest.parts]
-    refs = [ref for part in parts if part.name == state.PARAMS for ref in part.chunks]
+    refs = [ref for part in parts if part.name == KEYFRAME for ref in part.chunks]
     return sum(ref.size for ref in refs), len(refs)
 
 
@@ -119,7 +120,7 @@ async def as_a_learner(url: str, cut: Plan, *, keep: bool = False) -> int:
 
         async def lane() -> None:
             for manifest in manifests:
-                vector = await read_part(bus, RUN, cut, manifest, state.PARAMS, on_bytes=count)
+                vector = await read_part(bus, RUN, cut, manifest, KEYFRAME, on_bytes=count)
                 kept.extend([vector] if keep else [])
                 del vector
 
@@ -172,7 +173,7 @@ async def bare(url: str, read: Read, cut: Plan) -> None:
     """Connect, find the sequences, and read them all."""
     async with NatsBus(url) as bus:
         manifests = (await read_manifests(bus, RUN, cut)).values()
-    parts = [p for m in manifests for p in m.parts if p.name == state.PARAMS]
+    parts = [p for m in manifests for p in m.parts if p.name == KEYFRAME]
     client = await nats.connect(url)
     await read(client, sorted(ref.sequence for part in parts for ref in part.chunks))
     await client.close()

@@ -83,8 +83,8 @@ async def commits(count: int, bus: NatsBus, replicas: int) -> float:
     names = await declared(bus, replicas)
     writer = await StateWriter.acquire(bus, names.run, PLAN, holder="bench", now_ns=1)
     vector, held, spent = walk(PLAN.fragments[0], "bench"), None, list[float]()
-    parts = [NewPart("params", "bf16", vector)]
-    parts += [NewPart(name, "f32", vector) for name in ("master", "outer.momentum")]
+    parts = [NewPart.of("keyframe", "bf16", vector)]
+    parts += [NewPart.of(name, "f32", vector) for name in ("master", "outer.momentum")]
     for version in range(1, count + 2):
         start = time.perf_counter()
         held = await writer.commit(

@@ -28,7 +28,8 @@ from skerry.algorithm.fragments import Plan
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.connection import NatsOptions
 from skerry.log.place import take_place
-from skerry.log.state import PARAMS, read_manifests, read_part
+from skerry.log.state import read_manifests, read_part
+from skerry.protocol.parts import KEYFRAME
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from tests.support.cluster import Cluster, Service
@@ -231,7 +232,7 @@ async def restarts(server: NatsServer, folder: Path, scale: Scale) -> list[Resta
                 )
                 manifests = await read_manifests(bus, RUN, scale.cut)
                 for manifest in manifests.values():
-                    await read_part(bus, RUN, scale.cut, manifest, PARAMS)
+                    await read_part(bus, RUN, scale.cut, manifest, KEYFRAME)
             return "" if newcomer.step else "without a step to go on from"
 
         found.append(await timed("syncer, serves", syncer))

@@ -90,8 +90,8 @@ async def write(
             index = number % scale.fragments
             async with turns[index]:
                 draft = commit_of(writer.plan, writer.run, scale, index, number)
-                parts = [NewPart("params", "bf16", vectors[index])]
-                parts.append(NewPart("master", "f32", vectors[index]))
+                parts = [NewPart.of("keyframe", "bf16", vectors[index])]
+                parts.append(NewPart.of("master", "f32", vectors[index]))
                 held[index] = await writer.commit(draft, parts, held.get(index))
             through += 1
             if done is not None:

@@ -98,11 +98,11 @@ async def test_a_failed_expectation_leaves_the_log_unchanged(bus: Bus, names: Su
 async def test_another_subject_can_fence_a_write(bus: Bus, names: Subjects) -> None:
     fence = await bus.publish(names.fence(0), b"one")
     held = Expect(names.fence(0), fence.sequence)
-    await bus.publish(names.chunk(0, 0, 0), b"chunk", expect=held)
+    await bus.publish(names.chunk(0, "snapshot", 0, 0), b"chunk", expect=held)
     await bus.publish(names.fence(0), b"two", expect=held)
     with pytest.raises(Conflict):
-        await bus.publish(names.chunk(0, 0, 0), b"late", expect=held)
-    record = await newest(bus, names.chunk(0, 0, 0))
+        await bus.publish(names.chunk(0, "snapshot", 0, 0), b"late", expect=held)
+    record = await newest(bus, names.chunk(0, "snapshot", 0, 0))
     assert record.payload == b"chunk"
 
 
@@ -125,7 +125,8 @@ async def test_a_fence_lets_all_of_a_window_through(bus: Bus, names: Subjects) -
     fence = await bus.publish(names.fence(0), b"one")
     held = Expect(names.fence(0), fence.sequence)
     publishing = (
-        bus.publish(names.chunk(0, 0, i), b"%d" % i, msg_id=f"{i}", expect=held) for i in range(12)
+        bus.publish(names.chunk(0, "snapshot", 0, i), b"%d" % i, msg_id=f"{i}", expect=held)
+        for i in range(12)
     )
     stored = await asyncio.gather(*publishing)
     assert sorted(receipt.sequence for receipt in stored) == list(range(2, 14))
@@ -177,8 +178,8 @@ async def test_a_message_above_max_payload_is_refused_and_the_bus_lives_on(
     bus: Bus, names: Subjects
 ) -> None:
     with pytest.raises(BrokerUnfit, match=r"max_payload.*sync\.chunk_bytes"):
-        await bus.publish(names.chunk(0, 0, 0), bytes(bus.max_payload_bytes + 1))
-    assert (await bus.publish(names.chunk(0, 0, 0), b"x")).sequence == 1
+        await bus.publish(names.chunk(0, "snapshot", 0, 0), bytes(bus.max_payload_bytes + 1))
+    assert (await bus.publish(names.chunk(0, "snapshot", 0, 0), b"x")).sequence == 1
 
 
 @pytest.mark.parametrize("count", [5, 60])
@@ -186,28 +187,28 @@ async def test_get_each_brings_what_is_there_up_to_a_gap(
     bus: Bus, names: Subjects, count: int
 ) -> None:
     for i in range(count):
-        await bus.publish(names.chunk(0, 0, i), bytes([i]) * 100_000)
-        await bus.publish(names.chunk(1, 0, i), b"of another fragment")
+        await bus.publish(names.chunk(0, "snapshot", 0, i), bytes([i]) * 100_000)
+        await bus.publish(names.chunk(1, "snapshot", 0, i), b"of another fragment")
     wanted = [2 * i + 1 for i in range(count)]
 
-    found = await all_of(bus.get_each(names.chunk(0, 0), [*wanted, 10_000]))
+    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), [*wanted, 10_000]))
     assert [record.sequence for record in found] == wanted
-    assert all(r.subject == names.chunk(0, 0, r.payload[0]) for r in found)
+    assert all(r.subject == names.chunk(0, "snapshot", 0, r.payload[0]) for r in found)
     assert all(len(record.payload) == 100_000 for record in found)
 
-    await bus.publish(names.chunk(0, 0, 3), b"newer")
-    found = await all_of(bus.get_each(names.chunk(0, 0), wanted))
+    await bus.publish(names.chunk(0, "snapshot", 0, 3), b"newer")
+    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), wanted))
     assert [record.sequence for record in found] == wanted[:3]
-    found = await all_of(bus.get_each(names.chunk(0, 0), wanted[4:]))
+    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), wanted[4:]))
     assert [record.sequence for record in found] == wanted[4:]
 
 
 async def test_get_each_finds_what_lies_elsewhere(bus: Bus, names: Subjects) -> None:
     """The pattern says where to look first, and no more."""
     for i in range(40):
-        await bus.publish(names.chunk(i % 2, 0, i), b"%d" % i)
+        await bus.publish(names.chunk(i % 2, "snapshot", 0, i), b"%d" % i)
 
-    found = await all_of(bus.get_each(names.chunk(0, 0), range(1, 41)))
+    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), range(1, 41)))
 
     assert [int(record.payload) for record in found] == list(range(40))
 
@@ -215,7 +216,7 @@ async def test_get_each_finds_what_lies_elsewhere(bus: Bus, names: Subjects) -> 
 async def test_get_each_of_a_stream_that_is_not_there_brings_nothing(bus: Bus, run_id: str) -> None:
     for count in (2, 60):
         wanted = range(1, count)
-        assert await all_of(bus.get_each(Subjects(run_id).chunk(0, 0), wanted)) == []
+        assert await all_of(bus.get_each(Subjects(run_id).chunk(0, "snapshot", 0), wanted)) == []
 
 
 async def test_last_each_is_in_sequence_order(bus: Bus, names: Subjects) -> None:
@@ -238,9 +239,11 @@ async def test_last_each_finds_more_subjects_than_one_request_may_ask_for(
 async def test_last_each_finds_more_bytes_than_one_page_holds(bus: Bus, names: Subjects) -> None:
     payload, count = bytes(900_000), 24
     for i in range(count):
-        await bus.publish(names.chunk(0, 0, i), payload)
-    found = await bus.last_each(f"{names.root}.state.0.0.*")
-    assert [record.subject for record in found] == [names.chunk(0, 0, i) for i in range(count)]
+        await bus.publish(names.chunk(0, "snapshot", 0, i), payload)
+    found = await bus.last_each(f"{names.root}.state.0.snapshot.0.*")
+    assert [record.subject for record in found] == [
+        names.chunk(0, "snapshot", 0, i) for i in range(count)
+    ]
 
 
 async def test_last_per_subject_keeps_only_the_newest(bus: Bus, names: Subjects) -> None:

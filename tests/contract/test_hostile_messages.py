@@ -161,7 +161,7 @@ async def test_a_taken_id_does_not_break_a_compare_and_set(
 ) -> None:
     thief, victim = (client._publisher for client in (stranger, bus))  # type: ignore[attr-defined] # of each kind
     thief.key = victim.key
-    await stranger.publish(names.chunk(0, 0, 0), b"theirs", msg_id="fence/0")
+    await stranger.publish(names.chunk(0, "snapshot", 0, 0), b"theirs", msg_id="fence/0")
     expect = Expect(names.fence(0), 0)
     receipt = await bus.publish(names.fence(0), b"ours", msg_id="fence/0", expect=expect)
     assert (receipt.sequence, receipt.duplicate) == (2, False)

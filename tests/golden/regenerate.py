@@ -117,7 +117,7 @@ def examples() -> list[Record]:
         ),
         commit(),
         m.Manifest(
-            commit(), 1, (m.Part("params", "bf16", 77, (m.ChunkRef(200, 5000, 2**63),), 9),)
+            commit(), (m.Part("delta", "int4", 77, (m.ChunkRef(200, 5000, 2**63),), 9, 3, 2),)
         ),
         m.Fence(RUN, 2, "syncer-a", 10),
         m.SyncerPulse(RUN, "syncer-a", "5f3a", 12, "host-2", (0, 2), (9, 10)),

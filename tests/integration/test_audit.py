@@ -160,12 +160,12 @@ async def loses_a_chunk(bus: MemoryBus) -> list[str]:
     return ["ragment 0"]
 
 
-def tells_another(part: str) -> Callable[[MemoryBus], Awaitable[list[str]]]:
+def tells_another(digest_of: str, what: str) -> Callable[[MemoryBus], Awaitable[list[str]]]:
     async def digest(bus: MemoryBus) -> list[str]:
         held = (await state.read_manifests(bus, RUN, PLAN))[0]
-        changes: dict[str, Any] = {f"{part}_digest": 7}
+        changes: dict[str, Any] = {f"{digest_of}_digest": 7}
         await retell(bus, replace(held, commit=replace(held.commit, **changes)))
-        return [f"its part '{part}' is another vector"]
+        return [f"its {what} is another vector"]
 
     return digest
 
@@ -174,7 +174,7 @@ def lacks(part: str) -> Callable[[MemoryBus], Awaitable[list[str]]]:
     async def manifest(bus: MemoryBus) -> list[str]:
         held = (await state.read_manifests(bus, RUN, PLAN))[0]
         await retell(bus, replace(held, parts=tuple(p for p in held.parts if p.name != part)))
-        return [f"lacks its part '{part}'"]
+        return [f"its part '{part}' has no blocks"]
 
     return manifest
 
@@ -195,7 +195,7 @@ async def names_a_part_twice(bus: MemoryBus) -> list[str]:
     return ["names a part twice"]
 
 
-PARTS = ("params", "master", "outer.momentum")
+PARTS = ("keyframe", "master", "outer.momentum")
 DAMAGE: dict[str, tuple[Callable[[MemoryBus], Awaitable[list[str]]], set[What]]] = {
     "record lost": (loses_a_record, {What.MISSING, What.VERSIONS}),
     "rubbish": (gets_rubbish, {What.UNREADABLE}),
@@ -205,7 +205,8 @@ DAMAGE: dict[str, tuple[Callable[[MemoryBus], Awaitable[list[str]]], set[What]]]
     "bit flipped": (has_a_bit_flipped_in_the_state, {What.STATE}),
     "chunk lost": (loses_a_chunk, {What.STATE}),
     "part twice": (names_a_part_twice, {What.STATE}),
-    **{f"another {p}": (tells_another(p), {What.STATE}) for p in PARTS[:2]},
+    "another params": (tells_another("params", "global fragment"), {What.STATE}),
+    "another master": (tells_another("master", "part 'master'"), {What.STATE}),
     **{f"no {p}": (lacks(p), {What.STATE}) for p in PARTS},
     **{f"short {p}": (has_short(p), {What.STATE}) for p in PARTS},
 }

@@ -91,7 +91,7 @@ async def written(bus: NatsBus, run: str, commits: int) -> Written:
 
     async def fill(fragment: int) -> Manifest:
         vector, held = walk(CUT.fragments[fragment], "master"), None
-        parts = [NewPart("params", "bf16", vector), NewPart("master", "f32", vector)]
+        parts = [NewPart.of("keyframe", "bf16", vector), NewPart.of("master", "f32", vector)]
         for version in range(1, turns + 1):
             held = await writer.commit(commit_of(run, fragment, version), parts, held)
         assert held is not None

@@ -14,8 +14,9 @@ import pytest
 
 from skerry.algorithm.fragments import gather
 from skerry.log import ledger
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.nats.bus import NatsBus
-from skerry.log.state import PARAMS, read_latest
+from skerry.log.state import read_manifest
 from skerry.protocol.messages import Commit
 from skerry.protocol.records import plan_of
 from tests.support.cluster import Cluster, until_commit
@@ -98,10 +99,11 @@ async def test_two_frameworks_train_the_model_of_the_page_to_one_global_state(
         plan = plan_of(await ledger.read_run(bus, run))
         held = transformers.AutoModelForCausalLM.from_pretrained(f"{run}-site-b").state_dict()
         leaves = [held[spec.name].numpy() for spec in plan.leaves]
+        reader = GlobalReader(bus, run, plan)
         for fragment in plan.fragments:
-            found = await read_latest(bus, run, plan, fragment, [PARAMS])
-            assert found is not None
-            mine, theirs = gather(fragment, leaves), found[1][PARAMS]
+            newest = await read_manifest(bus, run, plan, fragment.index)
+            assert newest is not None
+            mine, theirs = gather(fragment, leaves), await reader.read(newest)
             np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
     assert "goes on from sequence 0" in ours.said
     assert "goes on from sequence 0" not in again.said

@@ -200,13 +200,14 @@ def commit(version: int = 2, fragment: int = 0, **changes: Any) -> Commit:
     return replace(record, **changes)
 
 
-def part(name: str = "params", *chunks: ChunkRef, **changes: Any) -> Part:
-    return replace(Part(name, scheme="bf16", digest=0, chunks=chunks, blocks=1), **changes)
+def part(name: str = "keyframe", *chunks: ChunkRef, **changes: Any) -> Part:
+    record = Part(name, scheme="bf16", digest=0, chunks=chunks, blocks=1, version=1, slot=0)
+    return replace(record, **changes)
 
 
 def manifest(version: int = 2, fragment: int = 0, *parts: Part, **changes: Any) -> Manifest:
     """Return the manifest of a commit; ``changes`` are those of the commit."""
-    return Manifest(commit(version, fragment, **changes), slot=0, parts=parts)
+    return Manifest(commit(version, fragment, **changes), parts)
 
 
 def evaluation(step: int = 8, **changes: Any) -> Evaluation:

@@ -64,7 +64,9 @@ async def assert_log_holds(bus: Bus, run: str, store: Store, name: str) -> None:
     """Assert that the newest state of a run is, vector by vector, a checkpoint's."""
     cut = plan_of(read_manifest(store, name), name)
     for kept, vectors in fragments(store, name):
-        found = await state.read_latest(bus, run, cut, cut.fragments[kept.commit.fragment])
+        found = await state.read_latest(
+            bus, run, cut, cut.fragments[kept.commit.fragment], [*vectors]
+        )
         assert found is not None
         for part, vector in vectors.items():
             np.testing.assert_array_equal(found[1][part], vector, strict=True)

@@ -79,8 +79,8 @@ class ScriptedRun:
             "outer.momentum": walk(fragment, "momentum", version),
         }
         parts = [
-            NewPart("params", "bf16", vectors["master"]),
-            *(NewPart(name, "f32", vector) for name, vector in vectors.items()),
+            NewPart.of("keyframe", "bf16", vectors["master"]),
+            *(NewPart.of(name, "f32", vector) for name, vector in vectors.items()),
         ]
         manifest = await self.writer.commit(self._draft(index, version, step, tokens), parts, held)
         self.manifests[index], self.vectors[index] = manifest, vectors

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from skerry.errors import Corrupt, Overtaken, StateLost
 from skerry.log.ledger import follow_commits, last_commits, state_lost
 from skerry.log.state import read_manifests, read_part
+from skerry.protocol.parts import MASTER, OUTER
 from skerry.protocol.subjects import Subjects
-from skerry.store.checkpoint import MASTER, OUTER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -117,9 +117,11 @@ async def _read(
         if fragment in kept:
             continue
         manifest = cut.manifests[fragment]
-        names = [p.name for p in manifest.parts if p.name == MASTER or p.name.startswith(OUTER)]
+        names = {p.name for p in manifest.parts if p.name == MASTER or p.name.startswith(OUTER)}
         try:
-            parts = {name: await read_part(bus, run, plan, manifest, name) for name in names}
+            parts = {
+                name: await read_part(bus, run, plan, manifest, name) for name in sorted(names)
+            }
         except Overtaken:
             return False
         if MASTER not in parts or parts[MASTER].size != plan.fragments[fragment].padded_size:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from skerry.algorithm.liveness import Activity
 from skerry.errors import Overtaken, RunMismatch, StateLost, WireError, WrongPlan
 from skerry.log.base import Deliver
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.ledger import last_commits
 from skerry.log.run_records import newest_each
 from skerry.log.state import read_manifest, read_part
@@ -76,8 +77,9 @@ async def read_held(bus: Bus, run: str, plan: Plan) -> dict[int, HeldFragment]:
         try:
             manifest = await read_manifest(bus, run, plan, fragment.index)
             if manifest is not None:
+                await GlobalReader(bus, run, plan).read(manifest)
                 for part in manifest.parts:
-                    await read_part(bus, run, plan, manifest, part.name)
+                    await read_part(bus, run, plan, manifest, part)
                 readable = manifest.commit.version
         except Overtaken as error:
             msg = f"A syncer commits to run {run!r} meanwhile: stop all of its syncers first."

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, WrongPlan
 from skerry.log import ledger, recovery
-from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.messages import (
@@ -31,6 +30,7 @@ from skerry.protocol.messages import (
     RunRecord,
     RunState,
 )
+from skerry.protocol.parts import KEYFRAME, MASTER
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.checks import refuse_code
@@ -219,6 +219,7 @@ async def _write_state(bus: Bus, asked: Restore) -> list[Replaced]:
             shard=shard,
             shards=sync.shards,
             chunk_bytes=sync.chunk_bytes,
+            every=sync.keyframe_every,
         )
         for shard in range(sync.shards)
     ]
@@ -236,9 +237,8 @@ async def _write_state(bus: Bus, asked: Restore) -> list[Replaced]:
             if index not in wanted:
                 continue
             before, commit = held[index], _next_commit(asked, fragment.commit, held[index])
-            # Learners read ``params``, which is the master in the run's global scheme.
-            parts = [NewPart(PARAMS, sync.global_scheme, vectors[MASTER])]
-            parts += [NewPart(name, "f32", vector) for name, vector in vectors.items()]
+            parts = [NewPart.of(KEYFRAME, sync.global_scheme, vectors[MASTER])]
+            parts += [NewPart.of(name, "f32", vector) for name, vector in vectors.items()]
             await writers[index % len(writers)].commit(commit, parts, before.manifest)
             saved_as = fragment.commit.version
             written.append(Replaced(index, before.newest, commit.version, saved_as))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from skerry.algorithm.fragments import gather
-from skerry.log.state import MASTER
+from skerry.protocol.parts import MASTER
 from skerry.store import checkpoint
 from skerry.store.finding import open_store, root_of, summaries
 from skerry.store.writer import CheckpointWriter

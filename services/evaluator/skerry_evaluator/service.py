@@ -16,9 +16,10 @@ import structlog
 
 from skerry.errors import Overtaken, StoreError
 from skerry.log import ledger, run_records
-from skerry.log.state import MASTER, read_latest, read_manifests
+from skerry.log.state import read_latest, read_manifests
 from skerry.models.presets import arch_of
 from skerry.protocol.messages import Evaluation
+from skerry.protocol.parts import MASTER
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast, serve

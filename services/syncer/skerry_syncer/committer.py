@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import structlog
 
-from skerry.algorithm import fragments
+from skerry.algorithm import closed_loop, fragments
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import largest, sound
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
-from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.commit import (
     Batch,
     Closing,
@@ -27,11 +27,12 @@ from skerry.protocol.commit import (
     weigh,
     without,
 )
-from skerry_syncer.loading import OUTER, FragmentVectors
+from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, is_due
+from skerry_syncer.loading import FragmentVectors
 from skerry_syncer.telemetry import CommitTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -126,7 +127,7 @@ class Committer:
             fragments.averaged(self.writer.plan, fragment),
             self.spare,
         )
-        return FragmentVectors(merged, outer_state)
+        return FragmentVectors(merged, outer_state, held.shared)
 
     async def _write(
         self,
@@ -148,12 +149,7 @@ class Committer:
             floor=batch.floor,
             merge_s=self.spent.merge_s,
         )
-        leaves = self.outer.leaves(vectors.outer)
-        parts = [
-            NewPart(PARAMS, self.config.global_scheme, vectors.master),
-            NewPart(MASTER, "f32", vectors.master),
-            *(NewPart(OUTER + name, "f32", vector) for name, vector in sorted(leaves.items())),
-        ]
+        parts = self._parts(commit.version, vectors, state.manifest)
         manifest = await writer.commit(commit, parts, state.manifest)
         self.spent.written_ns = self.wall_ns()
         held = self.vectors.get(state.fragment.index)
@@ -171,3 +167,18 @@ class Committer:
                 unnamed={cause.value: count for cause, count in refused.unnamed.items()},
             )
         return manifest
+
+    def _parts(
+        self, version: int, vectors: FragmentVectors, previous: Manifest | None
+    ) -> Iterator[NewPart]:
+        """Yield what is stored of a version, and take ``vectors.shared`` on to it."""
+        sync, master = self.config, vectors.master
+        new = closed_loop.follow(sync.global_scheme, sync.delta_scheme, vectors.shared, master)
+        vectors.shared, digest = new.held, vector_digest(new.vector)
+        if new.delta is not None:
+            yield NewPart(DELTA, sync.delta_scheme, new.delta, digest)
+        if new.delta is None or is_due(version, previous, KEYFRAME, sync.keyframe_every):
+            yield NewPart(KEYFRAME, sync.global_scheme, new.held, digest)
+        yield NewPart.of(MASTER, "f32", master)
+        for name, vector in sorted(self.outer.leaves(vectors.outer).items()):
+            yield NewPart.of(OUTER + name, "f32", vector)

@@ -119,6 +119,7 @@ class Leadership:
             shards=served.config.sync.shards,
             over=self.token,
             chunk_bytes=served.config.sync.chunk_bytes,
+            every=served.config.sync.keyframe_every,
         )
         self.token, self.taken = self.writer.token, True
         log.info("shard_taken", run=served.record.run, shard=self.shard, fence=self.token)

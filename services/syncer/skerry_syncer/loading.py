@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from skerry.errors import Corrupt, WireError
+from skerry.errors import Corrupt, StateLost, WireError
 from skerry.log import ledger, run_records
 from skerry.log.base import Deliver
+from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.ledger import state_lost
-from skerry.log.state import MASTER, read_part
+from skerry.log.state import read_part
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.contribution import ContributionRules
 from skerry.protocol.messages import Commit, Round, Start
+from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER
 from skerry.protocol.records import decode, read
 from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
 from skerry.protocol.subjects import Subjects
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.algorithm.outer import Outer
+    from skerry.algorithm.planes import Planes
     from skerry.log.base import Bus, Record, StreamInfo
     from skerry.protocol.contribution import Incarnations
     from skerry.protocol.messages import Manifest
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-OUTER = "outer."
 READ_ATTEMPTS = 3
 """How often a part is read whose bytes are wrong: they may have been damaged on the way."""
 MOST_RECENT = 2000
@@ -45,10 +47,15 @@ MOST_ATTEMPTS = 10**6
 
 @dataclass(slots=True)
 class FragmentVectors:
-    """A fragment's master f32 (padded_size,) and the outer optimizer's state of it."""
+    """A fragment's master f32 (padded_size,) and the outer optimizer's state of it.
+
+    ``shared`` is the global fragment that learners have, in the run's global scheme; None where it
+    is not known, and the next version is to be a keyframe.
+    """
 
     master: NDArray[np.float32]
     outer: object
+    shared: Planes | None = None
 
 
 class LoadedShard(NamedTuple):
@@ -143,7 +150,7 @@ async def _restore(
 ) -> FragmentVectors:
     """Read a fragment's vectors; StateLost where bytes of a part stay wrong."""
     commit, vectors = manifest.commit, dict[str, "NDArray[np.float32]"]()
-    for name in [p.name for p in manifest.parts if p.name == MASTER or p.name.startswith(OUTER)]:
+    for name in sorted({p.name for p in manifest.parts if p.name not in {DELTA, KEYFRAME}}):
         attempts = READ_ATTEMPTS
         while name not in vectors:
             try:
@@ -156,7 +163,29 @@ async def _restore(
                     raise lost from error
     master = vectors.pop(MASTER)
     leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
-    return FragmentVectors(master, outer.restore(master, leaves))
+    shared = await _shared(bus, run, plan, manifest, on_bytes)
+    return FragmentVectors(master, outer.restore(master, leaves), shared)
+
+
+async def _shared(
+    bus: Bus, run: str, plan: Plan, manifest: Manifest, on_bytes: Callable[[int], None] | None
+) -> Planes | None:
+    """Return the global fragment that learners have; None where the log has lost it.
+
+    They cannot read it either, and the next version makes it whole.
+    """
+    reader, commit = GlobalReader(bus, run, plan), manifest.commit
+    for _ in range(READ_ATTEMPTS):
+        try:
+            await reader.read(manifest, Meters(on_bytes))
+        except StateLost as error:
+            about = {"fragment": commit.fragment, "version": commit.version}
+            log.warning("keyframe_lost", **about, cause=str(error))
+            return None
+        except Corrupt:
+            continue
+        return reader.held[commit.fragment].planes
+    return None
 
 
 async def _settle(

@@ -27,7 +27,8 @@ class Scheme:
     An element's error is at most ``relative_error`` times the largest magnitude in its block, plus
     ``absolute_error``. ``levels`` is the largest multiple of a block's scale, 0 for a scheme
     without scales. With ``feedback`` a learner adds what one contribution lost to its next one.
-    ``for_global`` schemes are exact enough for the global fragments that learners start from.
+    ``for_global`` schemes are exact enough for the global fragments that learners start from,
+    ``for_delta`` ones for the differences between these.
     """
 
     id: int
@@ -39,7 +40,8 @@ class Scheme:
     bias: str
     layout: str
     feedback: bool = False
-    for_global: bool = True
+    for_global: bool = False
+    for_delta: bool = False
 
     @property
     def has_scales(self) -> bool:
@@ -58,32 +60,33 @@ _NIBBLES = "byte i holds element i in its low and i+128 in its high nibble"
 _INT_ERROR = 1 + 2.0**-7
 
 _ALL = (
-    Scheme(1, "f32", 4 * BLOCK, 0, 0.0, 0.0, _EXACT, "little-endian f32"),
+    Scheme(1, "f32", 4 * BLOCK, 0, 0.0, 0.0, _EXACT, "little-endian f32", for_global=True),
     Scheme(
         *(2, "bf16", 2 * BLOCK, 0, 2.0**-8, 2.0**-134),
         "none: round to nearest even; only beyond 3.39e38 towards zero, to stay finite",
         "little-endian bf16",
+        for_global=True,
     ),
     Scheme(
         *(3, "int8", BLOCK, 127, _INT_ERROR / 254 + 2.0**-20, 2.0**-121, _NEAREST),
         "128 bytes of high nibbles, 128 of low ones; byte i holds elements i and i+128",
+        for_delta=True,
     ),
     Scheme(
         *(4, "int4", BLOCK // 2, 7, _INT_ERROR / 14 + 2.0**-20, 2.0**-121, _NEAREST),
         f"two's complement; {_NIBBLES}",
+        for_delta=True,
     ),
     Scheme(
         *(5, "e3m0", BLOCK // 2, 64, 0.275 * _INT_ERROR + 2.0**-20, 2.0**-117),
         "below 0.5 % along a Gaussian or Laplacian block, by the choice of where to round up",
         f"sign, then exponent; {_NIBBLES}",
-        for_global=False,
     ),
     Scheme(
         *(6, "int2", BLOCK // 4, 1, 2 / 3 + 2.0**-15, 2.0**-121),
         "towards zero, by a fifth along a Gaussian block: error feedback makes up for it",
         "sign, then magnitude; byte i holds elements i, i+64, i+128, i+192, low bits first",
         feedback=True,
-        for_global=False,
     ),
 )
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _ALL})

@@ -16,6 +16,7 @@ from skerry.client.processes import Assignment, Deed, FollowingProcess, Words
 from skerry.errors import Overtaken, SkerryError
 from skerry.log import contributions, state
 from skerry.log.base import Bus
+from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.protocol.codec import pack
 from skerry.protocol.messages import ContributionHeader, ContributionKind
 from skerry.tasks import TaskGroup, in_thread
@@ -45,6 +46,7 @@ class Following:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._captured = asyncio.Event()
         self._sender = contributions.Sender(bus, place.origin.run, plan)
+        self._reader = GlobalReader(bus, place.origin.run, plan, fragments.own_blocks, chunk_bytes)
         self._read: dict[tuple[int, int], Any] = {}
 
     # in the thread of the devices
@@ -103,12 +105,7 @@ class Following:
         if manifest is None or manifest.commit.version != version:
             msg = f"Fragment {fragment} has moved on from version {version}."
             raise Overtaken(msg)
-        own = state.OwnBlocks(self._fragments.own_blocks(fragment), self._chunk_bytes)
-        self._read[fragment, version] = await state.read_part(
-            *(self._bus, run, self._plan, manifest, state.PARAMS),
-            own=own,
-            on_bytes=sizes.append,
-        )
+        self._read[fragment, version] = await self._reader.read(manifest, Meters(sizes.append))
         return sum(sizes)
 
     async def _send(self, capture: int, fragment: int, identity: int, base_version: int) -> int:

@@ -21,6 +21,7 @@ from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
 from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_cause
 from skerry.log import ledger, run_records
 from skerry.log.base import Bus
+from skerry.log.global_fragments import GlobalReader
 from skerry.protocol.learner import DoorReason, LearnerPolicy, TrainingProgress, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse
 from skerry.protocol.subjects import Subjects
@@ -46,7 +47,8 @@ class Network:
         own: Callable[[int], Sequence[range]] | None = None,
     ) -> None:
         self.link = link
-        self.receiver = FragmentReceiver(link, lead, own)
+        reader = GlobalReader(link.bus, link.run, link.plan, own, link.config.sync.chunk_bytes)
+        self.receiver = FragmentReceiver(link, reader, lead)
         self.sender = ContributionSender(link, lead)
         self.last_pulse: Pulse | None = None
         self._pulse: Pulse | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -14,7 +13,8 @@ from skerry.client.connection import LearnerConnection
 from skerry.client.mailbox import Fresh
 from skerry.client.processes import LeadProcess
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
-from skerry.log import recovery, run_records, state
+from skerry.log import recovery, run_records
+from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
 from skerry.tasks import TaskGroup
@@ -34,12 +34,12 @@ class FragmentReceiver:
     ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by
     the manifests, ``recorded`` by the ledger when it was last looked at; ``leaps`` wait to be borne
     out by it. ``changed`` is to be set when there may be room for another fragment. ``lead`` has a
-    learner's other processes read too, ``own`` says which blocks this one needs.
+    learner's other processes read too.
     """
 
     link: LearnerConnection
+    reader: GlobalReader
     lead: LeadProcess | None = None
-    own: Callable[[int], Sequence[range]] | None = None
     wanted: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
     reading: set[int] = field(default_factory=set[int])
     announced: dict[int, int] = field(default_factory=dict[int, int])
@@ -180,19 +180,7 @@ class FragmentReceiver:
         def decoded(seconds: float) -> None:
             traffic.decode_s += seconds
 
-        own = None
-        if self.own is not None:
-            own = state.OwnBlocks(self.own(commit.fragment), link.config.sync.chunk_bytes)
-        reading = state.read_part(
-            link.bus,
-            link.run,
-            link.plan,
-            manifest,
-            state.PARAMS,
-            own=own,
-            on_bytes=count,
-            on_decoded=decoded,
-        )
+        reading = self.reader.read(manifest, Meters(count, decoded))
         if self.lead is None:
             vector = await reading
         else:

@@ -1,7 +1,7 @@
-"""Reading the global state: a fenced double buffer per fragment, whose manifest is what counts.
+"""Reading the global state: fenced chunk buffers per fragment, whose manifest is what counts.
 
 Readers start from the manifest, so that they see all of a version or none of it;
-``state_writer`` is the other side.
+``state_writer`` is the other side, ``global_fragments`` reads what learners start from.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from skerry.log.ledger import state_lost
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
 from skerry.protocol.codec import blocks_per_chunk
 from skerry.protocol.messages import ChunkRef, Manifest, Part
+from skerry.protocol.parts import DELTA, kind_of, newest
 from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
-PARAMS = "params"
-MASTER = "master"
 LOST_ATTEMPTS = 8
 LOST_PAUSE_S = 0.25
 """How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
@@ -87,13 +86,16 @@ async def read_part(
     run: str,
     plan: Plan,
     manifest: Manifest,
-    name: str,
+    wanted: str | Part,
     *,
     own: OwnBlocks | None = None,
     on_bytes: Callable[[int], None] | None = None,
     on_decoded: Callable[[float], None] | None = None,
 ) -> Vector:
     """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
+
+    A name is that of its newest part; a delta is verified by what it leads to, which is for the
+    caller.
 
     ``on_bytes`` hears the size of each chunk, ``on_decoded`` the seconds that decoding took. Where
     only some blocks are wanted, chunks of none of them are not read, and what lies between is not
@@ -103,24 +105,23 @@ async def read_part(
     says.
     """
     fragment = plan.fragments[manifest.commit.fragment]
-    part = next((part for part in manifest.parts if part.name == name), None)
+    part = newest(manifest, wanted) if isinstance(wanted, str) else wanted
     if part is None:
-        msg = f"The manifest of fragment {fragment.index} has no part {name!r}."
+        msg = f"The manifest of fragment {fragment.index} has no part {wanted!r}."
         raise Corrupt(msg)
+    name = part.name
     if part.blocks > vector_blocks(name, fragment):
         msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
         raise Corrupt(msg)
-    names = {p.name for p in manifest.parts if p.chunks == part.chunks}
     assembler = VectorAssembler(part.scheme, part.blocks)
-    wanted = _wanted(part, own)
-    left = deque(sorted(wanted, key=lambda ref: ref.sequence))
-    chunks = Subjects(run).chunk(fragment.index, manifest.slot)
+    left = deque(sorted(_wanted(part, own), key=lambda ref: ref.sequence))
+    chunks = Subjects(run).chunk(fragment.index, kind_of(name), part.slot)
     spent_s = 0.0
 
     def take(record: Record, ref: ChunkRef) -> float:
         if on_bytes is not None:
             on_bytes(len(record.payload))
-        return _accept(record, ref, manifest, names, plan, assembler)
+        return _accept(record, ref, manifest, part, plan, assembler)
 
     await asyncio.to_thread(decoder, part.scheme)  # which may have kernels to load, for seconds
     # Here and not in another thread: a chunk takes a fraction of a millisecond to decode, and two
@@ -131,7 +132,7 @@ async def read_part(
                 spent_s += take(record, left.popleft())
         if left:
             spent_s += take(await _missed(bus, plan, manifest, name, left[0]), left.popleft())
-    if own is None and assembler.digest != part.digest:
+    if own is None and name != DELTA and assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
     labels = {metrics.RUN: run, metrics.OPERATION: "decode"}
@@ -175,19 +176,18 @@ def _accept(
     record: Record,
     ref: ChunkRef,
     manifest: Manifest,
-    names: Collection[str],
+    part: Part,
     plan: Plan,
     assembler: VectorAssembler,
 ) -> float:
-    """Check and decode a chunk of a vector with these names; return the seconds that took."""
+    """Check and decode a chunk of a part; return the seconds that took."""
     began_s = time.perf_counter()
     commit, data = manifest.commit, record.payload
     if len(data) != ref.size or xxhash.xxh3_64_intdigest(data) != ref.checksum:
         msg = f"Chunk at sequence {ref.sequence} does not match the manifest that names it."
         raise Corrupt(msg)
     header, packed = unseal(data, run=commit.run, plan=plan, checked=True)
-    whose = commit.fragment, commit.version
-    if (header.fragment, header.version) != whose or header.part not in names:
+    if (header.fragment, header.version, header.part) != (commit.fragment, part.version, part.name):
         msg = f"Chunk at sequence {ref.sequence} belongs to another fragment, version or part."
         raise Corrupt(msg)
     assembler.add(header, packed, ref.checksum)
@@ -199,9 +199,9 @@ async def read_latest(
     run: str,
     plan: Plan,
     fragment: Fragment,
-    names: Sequence[str] | None = None,
+    names: Sequence[str],
 ) -> tuple[Manifest, Mapping[str, Vector]] | None:
-    """Return the newest whole version of a fragment with the named parts (None: all of them).
+    """Return a fragment's newest manifest with the newest of the named parts.
 
     Reads the manifest again when a commit overtakes it; None before the fragment's first commit.
     """
@@ -209,9 +209,8 @@ async def read_latest(
         manifest = await read_manifest(bus, run, plan, fragment.index)
         if manifest is None:
             return None
-        wanted = names if names is not None else [part.name for part in manifest.parts]
         try:
-            parts = {name: await read_part(bus, run, plan, manifest, name) for name in wanted}
+            parts = {name: await read_part(bus, run, plan, manifest, name) for name in names}
         except Overtaken:
             continue
         return manifest, parts

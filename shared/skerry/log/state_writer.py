@@ -1,7 +1,7 @@
 """The one writer of a shard's fragments: every write of it expects the shard's fence to be its own.
 
-Chunks go to the slot that the current manifest does not use; the manifest is the commit point, and
-the ledger record follows it.
+Chunks go to slots that the current manifest does not use; the manifest is the commit point, and the
+ledger record follows it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from skerry.algorithm.backend import cpu
-from skerry.algorithm.fragments import BLOCK
 from skerry.errors import Conflict, StateLost
 from skerry.log import fences
 from skerry.log.base import Expect
 from skerry.log.client import together
 from skerry.log.ledger import history_lost
 from skerry.log.recovery import append_commit, mend, predecessor, read_behind
-from skerry.log.state import MASTER, PARAMS
+from skerry.protocol import parts as layout
 from skerry.protocol.chunks import seal_chunk, vector_digest
 from skerry.protocol.codec import pack
 from skerry.protocol.messages import ChunkRef, Commit, Manifest, Part
@@ -32,12 +31,13 @@ from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics, spans, tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.planes import Planes
     from skerry.log.base import Bus, Receipt
 
     Vector = NDArray[np.float32]
@@ -48,19 +48,27 @@ WINDOW = 6
 
 
 class NewPart(NamedTuple):
-    """One vector to store: f32, padded to whole blocks, and the scheme it is stored in."""
+    """One vector to store, quantised; ``digest`` is what readers of it compare."""
 
     name: str
     scheme: str
-    vector: Vector
+    planes: Planes
+    digest: int
+
+    @classmethod
+    def of(cls, name: str, scheme: str, vector: Vector) -> NewPart:
+        """Quantise a vector f32, padded to whole blocks; its digest is that of what is decoded."""
+        planes = cpu().quantise(scheme, vector)
+        return cls(name, scheme, planes, vector_digest(cpu().dequantise(scheme, planes)))
 
 
 @dataclass(slots=True)
 class StateWriter:
     """The one writer of a shard's fragments, as long as its fence holds.
 
-    Every method raises Fenced once another writer has taken the shard. ``published`` counts what
-    it has written, so that a watcher sees a long commit go on.
+    Every method raises Fenced once another writer has taken the shard. ``every`` is how many
+    versions lie between two keyframes. ``published`` counts what it has written, so that a watcher
+    sees a long commit go on.
     """
 
     bus: Bus
@@ -71,6 +79,7 @@ class StateWriter:
     holder: str
     token: int
     chunk_bytes: int
+    every: int
     attempts: Iterator[int]
     published: int = 0
 
@@ -87,13 +96,14 @@ class StateWriter:
         shards: int = 1,
         over: int | None = None,
         chunk_bytes: int = 524_288,
+        every: int = 16,
     ) -> StateWriter:
         """Take the shard's fence from its holder; its stream sequence is the token.
 
         With ``over``, only from that token (0: none): Conflict when it is not the newest any more.
         """
         token = await fences.take(bus, run, shard, holder=holder, now_ns=now_ns, over=over)
-        return cls(bus, run, plan, shard, shards, holder, token, chunk_bytes, count(1))
+        return cls(bus, run, plan, shard, shards, holder, token, chunk_bytes, every, count(1))
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -132,17 +142,16 @@ class StateWriter:
             raise
 
     async def commit(
-        self, commit: Commit, parts: Sequence[NewPart], previous: Manifest | None
+        self, commit: Commit, parts: Iterable[NewPart], previous: Manifest | None
     ) -> Manifest:
         """Store a new version of a fragment whole: chunks, manifest (commit point), ledger.
 
         ``commit`` comes without digests, fence and link to the record before it; they are filled in
-        here. On BrokerUnavailable it is unknown whether the commit happened: recover before
-        anything else. Raises StateLost, before anything is written, where the ledger lacks the
-        commit before this one. Parts that are one vector in one scheme share their chunks, as
-        params and master do in f32.
+        here. Each of ``parts`` is made in a thread when the one before it is stored; a delta, if
+        there is one, comes first. On BrokerUnavailable it is unknown whether the commit happened:
+        recover before anything else. Raises StateLost, before anything is written, where the ledger
+        lacks the commit before this one.
         """
-        slot = 1 - previous.slot if previous else 0
         attempt = f"{self.token}.{next(self.attempts)}"
         after = await predecessor(self.bus, commit)
         if after is None:
@@ -154,25 +163,24 @@ class StateWriter:
             )
             raise await history_lost(self.bus, self.run, what)
         stored: list[Part] = []
-        first = 0
-        for part in parts:
-            alike = zip(parts, stored, strict=False)
-            twins = (d for p, d in alike if p.scheme == part.scheme and p.vector is part.vector)
-            if (twin := next(twins, None)) is not None:
-                stored.append(replace(twin, name=part.name))
-                continue
-            stored.append(await self._store(commit, part, slot, first, attempt))
-            first += len(stored[-1].chunks)
-        digests = {part.name: part.digest for part in stored}
+        making = iter(parts)
+        while True:
+            began_s = time.perf_counter()
+            part = await asyncio.to_thread(next, making, None)
+            if part is None:
+                break
+            spent_s = time.perf_counter() - began_s
+            stored.append(await self._store(commit, part, previous, stored, attempt, spent_s))
+        digests = {part.name: part.digest for part in reversed(stored)}
         whole = replace(
             commit,
             fence=self.token,
             syncer=self.holder,
-            params_digest=digests[PARAMS],
-            master_digest=digests[MASTER],
+            params_digest=digests[layout.DELTA if layout.DELTA in digests else layout.KEYFRAME],
+            master_digest=digests[layout.MASTER],
             previous=after.digest,
         )
-        manifest = Manifest(commit=whole, slot=slot, parts=tuple(stored))
+        manifest = Manifest(commit=whole, parts=layout.kept(previous, stored, self.every))
         await self._publish(
             subject_of(manifest),
             encode(manifest),
@@ -183,16 +191,21 @@ class StateWriter:
         return manifest
 
     async def _store(
-        self, commit: Commit, part: NewPart, slot: int, first: int, attempt: str
+        self,
+        commit: Commit,
+        part: NewPart,
+        previous: Manifest | None,
+        stored: Sequence[Part],
+        attempt: str,
+        spent_s: float,
     ) -> Part:
-        """Publish one vector's chunks, a window at a time, and return where they are.
-
-        The digest is that of what readers decode, made from the planes at hand.
-        """
-        began_s = time.perf_counter()
-        planes = await asyncio.to_thread(cpu().quantise, part.scheme, part.vector)
-        spent_s = time.perf_counter() - began_s
-        chunks = pack(part.scheme, planes, self.chunk_bytes)
+        """Publish one vector's chunks, a window at a time, and return where they are."""
+        chunks = pack(part.scheme, part.planes, self.chunk_bytes)
+        kind, slot = (
+            layout.kind_of(part.name),
+            layout.slot(part.name, commit.version, previous, self.every),
+        )
+        first = sum(len(p.chunks) for p in stored if layout.kind_of(p.name) == kind)
         subjects = Subjects(self.run)
         refs: list[ChunkRef] = []
 
@@ -221,9 +234,9 @@ class StateWriter:
             at = enumerate(sealed, first + len(refs))
             publishes = (
                 self._publish(
-                    subjects.chunk(commit.fragment, slot, index),
+                    subjects.chunk(commit.fragment, kind, slot, index),
                     data,
-                    f"chunk/{commit.fragment}/{index}/{attempt}",
+                    f"chunk/{commit.fragment}/{kind}/{index}/{attempt}",
                 )
                 for index, data in at
             )
@@ -234,9 +247,15 @@ class StateWriter:
             ]
         labels = {metrics.RUN: self.run, metrics.OPERATION: "encode"}
         instruments.record(metrics.CODEC_DURATION, spent_s, labels)
-        decoded = await asyncio.to_thread(cpu().dequantise, part.scheme, planes)
-        digest = await asyncio.to_thread(vector_digest, decoded)
-        return Part(part.name, part.scheme, digest, tuple(refs), part.vector.size // BLOCK)
+        return Part(
+            name=part.name,
+            scheme=part.scheme,
+            digest=part.digest,
+            chunks=tuple(refs),
+            blocks=part.planes.codes.shape[0],
+            version=commit.version,
+            slot=slot,
+        )
 
     async def _publish(
         self, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None

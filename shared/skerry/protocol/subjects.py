@@ -56,8 +56,9 @@ class Subjects:
         """Return the subject patterns that a stream captures."""
         return tuple(f"{self.root}.{head}.>" for head in HEADS[kind])
 
-    def chunk(self, fragment: int, slot: int, index: Number = ANY) -> str:
-        return f"{self.root}.state.{fragment}.{slot}.{index}"
+    def chunk(self, fragment: int, kind: str, slot: int, index: Number = ANY) -> str:
+        """Return the subject of a chunk; ``kind`` says which readers want it."""
+        return f"{self.root}.state.{fragment}.{kind}.{slot}.{index}"
 
     def manifest(self, fragment: Number = ANY) -> str:
         return f"{self.root}.state.{fragment}.manifest"

@@ -28,9 +28,11 @@ class Table(BaseModel):
 if TYPE_CHECKING:
     ContributionScheme: TypeAlias = str
     GlobalScheme: TypeAlias = str
+    DeltaScheme: TypeAlias = str
 else:  # the table of schemes says which there are
     ContributionScheme = Literal[tuple(SCHEMES)]
     GlobalScheme = Literal[tuple(name for name, scheme in SCHEMES.items() if scheme.for_global)]
+    DeltaScheme = Literal[("none", *(n for n, scheme in SCHEMES.items() if scheme.for_delta))]
 
 
 class ModelConfig(Table):
@@ -228,7 +230,13 @@ class SyncConfig(Table):
     contribution_scheme: ContributionScheme = "int4"
     """Quantisation of contributions: experiment ``quantisation``."""
     global_scheme: GlobalScheme = "bf16"
-    """Quantisation of the global fragments that learners read: experiment ``quantisation``."""
+    """Type of the global fragments that learners start from: experiment ``quantisation``."""
+    delta_scheme: DeltaScheme = "int4"
+    """Quantisation of what changed in a global fragment, which is what learners in step read; what
+    it leaves out is sent with the next version. ``none``: they read each version whole."""
+    keyframe_every: int = Field(default=16, ge=1, le=256)
+    """Versions between two that the log keeps whole (a keyframe), for learners that are further
+    behind."""
     chunk_bytes: int = Field(default=524_288, ge=4096)
     """Largest payload of one message, in bytes, without its envelope."""
 

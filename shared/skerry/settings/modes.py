@@ -73,6 +73,7 @@ _DATA_PARALLEL = (
     Clause("sync.merge", "average", "in which gradients are averaged"),
     Clause("sync.contribution_scheme", "f32", "which is the exact baseline"),
     Clause("sync.global_scheme", "f32", "which is the exact baseline"),
+    Clause("sync.delta_scheme", "none", "which is the exact baseline"),
     Clause("train.inner", "gradient", "in which learners send bare gradients"),
     Clause("train.duration_s", None, "whose optimizer, on the syncer, counts steps and no time"),
     Clause("outer.preset", "adamw", "in which the syncer does what a learner's AdamW would"),
@@ -85,6 +86,7 @@ _SINGLE = (
     Clause("sync.quorum", 1, "which is one learner"),
     Clause("sync.contribution_scheme", "f32"),
     Clause("sync.global_scheme", "f32"),
+    Clause("sync.delta_scheme", "none"),
     Clause("sync.merge", "average"),
     Clause("outer.preset", "direct"),
 )

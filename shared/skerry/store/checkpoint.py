@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from skerry.algorithm.fragments import LeafSpec, check, gather, plan, trainable
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.protocol.messages import Commit
+from skerry.protocol.parts import MASTER
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import TOKEN
 from skerry.store import tensorfile
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 PARAMS_FILE = "params.safetensors"
-MASTER = "master"
-OUTER = "outer."
 MOST = 2**64
 MOST_NS = 2**63
 """Later instants have no date."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skerry.algorithm.fragments import scatter
+from skerry.protocol.parts import MASTER
 from skerry.store import tensorfile
 from skerry.store.base import MANIFEST
 from skerry.store.checkpoint import (
     FORMAT,
-    MASTER,
     PARAMS_FILE,
     Checkpoint,
     SavedFragment,

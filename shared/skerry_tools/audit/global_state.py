@@ -9,11 +9,13 @@ import numpy as np
 
 from skerry.algorithm.fragments import BLOCK
 from skerry.errors import Overtaken, StateLost, WireError
-from skerry.log.state import MASTER, PARAMS, read_manifest, read_part
+from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import Manifest
+from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, newest
 from skerry.protocol.records import decode, encode
 from skerry_tools.audit.accounts import Violation, What
-from skerry_tools.audit.whatif import OUTER, WhatIfPolicy
+from skerry_tools.audit.whatif import WhatIfPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,8 +115,10 @@ async def _check_fragment(
             gone = "a chunk that its manifest names is gone" if held == seen else ""
             if text := gone or contradiction(manifest, blocks):
                 return _state(index, held, text)
+            where = log.bus, log.run, log.plan
             for part in manifest.parts:
-                await read_part(log.bus, log.run, log.plan, manifest, part.name, on_bytes=on_bytes)
+                await read_part(*where, manifest, part, on_bytes=on_bytes)
+            await GlobalReader(*where).read(manifest, Meters(on_bytes))
         except Overtaken:
             seen = held
         except StateLost as error:
@@ -133,7 +137,7 @@ def _wanted_blocks(log: RunLog, fragment: Fragment) -> dict[str, int]:
     code is not run for a mere look.
     """
     whole = fragment.padded_size // BLOCK
-    parts: dict[str, int] = {PARAMS: whole, MASTER: whole}
+    parts: dict[str, int] = {KEYFRAME: whole, MASTER: whole}
     if ":" in log.config.outer.preset:
         return parts
     outer = WhatIfPolicy().make_outer(log.config, log.plan)
@@ -146,17 +150,24 @@ def contradiction(manifest: Manifest, blocks: Mapping[str, int]) -> str:
 
     Without this the ledger could tell of any digest: bytes are compared with their part's alone.
     """
-    commit, held = manifest.commit, {part.name: part for part in manifest.parts}
-    if len(held) != len(manifest.parts):
+    commit, version = manifest.commit, manifest.commit.version
+    if len({(part.name, part.version) for part in manifest.parts}) != len(manifest.parts):
         return "the manifest names a part twice"
-    if missing := sorted(blocks.keys() - held.keys()):
-        return f"the manifest lacks its part {missing[0]!r}"
-    for name, number in blocks.items():
-        if held[name].blocks != number:
-            return f"its part {name!r} has {held[name].blocks} blocks and not {number}"
-    for name, digest in {PARAMS: commit.params_digest, MASTER: commit.master_digest}.items():
-        if held[name].digest != digest:
-            return f"its part {name!r} is another vector than the commit tells of"
+    if any(part.version > version for part in manifest.parts):
+        return "the manifest names a part of a later version"
+    held = {name: newest(manifest, name) for name in sorted(blocks)}
+    for name, part in held.items():
+        if part is None or part.blocks != blocks[name]:
+            has = f"{part.blocks} blocks and not {blocks[name]}" if part else "no blocks"
+            return f"its part {name!r} has {has}"
+    shared = {
+        p.digest for p in manifest.parts if p.name in {DELTA, KEYFRAME} and p.version == version
+    }
+    if shared != {commit.params_digest}:
+        return "its global fragment is another vector than the commit tells of"
+    master = held.get(MASTER)
+    if master and master.version == version and master.digest != commit.master_digest:
+        return f"its part {MASTER!r} is another vector than the commit tells of"
     return ""
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from skerry.algorithm import fragments
+from skerry.algorithm import closed_loop, fragments
 from skerry.algorithm.backend import cpu
 from skerry.errors import Diverged, RunMismatch, StateLost
-from skerry.log.state import MASTER, read_manifest
+from skerry.log.state import read_manifest
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.contribution import (
     Contribution,
@@ -27,13 +27,14 @@ from skerry.protocol.contribution import (
     id_of,
 )
 from skerry.protocol.messages import Commit, RefusalCause, is_from_checkpoint
+from skerry.protocol.parts import MASTER, OUTER
 from skerry.protocol.shard import StalenessRule
 from skerry.store import checkpoint
 from skerry.store.finding import FROM_ENVIRONMENT, locate
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.log import newest, read
 from skerry_tools.audit.survey import ReplayMoment, survey
-from skerry_tools.audit.whatif import OUTER, Branch, FragmentFold, WhatIfPolicy
+from skerry_tools.audit.whatif import Branch, FragmentFold, WhatIfPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment
+    from skerry.algorithm.planes import Planes
     from skerry.log.base import Record
     from skerry.settings.models import StoreSettings
     from skerry.store.checkpoint import SavedFragment
@@ -214,7 +216,11 @@ class _Payloads:
 
 @dataclass(slots=True)
 class _Worker:
-    """The replay of one fragment, and its what-if; ``version`` is how far it has come."""
+    """The replay of one fragment, and its what-if; ``version`` is how far it has come.
+
+    ``shared`` is the global fragment that learners had, in the run's global scheme; None where the
+    replay begins in the middle of a run, with a checkpoint, which holds the master alone.
+    """
 
     log: RunLog
     survey: Survey
@@ -223,6 +229,7 @@ class _Worker:
     wrong: list[Violation] = field(default_factory=list[Violation])
     version: int = 0
     begun: int = 0
+    shared: Planes | None = None
 
     @classmethod
     def of(
@@ -351,11 +358,16 @@ class _Worker:
                     ": the checkpoint does not hold what this log committed: name one of this run."
                 )
             return " does not replay to its digest."
-        codec, scheme = cpu(), self.log.config.sync.global_scheme
-        params = codec.dequantise(scheme, codec.quantise(scheme, self.fold.master))
-        if vector_digest(params) != commit.params_digest:
-            return ": what learners read is not its master."
-        return ""
+        sync, known = self.log.config.sync, self.shared
+        # One that is no delta comes after a checkpoint, or where a syncer found no keyframe.
+        for held in (known, None) if known is not None else (None,):
+            new = closed_loop.follow(sync.global_scheme, sync.delta_scheme, held, self.fold.master)
+            if vector_digest(new.vector) == commit.params_digest:
+                self.shared = new.held
+                return ""
+        if known is None and commit.version > 1 and sync.delta_scheme != "none":
+            return ""
+        return ": what learners read is not its master."
 
     async def _compare_outer(self) -> None:
         """Compare the outer optimizer's state where the log still holds that of this version."""

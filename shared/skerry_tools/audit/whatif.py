@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
-OUTER = "outer."
-"""What the names of an outer optimizer's parts begin with."""
-
 
 @dataclass(frozen=True, slots=True)
 class WhatIfPolicy:
@@ -151,7 +148,7 @@ class Branch:
     def round(self, commit: Commit, taken: Sequence[Contribution]) -> None:
         """Do with what a round took what the syncer would do under the other policy."""
         fold, before = self.fold, replace(commit, version=commit.version - 1)
-        state = PendingFragment(fold.fragment, Manifest(before, 0, ()))
+        state = PendingFragment(fold.fragment, Manifest(before, ()))
         scale = None if fold.outer.bare_gradients else fold.master
 
         def counts(contribution: Contribution) -> bool:

@@ -21,6 +21,7 @@ from skerry.log import ledger, run_records, state
 from skerry.log.base import Bus
 from skerry.models.base import Params, layout_of, mean_loss
 from skerry.protocol.messages import Commit, Manifest, RefusalCause
+from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry_learner.work import Work
 from skerry_tools.lab.scenario import Judging
@@ -140,11 +141,11 @@ class LabEvaluator:
     async def _evaluate(self, at_s: float, batches: Sequence[HostBatch]) -> LabEvaluation:
         step, tokens, plan = 0, 0, self._work.plan
         for fragment in plan.fragments:
-            found = await state.read_latest(self._bus, self._run, plan, fragment, [state.MASTER])
+            found = await state.read_latest(self._bus, self._run, plan, fragment, [MASTER])
             if found is None:
                 return LabEvaluation(at_s, 0, 0, math.nan)
             manifest, parts = found
-            scatter(fragment, parts[state.MASTER], self._leaves)
+            scatter(fragment, parts[MASTER], self._leaves)
             step = max(step, manifest.commit.step)
             tokens += sum(row.tokens for row in manifest.commit.progress)
         params = self._layout.params([jax.device_put(leaf) for leaf in self._leaves])
@@ -185,7 +186,7 @@ class Rho:
         """Look at every version of every fragment that can still be read when it is heard of."""
         if self._sgd is None:
             return
-        names = [state.MASTER] + ([OUTER_MOMENTUM] if self._sgd.momentum else [])
+        names = [MASTER] + ([OUTER_MOMENTUM] if self._sgd.momentum else [])
         manifests = run_records.follow(self._bus, self._run, Manifest, self._plan.digest)
         async with aclosing(manifests):
             async for manifest in manifests:
@@ -220,5 +221,5 @@ class Rho:
             name = OUTER_MOMENTUM
             gradient = after[name] - self._sgd.momentum * before[name]
         else:
-            gradient = (before[state.MASTER] - after[state.MASTER]) / self._sgd.lr
+            gradient = (before[MASTER] - after[MASTER]) / self._sgd.lr
         return gradient.astype(np.float32, copy=False)

@@ -25,7 +25,8 @@ from skerry.errors import (
     Superseded,
     first_cause,
 )
-from skerry.log import ledger, run_records, state
+from skerry.log import ledger, run_records
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.streams import specs
 from skerry.protocol.messages import Manifest
 from skerry.tasks import TaskGroup
@@ -187,6 +188,7 @@ class Cluster:
         del name
         seen = self.observations
         manifests = run_records.follow(bus, RUN, Manifest, self.plan.digest)
+        reader = GlobalReader(bus, RUN, self.plan)
         async with aclosing(manifests):
             async for manifest in manifests:
                 commit = manifest.commit
@@ -195,7 +197,7 @@ class Cluster:
                     seen.wrong.append(f"fragment {commit.fragment} went back to {commit.version}")
                 seen.newest[commit.fragment] = commit.version
                 try:
-                    vector = await state.read_part(bus, RUN, self.plan, manifest, state.PARAMS)
+                    vector = await reader.read(manifest)
                 except Overtaken:
                     continue
                 except Corrupt as error:

@@ -333,7 +333,7 @@ class TestALogThatLostAPart:
         await scripted.commit(1, step=3, tokens=30)
         return scripted, memory(scripted), saved
 
-    @pytest.mark.parametrize("gone", ["state.1.manifest", "state.1.0.", "state.1."])
+    @pytest.mark.parametrize("gone", ["state.1.manifest", "state.1.keyframe.", "state.1."])
     async def test_what_is_lost_is_written_as_the_next_version_with_its_progress(
         self, scene: Scene, gone: str
     ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from skerry.cli.cluster.cluster import served
 from skerry.cli.cluster.folder import RunFolder
 from skerry.log import state
+from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
 from skerry.settings.loading import load
@@ -73,6 +74,6 @@ async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_bro
     assert done.returncode == 0, done.stderr
     async with serving(folder) as given, bus_from(given, "test") as bus:
         for fragment in scripted.plan.fragments:
-            found = await state.read_latest(bus, RUN, scripted.plan, fragment)
+            found = await state.read_latest(bus, RUN, scripted.plan, fragment, [MASTER])
             assert found is not None
             assert found[0].commit.version > 1

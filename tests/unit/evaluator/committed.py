@@ -10,10 +10,10 @@ import numpy as np
 from skerry.algorithm.fragments import gather
 from skerry.log import run_records
 from skerry.log.memory import MemoryBus
-from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.models.base import leaves_by_name
 from skerry.protocol.messages import Evaluation, Manifest, RunRecord
+from skerry.protocol.parts import KEYFRAME, MASTER
 from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
@@ -46,7 +46,7 @@ class CommittedRun:
         leaves = [np.array(leaf) for leaf in leaves_by_name(fresh)]
         for index in fragments:
             vector = gather(self.work.plan.fragments[index], leaves)
-            parts = [NewPart(PARAMS, "bf16", vector), NewPart(MASTER, "f32", vector)]
+            parts = [NewPart.of(KEYFRAME, "bf16", vector), NewPart.of(MASTER, "f32", vector)]
             before = self.held.get(index)
             version = 1 + (before.commit.version if before else 0)
             draft = commit(

@@ -27,7 +27,8 @@ from skerry.errors import (
     Truncated,
     WrongVersion,
 )
-from skerry.log import ledger, recovery, run_records, state
+from skerry.log import global_fragments, ledger, recovery, run_records, state
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
 from skerry.protocol.contribution import Contribution, ContributionAssembler
@@ -353,7 +354,7 @@ async def test_a_global_fragment_that_cannot_be_read_is_asked_for_again(
             raise failures.pop()
         return await read(*args, **options)
 
-    monkeypatch.setattr(state, "read_part", flaky)
+    monkeypatch.setattr(global_fragments, "read_part", flaky)
     async with running(wire.network.receiver.manifests, wire.network.receiver.fragments):
         await until(lambda: wire.fresh == [(0, 1)])
     assert not failures
@@ -368,8 +369,8 @@ class SlowReads:
     begun: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     far: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def __call__(self, *args: Any, **_: object) -> NDArray[np.float32]:
-        commit = args[3].commit
+    async def __call__(self, manifest: Manifest, *_: object) -> NDArray[np.float32]:
+        commit = manifest.commit
         self.begun.append((commit.fragment, commit.version))
         if commit.fragment in self.held:
             await self.far.wait()
@@ -380,7 +381,7 @@ async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowReads(wire, held=(0,))
-    monkeypatch.setattr(state, "read_part", slow)
+    monkeypatch.setattr(GlobalReader, "read", slow)
     wire.announce(0, 5)
     wire.announce(1, 6)
     async with running(wire.network.receiver.fragments):
@@ -395,7 +396,7 @@ async def test_no_more_fragments_are_read_than_there_is_room_for(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowReads(wire, held=(0, 1, 2))
-    monkeypatch.setattr(state, "read_part", slow)
+    monkeypatch.setattr(GlobalReader, "read", slow)
     for fragment in range(3):
         wire.announce(fragment, 5)
     async with running(wire.network.receiver.fragments):
@@ -417,7 +418,7 @@ async def test_fragment_that_the_log_has_lost_is_said_once_per_version_and_asked
         msg = "Fragment 0 lacks a chunk of version 1."
         raise StateLost(msg)
 
-    monkeypatch.setattr(state, "read_part", gone)
+    monkeypatch.setattr(GlobalReader, "read", gone)
     with structlog.testing.capture_logs() as lines:
         for version in (1, 1, 2):
             await wire.network.receiver.fetch(manifest(version))

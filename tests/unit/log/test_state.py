@@ -18,11 +18,11 @@ from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
 from skerry.log import fences, ledger, run_records, state
 from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.state import MASTER, PARAMS
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import CheckpointRecord, Commit, Manifest
+from skerry.protocol.parts import KEYFRAME, MASTER
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import commit
@@ -43,9 +43,9 @@ async def writer(bus: MemoryBus, holder: str = "a", now_ns: int = 1, **more: int
 def parts(version: int, fragment: int = 0) -> list[NewPart]:
     vector = walk(PLAN.fragments[fragment], version)
     return [
-        NewPart(PARAMS, "bf16", vector),
-        NewPart(MASTER, "f32", vector),
-        NewPart("outer.count", "f32", np.zeros(256, np.float32)),
+        NewPart.of(KEYFRAME, "bf16", vector),
+        NewPart.of(MASTER, "f32", vector),
+        NewPart.of("outer.count", "f32", np.zeros(256, np.float32)),
     ]
 
 
@@ -63,20 +63,22 @@ async def commit_versions(
 
 async def test_a_version_reads_back_as_it_was_committed(bus: MemoryBus) -> None:
     (written,) = await commit_versions(await writer(bus), 1)
-    found = await state.read_latest(bus, RUN, PLAN, PLAN.fragments[0])
+    found = await state.read_latest(
+        bus, RUN, PLAN, PLAN.fragments[0], [KEYFRAME, MASTER, "outer.count"]
+    )
     assert found is not None
     manifest, vectors = found
     assert manifest == written
     expected = walk(PLAN.fragments[0], 1)
     np.testing.assert_array_equal(vectors[MASTER], expected)
-    np.testing.assert_allclose(vectors[PARAMS], expected, rtol=2**-8)
-    assert not np.array_equal(vectors[PARAMS], expected)
+    np.testing.assert_allclose(vectors[KEYFRAME], expected, rtol=2**-8)
+    assert not np.array_equal(vectors[KEYFRAME], expected)
     assert vectors["outer.count"].size == 256
     record = await bus.last(NAMES.commit(0))
     assert record is not None
     recorded = decode(Commit, record.payload, run=RUN)
     digests = {part.name: part.digest for part in manifest.parts}
-    assert (recorded.params_digest, recorded.master_digest) == (digests[PARAMS], digests[MASTER])
+    assert (recorded.params_digest, recorded.master_digest) == (digests[KEYFRAME], digests[MASTER])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -92,10 +94,10 @@ def test_the_digest_of_what_is_at_hand_is_that_of_what_readers_decode(
     async def write_and_read() -> None:
         bus = MemoryBroker().connect()
         await bus.declare(specs(RUN))
-        written = [NewPart(PARAMS, scheme, vector), NewPart(MASTER, "f32", vector)]
+        written = [NewPart.of(KEYFRAME, scheme, vector), NewPart.of(MASTER, "f32", vector)]
         drafted = commit(1, run=RUN, plan_digest=PLAN.digest)
         manifest = await (await writer(bus)).commit(drafted, written, None)
-        read = await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
+        read = await state.read_part(bus, RUN, PLAN, manifest, KEYFRAME)
         assert vector_digest(read) == manifest.commit.params_digest
 
     asyncio.run(write_and_read())
@@ -119,7 +121,7 @@ async def test_versions_take_turns_in_two_slots_and_a_replaced_one_is_overtaken(
 ) -> None:
     mine = await writer(bus)
     first, second = await commit_versions(mine, 1, 2)
-    assert (first.slot, second.slot) == (0, 1)
+    assert [{part.slot for part in held.parts} for held in (first, second)] == [{0}, {1}]
     still = await state.read_part(bus, RUN, PLAN, first, MASTER)
     np.testing.assert_array_equal(still, walk(PLAN.fragments[0], 1))
     await commit_versions(mine, 3, held=second)
@@ -152,28 +154,10 @@ async def test_recovery_appends_once_a_commit_that_the_ledger_lacks(bus: MemoryB
     assert info[NAMES.stream("LEDGER")].messages == 2
 
 
-async def test_one_vector_under_two_names_is_stored_once(bus: MemoryBus) -> None:
-    mine = await writer(bus)
-    vector = walk(PLAN.fragments[0], 1)
-    both = [NewPart(PARAMS, "f32", vector), NewPart(MASTER, "f32", vector)]
-    more = NewPart("outer.momentum", "f32", vector.copy())
-    drafted = commit(1, run=RUN, plan_digest=PLAN.digest)
-    manifest = await mine.commit(drafted, [*both, more], None)
-    params, master, outer = manifest.parts
-    assert params.chunks == master.chunks
-    assert not {c.sequence for c in outer.chunks} & {c.sequence for c in params.chunks}
-    for name in (PARAMS, MASTER, "outer.momentum"):
-        found = await state.read_part(bus, RUN, PLAN, manifest, name)
-        np.testing.assert_array_equal(found, vector, strict=True)
-    (second,) = await commit_versions(mine, 2, held=manifest)
-    found = await state.read_part(bus, RUN, PLAN, second, MASTER)
-    np.testing.assert_array_equal(found, parts(2)[1].vector)
-
-
 @pytest.mark.parametrize("times", [2, 4])
 async def test_outer_state_wider_than_its_fragment_reads_back(bus: MemoryBus, times: int) -> None:
     wide = np.tile(walk(PLAN.fragments[0], 1), times)
-    stored = [*parts(1), NewPart("outer.wide", "f32", wide)]
+    stored = [*parts(1), NewPart.of("outer.wide", "f32", wide)]
     drafted = commit(1, run=RUN, plan_digest=PLAN.digest)
     manifest = await (await writer(bus)).commit(drafted, stored, None)
     found = await state.read_part(bus, RUN, PLAN, manifest, "outer.wide")
@@ -182,6 +166,10 @@ async def test_outer_state_wider_than_its_fragment_reads_back(bus: MemoryBus, ti
 
 def _of_another_version(held: Manifest) -> Manifest:
     return replace(held, commit=replace(held.commit, version=held.commit.version - 1))
+
+
+def _with_parts_of_another_version(held: Manifest) -> Manifest:
+    return replace(held, parts=tuple(replace(p, version=p.version - 1) for p in held.parts))
 
 
 def _of_another_part(held: Manifest) -> Manifest:
@@ -197,11 +185,11 @@ def _of_another_digest(held: Manifest) -> Manifest:
     return replace(held, parts=tuple(replace(p, digest=p.digest ^ 1) for p in held.parts))
 
 
-@pytest.mark.parametrize("name", [PARAMS, MASTER])
+@pytest.mark.parametrize("name", [KEYFRAME, MASTER])
 @pytest.mark.parametrize(
     ("forge", "refusal"),
     [
-        (_of_another_version, "another fragment, version or part"),
+        (_with_parts_of_another_version, "another fragment, version or part"),
         (_of_another_part, "another fragment, version or part"),
         (_of_another_digest, "does not match its manifest's digest"),
         (lambda held: replace(held, parts=()), "has no part"),
@@ -237,7 +225,7 @@ async def test_a_chunk_that_is_not_the_one_the_manifest_names_is_not_decoded(
     held = bus.broker.streams[STATE].records
     held[sequence] = replace(held[sequence], payload=damage(held[sequence].payload))
     with pytest.raises(Corrupt, match="does not match the manifest that names it"):
-        await state.read_part(bus, RUN, PLAN, manifest, PARAMS)
+        await state.read_part(bus, RUN, PLAN, manifest, KEYFRAME)
 
 
 async def test_holder_that_is_shown_an_older_fence_goes_on_until_a_newer_one_comes(
@@ -335,7 +323,7 @@ async def test_missing_chunk_of_the_newest_version_is_lost_and_not_overtaken(
     bus.broker.streams[STATE].drop(sequence)
     where = f"the chunk of its 'master' at sequence {sequence} of SKERRY_t_STATE"
     with pytest.raises(StateLost, match=f"fragment 1 at version 2: {where} is not in the log"):
-        await state.read_latest(bus, RUN, PLAN, PLAN.fragments[1])
+        await state.read_latest(bus, RUN, PLAN, PLAN.fragments[1], [MASTER])
 
 
 async def test_chunk_that_a_lagging_replica_does_not_have_yet_is_asked_for_again(

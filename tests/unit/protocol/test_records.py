@@ -179,7 +179,7 @@ def test_a_record_of_another_plan_is_refused(record: Round | RunRecord) -> None:
 LATER = presence_pb2.Pulse(run="r")
 LATER.MergeFromString(b"\x20\x63")  # phase = 99
 NO_PHASE = presence_pb2.Pulse(run="r").SerializeToString()
-NO_COMMIT = state_pb2.Manifest(slot=1).SerializeToString()
+NO_COMMIT = state_pb2.Manifest(parts=[state_pb2.Part()]).SerializeToString()
 
 
 @pytest.mark.parametrize(

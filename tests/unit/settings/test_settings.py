@@ -129,7 +129,7 @@ def test_unknown_key_of_the_environment_or_a_file_names_its_source(tmp_path: Pat
         ("train.lr=nan", "but it must be a finite number."),
         ("sync.merge=mean", 'is "mean", but it must be average, rda, or module:function.'),
         ("sync.adoption=mix", "must be one of 'overwrite', 'blend' or 'rebase'."),
-        ("sync.global_scheme=e3m0", "must be one of 'f32', 'bf16', 'int8' or 'int4'."),
+        ("sync.global_scheme=e3m0", "must be one of 'f32' or 'bf16'."),
         ("data.paths=src", 'is "src", but it must be a list such as ["a", "b"].'),
         ("sync=3", "sync (from --set) is a table of settings: give it as [sync]."),
     ],

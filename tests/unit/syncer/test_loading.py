@@ -8,10 +8,10 @@ import pytest
 
 from skerry.algorithm.outer import Outer, make_outer
 from skerry.errors import StateLost
-from skerry.log import state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.messages import Commit, InnerState, RefusalCause, Refused, Start
+from skerry.protocol.parts import MASTER
 from skerry.protocol.records import encode
 from skerry.protocol.shard import Shard
 from skerry.protocol.subjects import Subjects
@@ -111,4 +111,4 @@ async def test_bytes_that_were_damaged_on_the_way_are_read_again(
     shard = await loaded(bus, run)
     assert damaged
     assert [s.version for s in shard.fragments.values()] == [1, 1, 1]
-    assert state.MASTER in run.vectors[0]
+    assert MASTER in run.vectors[0]

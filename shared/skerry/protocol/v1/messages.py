@@ -448,20 +448,24 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One vector of a fragment's state.
-
-    Parts of one manifest that are the same vector (parameters in f32 are the master) share their
-    chunks, which carry the name of the first of them.
-    """
+    """One vector of a fragment's state, of the manifest's version or an earlier one."""
 
     name: str
-    """``params`` (what learners read), ``master`` or ``outer.<name>``."""
+    """What learners read: ``keyframe``, the global fragment whole, or ``delta``, the difference
+    from the version before. What a syncer starts from: ``master`` and ``outer.<name>``.
+    """
     scheme: str
     digest: int
-    """Of the decoded, padded f32 vector, so that it also checks the decoder."""
+    """Of the decoded, padded f32 vector, so that it also checks the decoder; of a delta, that of
+    the global fragment which it leads to.
+    """
     chunks: tuple[ChunkRef, ...]
     blocks: int
     """Length of the vector in blocks of 256; an outer optimizer's state has its own."""
+    version: int
+    """The version of the fragment that it belongs to."""
+    slot: int
+    """Which of the chunk buffers of its kind it lies in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,6 +561,7 @@ class Commit:
     """
     progress: tuple[LearnerProgress, ...]
     params_digest: int
+    """Of the global fragment that learners read, decoded."""
     master_digest: int
     final: bool = False
     trace_id: str = ""
@@ -583,9 +588,10 @@ class Manifest:
     """state.<f>.manifest: the commit point. The commit goes to the ledger as it stands here."""
 
     commit: Commit
-    slot: int
-    """Which of the two chunk buffers of the fragment holds this version."""
     parts: tuple[Part, ...]
+    """Those of this version, and of earlier ones that readers may need: the newest keyframe, the
+    deltas of the last versions, the newest master and state of the outer optimizer.
+    """
 
 
 @dataclass(frozen=True, slots=True)

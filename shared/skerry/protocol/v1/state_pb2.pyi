@@ -192,11 +192,7 @@ Global___ChunkRef: _TypeAlias = ChunkRef  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
-    """One vector of a fragment's state.
-
-    Parts of one manifest that are the same vector (parameters in f32 are the master) share their
-    chunks, which carry the name of the first of them.
-    """
+    """One vector of a fragment's state, of the manifest's version or an earlier one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -205,13 +201,23 @@ class Part(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`params` (what learners read), `master` or `outer.<name>`."""
+    """What learners read: `keyframe`, the global fragment whole, or `delta`, the difference from the
+    version before. What a syncer starts from: `master` and `outer.<name>`.
+    """
     scheme: _builtins.str
     digest: _builtins.int
-    """Of the decoded, padded f32 vector, so that it also checks the decoder."""
+    """Of the decoded, padded f32 vector, so that it also checks the decoder; of a delta, that of the
+    global fragment which it leads to.
+    """
     blocks: _builtins.int
     """Length of the vector in blocks of 256; an outer optimizer's state has its own."""
+    version: _builtins.int
+    """The version of the fragment that it belongs to."""
+    slot: _builtins.int
+    """Which of the chunk buffers of its kind it lies in."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRef]: ...
     def __init__(
@@ -222,10 +228,12 @@ class Part(_message.Message):
         digest: _builtins.int = ...,
         chunks: _abc.Iterable[Global___ChunkRef] | None = ...,
         blocks: _builtins.int = ...,
+        version: _builtins.int = ...,
+        slot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "chunks", b"chunks", "digest", b"digest", "name", b"name", "scheme", b"scheme"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "chunks", b"chunks", "digest", b"digest", "name", b"name", "scheme", b"scheme", "slot", b"slot", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,6 +490,7 @@ class Commit(_message.Message):
     those are that `progress` covers by identity.
     """
     params_digest: _builtins.int
+    """Of the global fragment that learners read, decoded."""
     master_digest: _builtins.int
     final: _builtins.bool
     trace_id: _builtins.str
@@ -579,24 +588,24 @@ class Manifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMIT_FIELD_NUMBER: _builtins.int
-    SLOT_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
-    slot: _builtins.int
-    """Which of the two chunk buffers of the fragment holds this version."""
     @_builtins.property
     def commit(self) -> Global___Commit: ...
     @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
+        """Those of this version, and of earlier ones that readers may need: the newest keyframe, the deltas
+        of the last versions, the newest master and state of the outer optimizer.
+        """
+
     def __init__(
         self,
         *,
         commit: Global___Commit | None = ...,
-        slot: _builtins.int = ...,
         parts: _abc.Iterable[Global___Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "parts", b"parts", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

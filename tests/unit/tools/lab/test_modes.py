@@ -16,6 +16,7 @@ from skerry.algorithm import fragments
 from skerry.data.stream import Stream
 from skerry.log import state
 from skerry.models.base import leaves_by_name
+from skerry.protocol.parts import MASTER
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.settings.modes import Mode
 from skerry_learner.trainer.optimizers import make_optimizer
@@ -54,9 +55,9 @@ def master_of(lab: Lab) -> F32s:
     async def read() -> F32s:
         plan = lab.work.plan
         async with lab.connect() as bus:
-            found = await state.read_latest(bus, RUN, plan, plan.fragments[0], [state.MASTER])
+            found = await state.read_latest(bus, RUN, plan, plan.fragments[0], [MASTER])
         assert found is not None
-        return found[1][state.MASTER]
+        return found[1][MASTER]
 
     return asyncio.run(read())
 

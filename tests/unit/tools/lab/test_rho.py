@@ -18,6 +18,7 @@ from skerry.log import state
 from skerry.log.memory import MemoryBroker, matches
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.parts import MASTER
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig, RunConfig
@@ -108,7 +109,7 @@ def test_the_likeness_is_that_of_the_merged_contributions_of_versions_that_were_
             raise Overtaken(msg)
         return await state.read_part(bus, run, plan, manifest, name)
 
-    reads = {"MASTER": state.MASTER, "read_latest": state.read_latest}
+    reads = {"read_latest": state.read_latest}
     seen = SimpleNamespace(**reads, read_part=read_part)
     monkeypatch.setattr(progress_module, "state", seen)
     monkeypatch.setattr(lab_module, "Rho", Watched)
@@ -139,5 +140,5 @@ def test_a_version_into_which_nothing_was_merged_is_no_gradient(config: RunConfi
         merged: Any = SimpleNamespace(
             fragment=0, version=version, consumed=("one",) if gradient is not None else ()
         )
-        rho._saw(merged, {state.MASTER: momentum, "outer.momentum": momentum})
+        rho._saw(merged, {MASTER: momentum, "outer.momentum": momentum})
     assert rho.cosines == pytest.approx([0.0, 0.8])

@@ -1,0 +1,136 @@
+"""Reading the global fragments that learners start from: what changed, or a keyframe where need be.
+
+A reader keeps each fragment as it was read last, in the run's global scheme, and adds the deltas
+since (``skerry.algorithm.closed_loop``). What it makes of them must have the digest that was
+committed; where it has not, it begins again with the keyframe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from skerry.algorithm import closed_loop
+from skerry.algorithm.backend import cpu
+from skerry.errors import Corrupt, Diverged
+from skerry.log.state import OwnBlocks, read_part
+from skerry.protocol.chunks import vector_digest
+from skerry.protocol.parts import KEYFRAME, path
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Plan
+    from skerry.algorithm.planes import Planes
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Manifest, Part
+
+    Vector = NDArray[np.float32]
+
+log = structlog.get_logger()
+
+
+class Held(NamedTuple):
+    """A fragment as it was read last: its planes in ``scheme``, and the digest of that version.
+
+    ``checked`` is the newest version that was compared with its digest.
+    """
+
+    version: int
+    digest: int
+    scheme: str
+    planes: Planes
+    checked: int = 0
+
+
+class Meters(NamedTuple):
+    """Who hears the size of each chunk that is read, and the seconds that decoding a part took."""
+
+    on_bytes: Callable[[int], None] | None = None
+    on_decoded: Callable[[float], None] | None = None
+
+
+NO_METERS = Meters()
+
+
+@dataclass(slots=True)
+class GlobalReader:
+    """Reads the global fragments of one run, each as often as it is committed.
+
+    ``own`` says which blocks of a fragment are wanted, where not all are: the rest of its vectors
+    holds anything, and no digest of the whole is compared. ``chunk_bytes`` are the run's.
+    ``mismatches`` counts fragments that deltas made into what was not committed, and that were read
+    from a keyframe again.
+    """
+
+    bus: Bus
+    run: str
+    plan: Plan
+    own: Callable[[int], Sequence[range]] | None = None
+    chunk_bytes: int = 524_288
+    held: dict[int, Held] = field(default_factory=dict[int, Held])
+    mismatches: int = 0
+
+    async def read(self, manifest: Manifest, meters: Meters = NO_METERS) -> Vector:
+        """Return the global fragment of a manifest, f32 (padded_size,).
+
+        Raises as ``read_part``.
+        """
+        fragment = manifest.commit.fragment
+        held = self.held.pop(fragment, None)
+        if held is not None:
+            try:
+                return await self._follow(manifest, held, meters)
+            except Corrupt as error:
+                self.mismatches += 1
+                self.held.pop(fragment, None)
+                about = {"fragment": fragment, "version": manifest.commit.version}
+                log.warning("global_fragment_differs", **about, held=held.version, cause=str(error))
+        return await self._follow(manifest, None, meters)
+
+    async def _follow(self, manifest: Manifest, held: Held | None, meters: Meters) -> Vector:
+        """Apply what leads to the manifest's version; keeps how far it came."""
+        commit, index = manifest.commit, manifest.commit.fragment
+        own = OwnBlocks(self.own(index), self.chunk_bytes) if self.own else None
+        vector: Vector | None = None
+        for part in path(manifest, held.version if held else None):
+            vector = await read_part(
+                *(self.bus, self.run, self.plan, manifest, part),
+                own=own,
+                on_bytes=meters.on_bytes,
+                on_decoded=meters.on_decoded,
+            )
+            held = self.held[index] = await asyncio.to_thread(_apply, part, vector, held, own)
+        assert held is not None
+        if vector is None:  # nothing has changed
+            vector = await asyncio.to_thread(cpu().dequantise, held.scheme, held.planes)
+        same = held.digest == commit.params_digest
+        if own is None and held.version > held.checked:
+            same = same and await asyncio.to_thread(vector_digest, vector) == commit.params_digest
+        if not same:
+            self.held.pop(index, None)
+            msg = f"What deltas make of fragment {index} is not its version {commit.version}."
+            raise Corrupt(msg)
+        self.held[index] = held._replace(checked=held.version)
+        return vector
+
+
+def _apply(part: Part, vector: Vector, held: Held | None, own: OwnBlocks | None) -> Held:
+    """Return what is held after a part, whose decoded vector becomes the global fragment."""
+    if part.name == KEYFRAME:
+        planes = closed_loop.begin(part.scheme, vector, own.ranges if own else None)
+        return Held(part.version, part.digest, part.scheme, planes, checked=part.version)
+    if held is None:
+        msg = f"A delta to version {part.version} came before what it changes."
+        raise Corrupt(msg)
+    try:
+        closed_loop.advance(held.scheme, held.planes, vector, own.ranges if own else None)
+    except Diverged as error:
+        msg = f"A delta leads to a version {part.version} that is not finite."
+        raise Corrupt(msg) from error
+    return held._replace(version=part.version, digest=part.digest)

@@ -1,0 +1,114 @@
+"""The vectors that a fragment's manifest names: which are stored when, where, and which to read.
+
+A commit stores the difference from the version before (``delta``), every N-th version the global
+fragment whole (``keyframe``), and what only a syncer needs (``master``, ``outer.<name>``: together
+a snapshot). A manifest names those of its own version and those of earlier ones that a reader may
+still need; each lies in a slot that no reader of the manifest before uses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from skerry.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.protocol.messages import Manifest, Part
+
+Kind = Literal["delta", "keyframe", "snapshot"]
+
+DELTA = "delta"
+KEYFRAME = "keyframe"
+MASTER = "master"
+OUTER = "outer."
+"""What the names of an outer optimizer's parts begin with."""
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of a part: which readers want it, and which slots it takes turns in."""
+    if name == DELTA:
+        return "delta"
+    return "keyframe" if name == KEYFRAME else "snapshot"
+
+
+def newest(manifest: Manifest, name: str) -> Part | None:
+    """Return the part of that name of the newest version that the manifest has one of."""
+    found = (part for part in manifest.parts if part.name == name)
+    return max(found, key=lambda part: part.version, default=None)
+
+
+def is_due(version: int, previous: Manifest | None, name: str, every: int) -> bool:
+    """Return True if a part that every N-th version has is to be stored with this one.
+
+    N divides the versions of all fragments alike, so that what is stored belongs together.
+    """
+    return version % every == 0 or previous is None or newest(previous, name) is None
+
+
+def slot(name: str, version: int, previous: Manifest | None, every: int) -> int:
+    """Return the slot that a new part is stored in.
+
+    The last N deltas are readable, so they take turns in N + 1 slots; all else has two.
+    """
+    if name == DELTA:
+        return version % (every + 1)
+    before = newest(previous, name) if previous else None
+    return 1 - before.slot if before else 0
+
+
+def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[Part, ...]:
+    """Return the parts that a manifest names: the ``fresh`` ones, and earlier ones that stay.
+
+    Those are the deltas of the last N versions up to the first gap, and the newest of each other
+    name. Without a new delta none before can be followed any more.
+    """
+    if previous is None:
+        return tuple(fresh)
+    names = {part.name for part in fresh}
+    oldest = previous.commit.version + 1 - every
+    stay = [
+        part
+        for part in previous.parts
+        if (
+            DELTA in names and part.version > oldest
+            if part.name == DELTA
+            else part.name not in names
+        )
+    ]
+    return (*stay, *fresh)
+
+
+def path(manifest: Manifest, held: int | None) -> tuple[Part, ...]:
+    """Return what a reader applies one after the other to have the manifest's global fragment.
+
+    ``held`` is the version that it has; None: none. Of the two ways, on from there or from the
+    newest keyframe, the one of fewer bytes. Raises Corrupt where neither leads there.
+    """
+    deltas = {part.version: part for part in manifest.parts if part.name == DELTA}
+    frame, version = newest(manifest, KEYFRAME), manifest.commit.version
+
+    def since(start: int) -> list[Part] | None:
+        if not 0 <= version - start <= len(deltas):
+            return None
+        found = [deltas.get(number) for number in range(start + 1, version + 1)]
+        return [part for part in found if part] if all(found) else None
+
+    ways: list[list[Part]] = []
+    if held is not None and (after := since(held)) is not None:
+        ways.append(after)
+    if frame is not None and (after := since(frame.version)) is not None:
+        ways.append([frame, *after])
+    if not ways:
+        msg = (
+            f"The manifest of fragment {manifest.commit.fragment} has no keyframe from which its"
+            f" deltas lead to version {version}."
+        )
+        raise Corrupt(msg)
+    return tuple(min(ways, key=lambda parts: sum(size_of(part) for part in parts)))
+
+
+def size_of(part: Part) -> int:
+    """Return the bytes of a part's messages."""
+    return sum(chunk.size for chunk in part.chunks)

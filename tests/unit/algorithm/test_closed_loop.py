@@ -1,0 +1,102 @@
+"""Closed-loop deltas: learners make of them what the syncer has, and errors never add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.algorithm import closed_loop, quantise_numpy
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.schemes import SCHEMES
+from skerry.errors import Diverged
+
+DELTAS = [name for name, scheme in SCHEMES.items() if scheme.for_delta]
+BLOCKS = 300
+"""More than one pass."""
+
+
+def walked(seed: int, steps: int, size: float = 1e-3) -> list[np.ndarray]:
+    """Return a master that takes random steps of mixed sizes, one version after the other."""
+    rng = np.random.default_rng(seed)
+    master = rng.standard_normal(BLOCKS * BLOCK).astype(np.float32)
+    found = [master]
+    for _ in range(steps):
+        scale = size * 10.0 ** rng.uniform(-3, 1, BLOCKS).repeat(BLOCK)
+        master = (master + scale * rng.standard_normal(master.size)).astype(np.float32)
+        found.append(master)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "f32"])
+@pytest.mark.parametrize("delta", DELTAS)
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=5)
+def test_a_reader_of_deltas_has_what_the_syncer_has_bit_by_bit(
+    scheme: str, delta: str, seed: int
+) -> None:
+    first, *rest = walked(seed, 3)
+    ours = closed_loop.follow(scheme, delta, None, first)
+    assert ours.delta is None
+    theirs = closed_loop.begin(scheme, ours.vector.copy())
+    for master in rest:
+        ours = closed_loop.follow(scheme, delta, ours.held, master)
+        assert ours.delta is not None
+        change = quantise_numpy.dequantise(delta, ours.delta)
+        closed_loop.advance(scheme, theirs, change)
+        np.testing.assert_array_equal(change.view(np.uint32), ours.vector.view(np.uint32))
+        np.testing.assert_array_equal(theirs.codes, ours.held.codes)
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_the_error_of_many_deltas_is_that_of_one(delta: str) -> None:
+    """Without the loop, the error would grow with the square root of their number."""
+    masters, errors = walked(1, 200), list[float]()
+    held = closed_loop.follow("bf16", delta, None, masters[0]).held
+    for master in masters[1:]:
+        new = closed_loop.follow("bf16", delta, held, master)
+        held = new.held
+        errors.append(float(np.abs(new.vector - master).mean()))
+    assert np.mean(errors[-50:]) < 1.2 * np.mean(errors[10:60])
+
+
+def test_a_master_that_stands_still_is_reached_as_closely_as_the_type_allows() -> None:
+    first, then = walked(2, 1, size=1e-1)
+    held = closed_loop.follow("bf16", "int4", None, first).held
+    for _ in range(12):
+        held = closed_loop.follow("bf16", "int4", held, then).held
+    rounded = cpu().dequantise("bf16", cpu().quantise("bf16", then))
+    error = np.abs(cpu().dequantise("bf16", held) - then).mean()
+    assert error < 1.1 * np.abs(rounded - then).mean()
+
+
+def test_only_the_blocks_that_are_held_are_changed() -> None:
+    first, then = walked(3, 1)
+    whole = closed_loop.begin("bf16", first)
+    own = [range(1, 3), range(290, 300)]
+    part = closed_loop.begin("bf16", first, own)
+    delta = cpu().quantise("int4", closed_loop.difference("bf16", whole, then))
+    change, partial = cpu().dequantise("int4", delta), cpu().dequantise("int4", delta)
+    partial[:BLOCK] = np.nan
+    closed_loop.advance("bf16", whole, change)
+    closed_loop.advance("bf16", part, partial, own)
+    for blocks in own:
+        at = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
+        np.testing.assert_array_equal(partial[at], change[at])
+        np.testing.assert_array_equal(part.codes[blocks], whole.codes[blocks])
+
+
+def test_a_delta_that_leads_out_of_all_bounds_is_refused_by_the_reader() -> None:
+    huge = np.full(BLOCK, 3e38, np.float32)
+    held = closed_loop.begin("bf16", huge)
+    with pytest.raises(Diverged):
+        closed_loop.advance("bf16", held, huge.copy())
+
+
+def test_a_syncer_begins_again_where_no_f32_holds_the_difference() -> None:
+    huge = np.full(BLOCK, 3e38, np.float32)
+    new = closed_loop.follow("f32", "int4", closed_loop.begin("f32", huge), -huge)
+    assert new.delta is None
+    np.testing.assert_array_equal(new.vector, -huge)

@@ -1,0 +1,181 @@
+"""Readers of global fragments: from deltas where they can, from a keyframe where they must."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import structlog
+
+from skerry.algorithm import closed_loop
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import BLOCK, plan
+from skerry.errors import Corrupt, Overtaken
+from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.state_writer import NewPart, StateWriter
+from skerry.log.streams import specs
+from skerry.protocol.chunks import vector_digest
+from skerry.protocol.messages import Manifest
+from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, is_due
+from tests.support.builders import commit
+from tests.support.learners import walk
+from tests.support.scripted_run import LEAVES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.planes import Planes
+    from skerry.log.memory import MemoryBus
+
+    Vector = NDArray[np.float32]
+
+RUN, PLAN, EVERY = "t", plan(LEAVES, 2), 4
+FRAGMENT = PLAN.fragments[0]
+
+
+@dataclass
+class Committing:
+    """A syncer of fragment 0; ``vectors`` are the global fragments that it committed."""
+
+    bus: MemoryBus
+    writer: StateWriter
+    master: Vector = field(default_factory=lambda: walk(FRAGMENT, 0))
+    held: Planes | None = None
+    manifests: list[Manifest] = field(default_factory=list[Manifest])
+    vectors: list[Vector] = field(default_factory=list["Vector"])
+
+    @classmethod
+    async def of(cls, bus: MemoryBus) -> Committing:
+        await bus.declare(specs(RUN))
+        options = {"holder": "s", "now_ns": 1, "chunk_bytes": 4096, "every": EVERY}
+        return cls(bus, await StateWriter.acquire(bus, RUN, PLAN, **options))
+
+    async def commit(self, times: int = 1) -> Manifest:
+        for _ in range(times):
+            before = self.manifests[-1] if self.manifests else None
+            version = len(self.manifests) + 1
+            self.master = self.master + walk(FRAGMENT, version)
+            new = closed_loop.follow("bf16", "int4", self.held, self.master)
+            self.held, digest = new.held, vector_digest(new.vector)
+            parts = [NewPart(DELTA, "int4", new.delta, digest)] if new.delta else []
+            if not parts or is_due(version, before, KEYFRAME, EVERY):
+                parts.append(NewPart(KEYFRAME, "bf16", new.held, digest))
+            parts.append(NewPart.of(MASTER, "f32", self.master))
+            drafted = commit(version, run=RUN, plan_digest=PLAN.digest)
+            self.manifests.append(await self.writer.commit(drafted, parts, before))
+            self.vectors.append(new.vector)
+        return self.manifests[-1]
+
+
+@pytest.fixture
+async def syncer(bus: MemoryBus) -> Committing:
+    return await Committing.of(bus)
+
+
+async def bytes_of(reader: GlobalReader, manifest: Manifest, expected: Vector) -> int:
+    """Read a version, compare it bit by bit, and return the bytes that it took."""
+    sizes: list[int] = []
+    vector = await reader.read(manifest, Meters(sizes.append))
+    np.testing.assert_array_equal(vector.view(np.uint32), expected.view(np.uint32))
+    return sum(sizes)
+
+
+async def test_a_reader_in_step_reads_deltas_alone(syncer: Committing) -> None:
+    reader, sizes = GlobalReader(syncer.bus, RUN, PLAN), list[int]()
+    for version in range(9):
+        manifest = await syncer.commit()
+        sizes.append(await bytes_of(reader, manifest, syncer.vectors[version]))
+    assert max(sizes[1:]) < 0.5 * sizes[0]
+    assert reader.mismatches == 0
+
+
+async def test_a_reader_that_joins_reads_the_keyframe_and_the_deltas_since(
+    syncer: Committing,
+) -> None:
+    manifest = await syncer.commit(7)
+    size = await bytes_of(GlobalReader(syncer.bus, RUN, PLAN), manifest, syncer.vectors[-1])
+    named = {(p.name, p.version): sum(c.size for c in p.chunks) for p in manifest.parts}
+    wanted = [(KEYFRAME, 4), (DELTA, 5), (DELTA, 6), (DELTA, 7)]
+    assert size == sum(named[key] for key in wanted)
+
+
+async def test_a_reader_that_was_away_goes_on_from_what_it_has_or_from_the_keyframe(
+    syncer: Committing,
+) -> None:
+    reader = GlobalReader(syncer.bus, RUN, PLAN)
+    await bytes_of(reader, await syncer.commit(5), syncer.vectors[-1])
+    behind = await bytes_of(reader, await syncer.commit(2), syncer.vectors[-1])
+    far = await bytes_of(reader, await syncer.commit(9), syncer.vectors[-1])
+    assert behind < far
+    assert await bytes_of(reader, syncer.manifests[-1], syncer.vectors[-1]) == 0
+
+
+async def test_what_is_held_and_is_not_what_was_committed_is_read_again_from_the_keyframe(
+    syncer: Committing,
+) -> None:
+    reader = GlobalReader(syncer.bus, RUN, PLAN)
+    await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
+    reader.held[0].planes.codes[0, 1] ^= 1
+    with structlog.testing.capture_logs() as lines:
+        await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
+    assert reader.mismatches == 1
+    assert [line["version"] for line in lines if line["event"] == "global_fragment_differs"] == [2]
+    await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
+    assert reader.mismatches == 1
+
+
+async def test_a_version_of_another_history_under_the_same_number_is_not_believed(
+    syncer: Committing,
+) -> None:
+    manifest = await syncer.commit(3)
+    reader = GlobalReader(syncer.bus, RUN, PLAN)
+    await bytes_of(reader, manifest, syncer.vectors[-1])
+    reader.held[0] = reader.held[0]._replace(digest=1)
+    await bytes_of(reader, manifest, syncer.vectors[-1])
+    assert reader.mismatches == 1
+
+
+async def test_a_keyframe_whose_bytes_are_another_vectors_is_refused(syncer: Committing) -> None:
+    manifest = await syncer.commit(2)
+    forged = tuple(replace(p, digest=p.digest ^ 1) for p in manifest.parts)
+    with pytest.raises(Corrupt, match="does not match its manifest's digest"):
+        await GlobalReader(syncer.bus, RUN, PLAN).read(replace(manifest, parts=forged))
+
+
+async def test_deltas_that_lead_elsewhere_are_refused(syncer: Committing) -> None:
+    manifest = await syncer.commit(3)
+    wrong = replace(manifest, commit=replace(manifest.commit, params_digest=9))
+    with pytest.raises(Corrupt, match="What deltas make of fragment 0 is not its version 3"):
+        await GlobalReader(syncer.bus, RUN, PLAN).read(wrong)
+
+
+async def test_a_reader_that_is_overtaken_keeps_how_far_it_came(syncer: Committing) -> None:
+    reader = GlobalReader(syncer.bus, RUN, PLAN)
+    await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
+    old = await syncer.commit(2)
+    newest = await syncer.commit(EVERY)
+    with pytest.raises(Overtaken):
+        await reader.read(old)
+    await bytes_of(reader, newest, syncer.vectors[-1])
+
+
+async def test_a_process_of_a_learner_reads_its_own_blocks_of_deltas_and_keyframes(
+    syncer: Committing,
+) -> None:
+    own = [range(1, 3)]
+    reader = GlobalReader(syncer.bus, RUN, PLAN, lambda _: own, 4096)
+    at = slice(own[0].start * BLOCK, own[0].stop * BLOCK)
+    for times in (1, 1, 9):
+        vector = await reader.read(await syncer.commit(times))
+        np.testing.assert_array_equal(vector[at], syncer.vectors[-1][at])
+
+
+async def test_without_deltas_each_version_is_a_keyframe(syncer: Committing) -> None:
+    reader = GlobalReader(syncer.bus, RUN, PLAN)
+    for _ in range(3):
+        syncer.held = None
+        await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
+    rounded = cpu().dequantise("bf16", cpu().quantise("bf16", syncer.master))
+    np.testing.assert_array_equal(syncer.vectors[-1], rounded)

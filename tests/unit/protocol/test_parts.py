@@ -1,0 +1,103 @@
+"""Which vectors a manifest names, where they lie, and which way a reader takes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.errors import Corrupt
+from skerry.protocol.messages import ChunkRef, Manifest, Part
+from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, is_due, kept, kind_of, newest, path, slot
+from tests.support.builders import commit, part
+
+
+def history(every: int, versions: int, *, lost: frozenset[int] = frozenset()) -> list[Manifest]:
+    """Return the manifests of a run, in which the syncer finds no keyframe before ``lost`` ones."""
+    found: list[Manifest] = []
+    for version in range(1, versions + 1):
+        previous = found[-1] if found else None
+        names = [MASTER]
+        delta = previous is not None and version not in lost
+        names += [DELTA] * delta
+        if not delta or is_due(version, previous, KEYFRAME, every):
+            names.append(KEYFRAME)
+        fresh = [
+            part(
+                name,
+                ChunkRef(version, 1000 if name == KEYFRAME else 250, 0),
+                version=version,
+                slot=slot(name, version, previous, every),
+            )
+            for name in names
+        ]
+        found.append(Manifest(commit(version), kept(previous, fresh, every)))
+    return found
+
+
+def places(manifest: Manifest) -> set[tuple[str, int]]:
+    return {(kind_of(part.name), part.slot) for part in manifest.parts}
+
+
+def leads_to(manifest: Manifest, held: int | None) -> list[Part]:
+    """Return the way, after checking that it leads from what is held to the manifest's version."""
+    way = list(path(manifest, held))
+    at = held
+    for step in way:
+        assert step.name == KEYFRAME or step.version == (at or 0) + 1
+        at = step.version
+    assert at == manifest.commit.version
+    return way
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.frozensets(st.integers(2, 40), max_size=3))
+def test_every_reader_finds_a_way_from_any_version(
+    every: int, versions: int, lost: frozenset[int]
+) -> None:
+    newest_one = history(every, versions, lost=lost)[-1]
+    for held in (None, *range(1, versions + 1)):
+        leads_to(newest_one, held)
+
+
+@given(st.integers(1, 9), st.integers(2, 40), st.frozensets(st.integers(2, 40), max_size=3))
+def test_a_commit_writes_nothing_that_a_reader_of_the_manifest_before_reads(
+    every: int, versions: int, lost: frozenset[int]
+) -> None:
+    for before, after in pairwise(history(every, versions, lost=lost)):
+        fresh = {
+            (kind_of(p.name), p.slot) for p in after.parts if p.version == after.commit.version
+        }
+        assert not fresh & places(before)
+
+
+def test_a_learner_in_step_reads_the_delta_also_where_there_is_a_keyframe() -> None:
+    manifest = history(4, 8)[-1]
+    assert [p.name for p in leads_to(manifest, 7)] == [DELTA]
+    assert [p.name for p in leads_to(manifest, None)] == [KEYFRAME]
+    assert leads_to(manifest, 8) == []
+
+
+@pytest.mark.parametrize(("held", "names"), [(4, [DELTA] * 3), (3, [DELTA] * 4), (2, [KEYFRAME])])
+def test_a_learner_behind_takes_the_way_of_fewer_bytes(held: int, names: list[str]) -> None:
+    manifest = history(16, 7)[-1]
+    frame = part(KEYFRAME, ChunkRef(7, 1100, 0), version=7)
+    both = Manifest(manifest.commit, (*(p for p in manifest.parts if p.name != KEYFRAME), frame))
+    assert [p.name for p in leads_to(both, held)] == names
+
+
+def test_a_manifest_names_the_newest_keyframe_and_the_deltas_of_the_last_versions() -> None:
+    manifest = history(4, 11)[-1]
+    assert [p.version for p in manifest.parts if p.name == DELTA] == [8, 9, 10, 11]
+    assert [p.version for p in manifest.parts if p.name == KEYFRAME] == [8]
+    held = newest(manifest, MASTER)
+    assert held is not None
+    assert held.version == 11
+
+
+@pytest.mark.parametrize("held", [None, 1, 3, 9, 2**60])
+def test_a_manifest_without_a_way_is_refused(held: int | None) -> None:
+    deltas = tuple(part(DELTA, version=version) for version in (3, 5))
+    with pytest.raises(Corrupt, match="no keyframe from which its deltas lead to version 5"):
+        path(Manifest(commit(5), deltas), held)
