@@ -38,6 +38,7 @@ class Traffic:
     encode_s: float = 0.0
     decode_s: float = 0.0
     contributions: int = 0
+    digest_mismatches: int = 0
 
 
 @dataclass(slots=True)

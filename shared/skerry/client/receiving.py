@@ -189,6 +189,7 @@ class FragmentReceiver:
             )
             self.lead.hold(commit.fragment, commit.version, vector)
             traffic.bytes_down += read
+        traffic.digest_mismatches = self.reader.mismatches
         traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
         link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))
         return Fresh(manifest, vector)

@@ -225,6 +225,7 @@ PULSE_METRICS: Mapping[Metric, tuple[str, ReadPulse]] = {
     metrics.LEARNER_STALENESS: ("", lambda p: {"": p.max_staleness}),
     metrics.LEARNER_CONTRIBUTIONS: ("", lambda p: {"": p.contributions}),
     metrics.LEARNER_SYNCS_SKIPPED: ("", lambda p: {"": p.syncs_skipped}),
+    metrics.LEARNER_DIGEST_MISMATCHES: ("", lambda p: {"": p.digest_mismatches}),
     metrics.TOKENS: ("", lambda p: {"": p.tokens}),
     metrics.LOSS: ("", lambda p: {"": p.loss} if math.isfinite(p.loss) else {}),
     metrics.LEARNER_TIME: (metrics.USE, _uses),

@@ -93,6 +93,14 @@ LOSS = AlertKind(
     "SkerryLossNotFinite",
     "the loss of a learner is not finite.",
 )
+MISMATCH = AlertKind(
+    "mismatch",
+    Severity.WARNING,
+    "They read it again and go on. Give all machines the same release of Skerry; if it happens on"
+    " one machine alone, have its memory checked.",
+    "SkerryGlobalFragmentDiffers",
+    "a learner made of deltas what was not committed.",
+)
 HELD_OUT = AlertKind(
     "held-out",
     Severity.WARNING,
@@ -185,8 +193,8 @@ OF_PROMETHEUS = (
 )
 """What only Prometheus reports, from a scrape or from its absence."""
 ALERTS = (
-    *(BROKER, NO_COMMIT, GONE, SUSPECT, FLAPPING, LOSS, HELD_OUT, TEXTS, GOODPUT, REFUSED),
-    *(CHECKPOINT, STORE, MALFORMED),
+    *(BROKER, NO_COMMIT, GONE, SUSPECT, FLAPPING, LOSS, MISMATCH, HELD_OUT, TEXTS, GOODPUT),
+    *(REFUSED, CHECKPOINT, STORE, MALFORMED),
 )
 """What the page and ``skerry top`` say, and the monitor exports."""
 

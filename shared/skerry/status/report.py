@@ -60,6 +60,7 @@ class LearnerRow:
     worked_s: float = 0.0
     joined_s_ago: float | None = None
     data: str = ""
+    digest_mismatches: int = 0
 
     @property
     def at_work(self) -> bool:
@@ -230,6 +231,7 @@ def _learner_row(
         worked_s=max(0.0, finite(ready_s) or 0.0),
         joined_s_ago=None if learner.first_s is None else max(0.0, now_s - learner.first_s),
         data=learner.data,
+        digest_mismatches=0 if pulse is None else pulse.digest_mismatches,
     )
     return row, seconds
 

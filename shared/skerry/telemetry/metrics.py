@@ -189,6 +189,8 @@ LEARNER_CONTRIBUTIONS = _learner("skerry.learner.contributions", COUNTER, "{cont
     "Contributions that it has sent.")
 LEARNER_SYNCS_SKIPPED = _learner("skerry.learner.syncs_skipped", COUNTER, "{sync}",
     "Rounds that it could not answer before they closed.")
+LEARNER_DIGEST_MISMATCHES = _learner("skerry.learner.digest_mismatches", COUNTER, "{fragment}",
+    "Global fragments that were not what was committed, and were read from a keyframe again.")
 LEARNER_TIME = _learner("skerry.learner.time", COUNTER, "s",
     "Its time by use: train is goodput, all else is badput.", USE)
 CODEC_TIME = _learner("skerry.learner.codec_time", COUNTER, "s",

@@ -304,6 +304,11 @@ TEXTS: dict[str, tuple[Scene, Severity, str]] = {
         Severity.CRITICAL,
         "The loss of b is not finite.",
     ),
+    "mismatch": (
+        Scene((learner("a", digest_mismatches=2), learner("b"))),
+        Severity.WARNING,
+        "The global fragments of a were not what was committed.",
+    ),
     "goodput": (
         Scene(run={"goodput": 0.9}, trained=0.3),
         Severity.WARNING,

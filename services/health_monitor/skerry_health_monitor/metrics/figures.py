@@ -128,6 +128,7 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
     yield Point(metrics.LEARNER_STALENESS, pulse.max_staleness, labels)
     yield Point(metrics.LEARNER_CONTRIBUTIONS, pulse.contributions, labels)
     yield Point(metrics.LEARNER_SYNCS_SKIPPED, pulse.syncs_skipped, labels)
+    yield Point(metrics.LEARNER_DIGEST_MISMATCHES, pulse.digest_mismatches, labels)
     yield Point(metrics.TOKENS, pulse.tokens, labels)
     if pulse.step_time_s > 0:
         yield Point(metrics.STEP_TIME, pulse.step_time_s, labels)

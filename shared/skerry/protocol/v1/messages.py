@@ -335,6 +335,10 @@ class Pulse:
     encode_s: float = 0.0
     """Time that encoding and decoding payloads took, beside the steps."""
     decode_s: float = 0.0
+    digest_mismatches: int = 0
+    """Global fragments that deltas made into something else than what was committed, and that
+    were read from a keyframe again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

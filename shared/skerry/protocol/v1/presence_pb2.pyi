@@ -224,6 +224,7 @@ class Pulse(_message.Message):
     F32_BYTES_DOWN_FIELD_NUMBER: _builtins.int
     ENCODE_S_FIELD_NUMBER: _builtins.int
     DECODE_S_FIELD_NUMBER: _builtins.int
+    DIGEST_MISMATCHES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
@@ -267,6 +268,10 @@ class Pulse(_message.Message):
     encode_s: _builtins.float
     """Time that encoding and decoding payloads took, beside the steps."""
     decode_s: _builtins.float
+    digest_mismatches: _builtins.int
+    """Global fragments that deltas made into something else than what was committed, and that were read
+    from a keyframe again.
+    """
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The version of each fragment that the learner has adopted."""
@@ -301,15 +306,18 @@ class Pulse(_message.Message):
         f32_bytes_down: _builtins.int | None = ...,
         encode_s: _builtins.float | None = ...,
         decode_s: _builtins.float | None = ...,
+        digest_mismatches: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "compile_s", b"compile_s", "decode_s", b"decode_s", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "max_staleness", b"max_staleness", "recover_s", b"recover_s", "replay_s", b"replay_s", "syncs_skipped", b"syncs_skipped", "wait_s", b"wait_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_digest_mismatches", b"_digest_mismatches", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "compile_s", b"compile_s", "decode_s", b"decode_s", "digest_mismatches", b"digest_mismatches", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "max_staleness", b"max_staleness", "recover_s", b"recover_s", "replay_s", b"replay_s", "syncs_skipped", b"syncs_skipped", "wait_s", b"wait_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "decode_s", b"decode_s", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_digest_mismatches", b"_digest_mismatches", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "decode_s", b"decode_s", "digest_mismatches", b"digest_mismatches", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__compile_s: _TypeAlias = _typing.Literal["compile_s"]  # noqa: Y015
     _WhichOneofArgType__compile_s: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s"]  # noqa: Y015
     _WhichOneofReturnType__decode_s: _TypeAlias = _typing.Literal["decode_s"]  # noqa: Y015
     _WhichOneofArgType__decode_s: _TypeAlias = _typing.Literal["_decode_s", b"_decode_s"]  # noqa: Y015
+    _WhichOneofReturnType__digest_mismatches: _TypeAlias = _typing.Literal["digest_mismatches"]  # noqa: Y015
+    _WhichOneofArgType__digest_mismatches: _TypeAlias = _typing.Literal["_digest_mismatches", b"_digest_mismatches"]  # noqa: Y015
     _WhichOneofReturnType__encode_s: _TypeAlias = _typing.Literal["encode_s"]  # noqa: Y015
     _WhichOneofArgType__encode_s: _TypeAlias = _typing.Literal["_encode_s", b"_encode_s"]  # noqa: Y015
     _WhichOneofReturnType__f32_bytes_down: _TypeAlias = _typing.Literal["f32_bytes_down"]  # noqa: Y015
@@ -330,6 +338,8 @@ class Pulse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__compile_s) -> _WhichOneofReturnType__compile_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_s) -> _WhichOneofReturnType__decode_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__digest_mismatches) -> _WhichOneofReturnType__digest_mismatches | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__encode_s) -> _WhichOneofReturnType__encode_s | None: ...
     @_typing.overload
