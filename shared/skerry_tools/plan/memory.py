@@ -73,8 +73,11 @@ def contributions_bytes(at: Deployment) -> float:
 
 
 def state_disk_bytes(at: Deployment) -> float:
-    """Return what the state streams keep, one replica: each part twice, and what is not swept."""
+    """Return what the state streams keep, one replica, and what is not swept.
+
+    That is the last deltas and one more, and keyframe and snapshot twice.
+    """
     load = at.load
-    whole = 0.0 if load.sync.global_scheme == "f32" else load.whole_bits / 8
-    delta = (load.parts.delta_bits or 0.0) / 8 * load.parts.keyframe_every
-    return STATE_COPIES * (whole + delta + load.snapshot_bytes) * load.parameters
+    whole = load.whole_bits / 8
+    deltas = (load.parts.delta_bits or 0.0) / 8 * (load.parts.keyframe_every + 1)
+    return STATE_COPIES * (whole + deltas / 2 + load.snapshot_bytes) * load.parameters

@@ -296,8 +296,11 @@ def _changes(at: Deployment) -> Iterator[tuple[str, str, Sequence[int | str]]]:
     come in bundles and gain nothing.
     """
     sync = at.load.sync
-    for label, field in (("contributions", "contribution_scheme"), ("fragments", "global_scheme")):
-        bits = WIRE_BITS[getattr(sync, field)]
+    ways = (
+        ("contributions", "contribution_scheme", at.load.up_bits),
+        ("deltas", "delta_scheme", at.load.down_bits),
+    )
+    for label, field, bits in ways:
         yield f"{label} of", field, [s for s in CHEAPER if WIRE_BITS[s] < bits]
     if sync.overlap_steps or sync.h_steps > 1:
         yield "H >=", "h_steps", range(sync.h_steps + 1, MOST_H + 1)

@@ -51,7 +51,7 @@ def verdict(plan: RunPlan) -> str:
         f"{_sizes(at)} on {several(at.learners, 'learner')} at "
         f"{several(len(at.sites), 'site')} with H={sync.h_steps} P={sync.fragments} "
         f"tau={sync.overlap_steps} K={sync.quorum}, "
-        f"{sync.contribution_scheme} up and {sync.global_scheme} down"
+        f"{sync.contribution_scheme} up and {at.load.down_scheme} down"
     )
     mine, ring = plan.methods[:2]
     how = "all communication hidden" if sync.overlap_steps else "learners stop for rounds"
@@ -92,7 +92,7 @@ def _caveats(plan: RunPlan) -> Iterator[str]:
             yield f"{what} is {shown(value, unit)}; the models hold for {held}"
     if at.learners not in measured.MERGE_CHECKED:
         yield f"merging {at.learners} contributions was not measured, 4 and 8 were"
-    up, down = load.sync.contribution_scheme, load.sync.global_scheme
+    up, down = load.sync.contribution_scheme, load.down_scheme
     if up not in at.speeds.merge_each or down not in at.speeds.encode:
         yield "the syncer's time with schemes that were not measured"
     if max(at.hub.cores, *(site.table.cores for site in at.sites.values())) > 1:
@@ -201,7 +201,7 @@ def _choices(plan: RunPlan) -> dict[str, Figures]:
 
 
 def _rounds(at: Deployment) -> Figures:
-    load, up, down = at.load, at.load.sync.contribution_scheme, at.load.sync.global_scheme
+    load, up, down = at.load, at.load.sync.contribution_scheme, at.load.down_scheme
     room = load.room_steps if load.sync.overlap_steps else None
     raw, holds = "measured on Gaussian data, headers included; raw", "none: learners stop"
     up_words = f"{up}: {raw} {measured.RAW_BITS[up]:.2f}"

@@ -42,10 +42,6 @@ class CommitParts(NamedTuple):
     snapshot_every: int = 1
 
 
-CARRIED = CommitParts()
-"""What the code runs today."""
-
-
 @lru_cache(maxsize=256)
 def largest(leaves: tuple[LeafSpec, ...], parameters: float, fragments: int) -> tuple[float, int]:
     """Return the most parameters and slices of a fragment; even shares where no leaves are known.
@@ -69,7 +65,13 @@ class SyncLoad:
     parameters: float
     leaves: tuple[LeafSpec, ...] = ()
     outer_vectors: int = 0
-    parts: CommitParts = CARRIED
+
+    @property
+    def parts(self) -> CommitParts:
+        """What the commits of these settings carry."""
+        if self.sync.delta_scheme == "none":
+            return CommitParts()
+        return CommitParts(WIRE_BITS[self.sync.delta_scheme], self.sync.keyframe_every)
 
     @property
     def fragment(self) -> float:
@@ -93,10 +95,15 @@ class SyncLoad:
         return WIRE_BITS[self.sync.global_scheme]
 
     @property
+    def down_scheme(self) -> str:
+        """What a learner in step reads of each version."""
+        none = self.sync.delta_scheme == "none"
+        return self.sync.global_scheme if none else self.sync.delta_scheme
+
+    @property
     def down_bits(self) -> float:
         """Bits per parameter that a learner in step reads of each version."""
-        delta = self.parts.delta_bits
-        return self.whole_bits if delta is None else delta
+        return WIRE_BITS[self.down_scheme]
 
     @property
     def snapshot_bytes(self) -> float:
@@ -105,11 +112,8 @@ class SyncLoad:
 
     @property
     def state_bytes(self) -> float:
-        """Bytes per parameter that a commit stores on average: delta, keyframe, snapshot.
-
-        In f32 learners read the master, and it is no keyframe of its own.
-        """
-        whole = 0.0 if self.sync.global_scheme == "f32" else self.whole_bits / 8
+        """Bytes per parameter that a commit stores on average: delta, keyframe, snapshot."""
+        whole = self.whole_bits / 8
         delta = (self.parts.delta_bits or 0.0) / 8
         return (
             delta
@@ -243,7 +247,7 @@ class Deployment:
     @cached_property
     def hub_round(self) -> HubRound:
         load, hub, whole, burst = self.load, self.hub, self.load.parameters, self.due_together
-        up, down = load.sync.contribution_scheme, load.sync.global_scheme
+        up, down = load.sync.contribution_scheme, load.down_scheme
         remote = sum(site.table.learners for site in self.sites.values() if not site.local)
         stored = self.learners * load.up_bits / 8 + load.state_bytes
 
@@ -284,7 +288,7 @@ class Deployment:
     def _site_round(self, site: PlannedSite) -> SiteRound:
         load, burst = self.load, self.due_together * self.load.fragment
         upload_s = self.speeds.encode_s(load.sync.contribution_scheme, burst, site.table.cores)
-        read_s = self.speeds.decode_s(load.sync.global_scheme, burst, site.table.cores)
+        read_s = self.speeds.decode_s(load.down_scheme, burst, site.table.cores)
         elsewhere_s = upload_s + self.hub_round.syncer_s + read_s
         average, wire_s, round_s = 0.0, 0.0, elsewhere_s
         if not site.local:

@@ -56,11 +56,11 @@ def test_bits_on_the_wire_are_those_that_plans_use() -> None:
 
 def test_the_four_regions_are_as_fast_as_the_page_says() -> None:
     names = ("east", "central", "south", "west")
-    lines = rows("| links | global")
+    lines = rows("| links | deltas")
     assert len(lines) == 4
     for link, (scheme, printed) in zip(("5", "3", "2", "2"), lines.values(), strict=True):
         sets = [f"sites.{name}.up={link} Gbit/s" for name in names]
-        tree = read([shipped()["four-regions"]], [*sets, f"sync.global_scheme={scheme}"])
+        tree = read([shipped()["four-regions"]], [*sets, f"sync.delta_scheme={scheme}"])
         found = make(question(tree))
         assert printed == (f"{found.speed_up(1):.2f} x" if found.feasible else "not feasible")
 

@@ -15,7 +15,7 @@ from skerry.algorithm.schemes import raw_bytes
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
-from skerry_tools.plan.traffic import CommitParts, Deployment, PlannedSite, SiteRound, SyncLoad
+from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
 
 SYNC = SyncConfig(fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1, chunk_bytes=2**60)
 LOAD = SyncLoad(SYNC, 12e9, outer_vectors=1)
@@ -132,7 +132,7 @@ def test_the_hubs_own_link_holds_a_round_up_where_it_is_the_narrower_one() -> No
     narrow = HUB.model_copy(update={"down": 1e9, "up": 1e9})
     free, held = at(site_of(), site_of()), at(site_of(), site_of(), hub=narrow)
     assert held.site_rounds["s0"].round_s > free.site_rounds["s0"].round_s
-    assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 11.07) / 1e9)
+    assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 3.33) / 1e9)
 
 
 def test_learners_that_stop_compute_for_h_steps_in_every_cycle() -> None:
@@ -163,8 +163,8 @@ def test_the_merge_is_the_line_through_what_was_measured(
 
 
 def test_deltas_keyframes_and_snapshots_are_counted_as_often_as_they_are_stored() -> None:
-    now = replace(LOAD, outer_vectors=1)
-    assert (now.down_bits, now.state_bytes) == (11.07, pytest.approx(11.07 / 8 + 8))
-    rare = replace(now, parts=CommitParts(3.4, keyframe_every=16, snapshot_every=8))
-    assert rare.down_bits == 3.4
-    assert rare.state_bytes == pytest.approx((3.4 + 11.07 / 16) / 8 + 8 / 8)
+    whole = replace(LOAD, outer_vectors=1).changed(delta_scheme="none")
+    assert (whole.down_bits, whole.state_bytes) == (11.07, pytest.approx(11.07 / 8 + 8))
+    rare = whole.changed(delta_scheme="int4", keyframe_every=8)
+    assert rare.down_bits == 3.33
+    assert rare.state_bytes == pytest.approx((3.33 + 11.07 / 8) / 8 + 8)
