@@ -49,8 +49,10 @@ class Committing:
     @classmethod
     async def of(cls, bus: MemoryBus) -> Committing:
         await bus.declare(specs(RUN))
-        options = {"holder": "s", "now_ns": 1, "chunk_bytes": 4096, "every": EVERY}
-        return cls(bus, await StateWriter.acquire(bus, RUN, PLAN, **options))
+        writer = await StateWriter.acquire(
+            bus, RUN, PLAN, holder="s", now_ns=1, chunk_bytes=4096, every=EVERY
+        )
+        return cls(bus, writer)
 
     async def commit(self, times: int = 1) -> Manifest:
         for _ in range(times):
