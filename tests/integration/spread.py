@@ -1,4 +1,7 @@
-"""One of two processes of a JAX loop, two devices each: spread.py URL RUN ADDRESS CONFIG RANK."""
+"""One of two processes of a JAX loop, two devices each.
+
+spread.py URL RUN ADDRESS CONFIG FAILS RANK: the one of rank FAILS ends by an error of its own.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ def momentum(state: Any) -> float:
     )
 
 
-def main(url: str, run: str, address: str, config: str, rank: str) -> None:
+def main(url: str, run: str, address: str, config: str, fails: str, rank: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, 2, int(rank))
+    jax.distributed.initialize(address, 2, int(rank), heartbeat_timeout_seconds=10)
     mesh = jax.make_mesh((4,), ("x",))
     rows = NamedSharding(mesh, PartitionSpec("x"))
     whole = np.linspace(0.0, 0.5, 640, dtype=np.float32).reshape(16, 40)
@@ -50,7 +53,11 @@ def main(url: str, run: str, address: str, config: str, rank: str) -> None:
         state = island.restored(OPTIMIZER.init(params))
         print(f"begins with {momentum(state)!r}", flush=True)
         for _ in island.batches(range(7)):
+            if rank == fails and island.cursor == 20:
+                msg = "an error of the loop's own"
+                raise ValueError(msg)
             params, state, loss = train_step(params, state)
+            float(loss)
             params = island.step(params, tokens=16, loss=loss, state=state)
     close = int(
         sum((abs(np.asarray(s.data) - 1.0) < 0.1).sum() for s in params["w"].addressable_shards)

@@ -25,14 +25,16 @@ pytestmark = [
 ]
 
 
-def processes(url: str, run: str, folder: Path, config: dict[str, Any]) -> Several:
-    """Start two processes of one learner, with two fake devices each."""
+def processes(
+    url: str, run: str, folder: Path, config: dict[str, Any], *, fails: int = -1
+) -> Several:
+    """Start two processes of one learner, with two fake devices each; one may fail."""
     devices = "--xla_force_host_platform_device_count=2"
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     script = Path(__file__).with_name("spread.py")
     environment = {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu"}
-    arguments = url, run, address, json.dumps(config)
+    arguments = url, run, address, json.dumps(config), str(fails)
     return Several(folder, script, *arguments, environment=environment)
 
 
@@ -63,6 +65,17 @@ def test_two_processes_are_killed_and_go_on_with_their_optimizers_state(
         wait_until(lambda: all(both.said("begins")))
         assert both.said("begins") == [[f"begins with {each[newest]!r}"] for each in sums]
     assert violations(thread, shared_nats.url, run_id) == ()
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_an_error_in_one_process_ends_both(
+    shared_nats: NatsServer, run_id: str, syncer: None, tmp_path: Path, fails: int
+) -> None:
+    with processes(*(shared_nats.url, run_id), tmp_path / "logs", ENDLESS, fails=fails) as both:
+        codes = both.ended(60)
+        assert 0 not in codes, both.said()
+        assert "ValueError: an error of the loop's own" in both.said("ValueError:")[fails]
+        assert "of this learner" in "".join(both.said("of this learner")[1 - fails]), both.said()
 
 
 def saved_momentum(path: Path) -> tuple[int, float]:

@@ -20,9 +20,9 @@ from skerry.client.following import Following
 from skerry.client.inner_state import InnerStateSaver
 from skerry.client.jax_inner import kind_of
 from skerry.client.jax_processes import SharedFragments
-from skerry.client.processes import Assignment, Deed, FollowingProcess, Words, await_own_end
+from skerry.client.processes import Assignment, Deed, FollowingProcess, await_own_end
 from skerry.data.stream import stream_of
-from skerry.errors import RunMismatch, SkerryError
+from skerry.errors import RunMismatch
 from skerry.log.base import Bus
 from skerry.models.mesh import make_mesh
 from skerry.protocol.learner import TrainingProgress
@@ -51,10 +51,9 @@ async def follow(
 
     Raises SkerryError once it has failed, RunMismatch if the model is another one here.
     """
-    deed, words = await asyncio.to_thread(follower.orders.get)
+    deed, words = await asyncio.to_thread(follower.next_order)
     if deed is Deed.END:
         return
-    _check(deed, words)
     place = Assignment.read(words)
     structlog.contextvars.bind_contextvars(learner=place.origin.learner)
     loop = asyncio.get_running_loop()
@@ -80,12 +79,6 @@ async def follow(
         shared = work.plan, config.sync.chunk_bytes, trainer.fragment_port
         following = Following(bus, place, *shared, follower)
         await _Obedience(work, place.shard, trainer, saver, follower, following, settled).run()
-
-
-def _check(deed: Deed, words: Words) -> None:
-    if deed is Deed.FAIL:
-        msg = f"The first process of this learner has failed: {words[0]}"
-        raise SkerryError(msg)
 
 
 class _Obedience:
@@ -143,8 +136,7 @@ class _Obedience:
         """Dispatch what the first process dispatches, in that order, until it ends."""
         trainer, batches = self._trainer, iter(list[Any]())
         while True:
-            deed, words = self._follower.orders.get()
-            _check(deed, words)
+            deed, words = self._follower.next_order()
             match deed:
                 case Deed.END:
                     self._saver.close()

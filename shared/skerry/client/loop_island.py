@@ -84,26 +84,32 @@ class Follower:
     def follow(self) -> Standing:
         """Do what the first process does at a boundary; SkerryError once it has failed."""
         while True:
-            deed, words = self._process.orders.get()
+            deed, words = self._process.next_order()
             match deed:
                 case Deed.DONE:
                     return Standing.read(words)
-                case Deed.FAIL | Deed.END:
-                    why = words[0] if words else "it has ended"
-                    msg = f"The first process of this learner has failed: {why}"
+                case Deed.END:
+                    msg = "The first process of this learner has left its block: leave it in all."
                     raise SkerryError(msg)
                 case Deed.HOLD:
                     self._join(Assignment.read(words))
                 case Deed.MEET:
                     self._process.meet()
-                case Deed.RESTORE if self._saver is not None:
-                    self.restored = self._saver.found.result().saves[words[0], words[1]]
-                case Deed.SAVE if self._saver is not None:
-                    begins, step, steps = words
-                    now = TrainingProgress(step, steps, 0, 0)
-                    self._saver.take(self.state(), now, begins=begins)
+                case Deed.RESTORE | Deed.SAVE:
+                    self._with_state(deed, *words)
                 case _:
                     self._obey(deed, *words)
+
+    def _with_state(self, deed: Deed, *words: int) -> None:
+        """Restore this process's part of the optimizer's state, or save some of it."""
+        *begins, step, steps = words
+        if self._saver is None:
+            return
+        if deed is Deed.RESTORE:
+            self.restored = self._saver.found.result().saves[words[0], words[1]]
+        else:
+            now = TrainingProgress(step, steps, 0, 0)
+            self._saver.take(self.state(), now, begins=bool(begins[0]))
 
     def begin_saving(self, kind: StateKind) -> None:
         """Look for what an earlier start has saved, and save from now on."""

@@ -30,6 +30,8 @@ from skerry.protocol.messages import ContributionHeader
 BEAT_S = 1.0
 SILENCE_S = 15.0
 """A process that has said nothing for that long is gone; each says something every ``BEAT_S``."""
+HEED_S = 5.0
+"""A process that has not looked that long after the first one has failed waits for its devices."""
 MOST_LINE = 16 << 20
 
 Words: TypeAlias = list[Any]
@@ -304,8 +306,8 @@ class LeadProcess:
 class FollowingProcess:
     """Any other process of a learner, and its connection to the first one.
 
-    ``orders`` are what that says, in order, END the last; requests of its network's thread go to
-    whom ``take_requests`` names, in a thread. ``number`` is its own.
+    ``orders`` are what that says, in order, END the last, taken by ``next_order``; requests of its
+    network's thread go to whom ``take_requests`` names, in a thread. ``number`` is its own.
     """
 
     def __init__(
@@ -322,7 +324,17 @@ class FollowingProcess:
             (deed, words)
         )
         self._turn = threading.Lock()
+        self._heeds = threading.Event()
+        self._lost = lost
         self._peer = Peer(connection, "0", self._heard, lost)
+
+    def next_order(self) -> tuple[Deed, Words]:
+        """Wait for what the first process says next; SkerryError if that is that it has failed."""
+        deed, words = self.orders.get()
+        if deed is Deed.FAIL:
+            self._heeds.set()
+            raise SkerryError(failed(words))
+        return deed, words
 
     def take_requests(self, take: Callable[[Deed, Words], None]) -> None:
         """Hand on requests from now on, those that have come before first."""
@@ -362,8 +374,15 @@ class FollowingProcess:
         if deed in REQUESTS:
             with self._turn:
                 self._take(deed, words)
-        else:
-            self.orders.put((deed, words))
+            return
+        self.orders.put((deed, words))
+        if deed is Deed.FAIL and not self._heeds.wait(HEED_S):  # its devices wait for that one's
+            self._lost(failed(words))
+
+
+def failed(words: Words) -> str:
+    """Say why the first process has failed."""
+    return f"The first process of this learner has failed: {words[0]}"
 
 
 @asynccontextmanager

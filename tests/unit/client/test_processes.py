@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.backend import cpu
+from skerry.client import processes
 from skerry.client.meeting import Group, come, gather, meet, own
 from skerry.client.processes import (
     Deed,
     FollowingProcess,
     LeadProcess,
 )
-from skerry.errors import BrokerUnavailable, ConfigError, Overtaken
+from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, SkerryError
 from skerry.protocol.codec import Shares, pack
 from skerry.settings.models import LearnerSettings
 
@@ -204,6 +205,25 @@ def test_a_process_that_breaks_off_is_a_loss_for_the_first_one_alone() -> None:
         follower.break_off()
         assert lost.get(timeout=5).startswith("Process 1 of this learner is lost")
         assert lost.empty()
+
+
+def test_the_failure_of_the_first_process_is_raised_where_orders_are_taken() -> None:
+    with joined() as (lead, follower, _, lost):
+        lead.post(Deed.STEP, 1)
+        lead.post(Deed.FAIL, "no broker answers.")
+        assert follower.next_order() == (Deed.STEP, [1])
+        with pytest.raises(SkerryError, match=r"has failed: no broker answers\.$"):
+            follower.next_order()
+    assert lost.empty()
+
+
+def test_a_process_that_takes_no_orders_ends_once_the_first_one_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "HEED_S", 0.01)
+    with joined() as (lead, _, _, lost):
+        lead.post(Deed.FAIL, "no broker answers.")
+        assert lost.get(timeout=5).endswith("has failed: no broker answers.")
 
 
 def test_the_chunks_of_all_shares_are_those_of_one_vector() -> None:
