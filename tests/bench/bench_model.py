@@ -2,7 +2,8 @@
 
 Both train the same model on the same batch with AdamW, on one core, taking turns. The plain one is
 what one would write in JAX for this model alone, without families, packed rows or chunks:
-activations ``[batch, seq, d]``, matrices ``[in, out]``. First both must agree on the loss.
+activations ``[batch, seq, d]``, matrices ``[in, out]``. First both must agree on the loss. With
+``--torch`` the transformers model takes a PyTorch loop's steps as well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from harness import Goal, one_core, parser, write
 
 from skerry.models.base import build_model
 from skerry.models.decoder import Decoder
-from skerry.settings.models import ModelConfig, TrainConfig
+from skerry.settings.models import ModelConfig, RunConfig, TrainConfig
 from skerry_learner.trainer.step import TrainState, make_step, optimizer_of
 
 GOAL = 0.97
@@ -33,11 +34,12 @@ ALIKE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """CPU milliseconds of a step, and how fast ours is beside the plain one."""
+    """CPU milliseconds of a step, and how fast ours is beside the plain one; torch's, or 0."""
 
     preset: str
     ours_ms: float
     plain_ms: float
+    torch_ms: float
     speed: float
     steps: int
 
@@ -108,12 +110,36 @@ def plain_step(config: TrainConfig, heads: int) -> tuple[Any, Callable[..., Any]
     return optimizer, jax.jit(step, donate_argnums=(0, 1))
 
 
-def measure(preset: str, steps: int, batch: int, seq: int) -> Verdict:
-    """Let both take steps in turn on the same batch and compare their CPU times."""
+def torch_step(config: ModelConfig, tokens: Any) -> Callable[[], float]:
+    """Return a step of the same model in PyTorch, which returns its loss."""
+    import torch
+
+    import skerry.torch
+
+    torch.set_num_threads(1)
+    model = skerry.torch.model_of(RunConfig(model=config))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rows = torch.from_numpy(np.array(tokens)).long()
+
+    def step() -> float:
+        scores = model(input_ids=rows[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def measure(config: ModelConfig, steps: int, batch: int, seq: int, *, torch: bool) -> Verdict:
+    """Let all take steps in turn on the same batch and compare their CPU times."""
     train = TrainConfig(precision="float32")
-    model = build_model(ModelConfig.model_validate({"preset": preset}), train)
+    model = build_model(config, train)
     assert isinstance(model, Decoder)
     tokens = jax.random.randint(jax.random.key(1), (batch, seq + 1), 0, 256)
+    other = torch_step(config, tokens) if torch else float
     params = jax.jit(model.init)(jax.random.key(0))
     optimizer, step = plain_step(train, model.arch.heads)
     theirs = jax.tree.map(jnp.copy, plain_params(params, len(model.arch.layers)))
@@ -121,7 +147,7 @@ def measure(preset: str, steps: int, batch: int, seq: int) -> Verdict:
     our_step = make_step(model, train)
     state = TrainState(params, jax.jit(optimizer_of(model, train).init)(params))
     half, whole = np.float32(0.5), np.float32(1.0)
-    times: tuple[list[float], list[float]] = [], []
+    times: tuple[list[float], list[float], list[float]] = [], [], []
     for number in range(steps + 3):
         began = time.process_time()
         state, result = our_step(state, {"tokens": tokens}, half, whole)
@@ -133,25 +159,35 @@ def measure(preset: str, steps: int, batch: int, seq: int) -> Verdict:
         if number == 0 and gap > ALIKE:
             message = f"the two models differ by {gap:g} in their first loss"
             raise RuntimeError(message)
+        other()
         if number >= 3:
             times[0].append(between - began)
             times[1].append(ended - between)
-    mine, plain = (statistics.median(found) for found in times)
-    return Verdict(preset, 1e3 * mine, 1e3 * plain, plain / mine, steps)
+            times[2].append(time.process_time() - ended)
+    mine, plain, theirs_s = (statistics.median(found) for found in times)
+    torch_ms = 1e3 * theirs_s if torch else 0.0
+    return Verdict(config.preset, 1e3 * mine, 1e3 * plain, torch_ms, plain / mine, steps)
 
 
 def main() -> None:
     options = parser("Our step beside a plain hand-written one of the same model.")
     options.add_argument("--preset", default="nano", help="nano, micro or small (default nano)")
+    options.add_argument("--layers", type=int, help="other than the preset's")
+    options.add_argument("--vocab", type=int, help="other than the preset's")
+    options.add_argument("--torch", action="store_true", help="time a PyTorch loop as well")
     options.add_argument("--steps", type=int, default=40, help="steps of each (default 40)")
     options.add_argument("--batch", type=int, default=8, help="rows of a batch (default 8)")
     options.add_argument("--seq", type=int, default=128, help="tokens of a row (default 128)")
     chosen = options.parse_args()
     one_core()
-    found = measure(chosen.preset, chosen.steps, chosen.batch, chosen.seq)
+    sizes = {name: getattr(chosen, name) for name in ("preset", "layers", "vocab")}
+    config = ModelConfig.model_validate(sizes)
+    found = measure(config, chosen.steps, chosen.batch, chosen.seq, torch=chosen.torch)
     print(f"model: {found.preset}, {found.steps} steps each, median CPU time of a step")
     print(f"  ours:  {found.ours_ms:.1f} ms")
     print(f"  plain: {found.plain_ms:.1f} ms")
+    if chosen.torch:
+        print(f"  torch: {found.torch_ms:.1f} ms")
     goal = Goal("speed of a step", GOAL, found.speed, "of a plain one")
     write("model", [asdict(found)], [goal], chosen.json)
 
