@@ -133,10 +133,11 @@ async def test_a_learner_on_eight_devices_is_killed_and_goes_on_with_its_moments
     ("mode", "model", "sync"),
     [
         ("diloco", "lora_rank = 2", ("h_steps = 5", "learners = 1")),
+        ("decoupled", "", ("h_steps = 4", "learners = 1", 'contribution_scheme = "int2"')),
         ("data-parallel", "", ("learners = 1",)),
     ],
 )
-async def test_modes_that_block_and_adapters_come_to_the_end_in_two_processes(
+async def test_modes_adapters_and_error_feedback_come_to_the_end_in_two_processes(
     nats_server: NatsServer,
     run_id: str,
     tmp_path: Path,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu, merger
-from skerry.algorithm.fragments import Fragment, Plan
+from skerry.algorithm.fragments import BLOCK, Fragment, Plan
 from skerry.algorithm.merge import slice_norms
-from skerry.algorithm.planes import Planes
+from skerry.algorithm.planes import Planes, allocate
 from skerry.algorithm.schemes import scheme_of
 from skerry.client.mailbox import DeviceGradient, OutgoingContribution
 from skerry.protocol.codec import Chunk, Shares, pack
@@ -44,6 +45,8 @@ class Encoded:
     planes: Planes
     residual: Vector | None
     shares: Shares | None = None
+    squares: tuple[float, ...] = ()
+    """Of the norms, where other processes of this learner have to add theirs."""
 
     def chunks(self, chunk_bytes: int) -> Iterator[Chunk]:
         """Make the chunks, each when it is asked for; as often as one likes."""
@@ -75,15 +78,58 @@ def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = Non
     """
     fragment, gradient = plan.fragments[outgoing.header.fragment], outgoing.gradient
     feedback = scheme_of(outgoing.scheme).feedback
-    if feedback or isinstance(gradient, np.ndarray) or _is_on_cpu(gradient):
+    shares: Shares | None = getattr(gradient, "shares", None)
+    squares: tuple[float, ...] = ()
+    if feedback and isinstance(gradient, PartGradient):
+        planes, squares, left_over = quantised_part(gradient, fragment, owed)
+        made: Quantised = planes, tuple(math.sqrt(square) for square in squares), left_over
+    elif feedback or isinstance(gradient, np.ndarray) or _is_on_cpu(gradient):
         made = _on_host(outgoing, fragment, owed, feedback=feedback)
     else:
         made = (*gradient.quantise(outgoing.scheme, fragment), None)
     planes, norms, residual = made
     tokens = claimed_by_slice(plan.leaves, fragment, outgoing.header.tokens, *outgoing.routed)
     header = replace(outgoing.header, norms=norms, slice_tokens=tokens)
-    shares: Shares | None = getattr(gradient, "shares", None)
-    return Encoded(header, outgoing.scheme, planes, residual, shares)
+    return Encoded(header, outgoing.scheme, planes, residual, shares, squares)
+
+
+@runtime_checkable
+class PartGradient(Protocol):
+    """An outer gradient of which some blocks lie with this process."""
+
+    @property
+    def scheme(self) -> str: ...
+    @property
+    def shares(self) -> Shares: ...
+    def own(self) -> Vector:
+        """Return those blocks, one after the other, in memory that is the caller's."""
+        ...
+
+
+def quantised_part(
+    gradient: PartGradient, fragment: Fragment, owed: Vector | None
+) -> tuple[Planes, tuple[float, ...], Vector]:
+    """Quantise with error feedback what lies with this process, each block in its place.
+
+    ``owed`` and the residual that is returned are of its own blocks. The second is the sum of
+    squares, by slice, of what they decode to. Raises Diverged if anything is not finite.
+    """
+    scheme, shares = gradient.scheme, gradient.shares
+    own = np.array([n for blocks in shares.ranges[shares.mine] for n in blocks], np.int64)
+    meant, planes = gradient.own(), allocate(scheme, fragment.blocks)
+    if not own.size:
+        return planes, (0.0,) * len(fragment.slices), meant
+    if owed is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            meant += owed
+    made = cpu().quantise(scheme, meant)
+    decoded = cpu().dequantise(scheme, made, None)
+    planes.codes[own], planes.scales[own] = made.codes, made.scales
+    starts = np.array(fragment.offsets[: len(fragment.slices)]) // BLOCK
+    squares = np.zeros(len(starts))
+    rows = np.square(decoded.reshape(-1, BLOCK), dtype=np.float64).sum(axis=1)
+    np.add.at(squares, np.searchsorted(starts, own, side="right") - 1, rows)
+    return planes, tuple(squares.tolist()), np.subtract(meant, decoded, out=meant)
 
 
 def _is_on_cpu(gradient: DeviceGradient) -> bool:
@@ -130,6 +176,8 @@ class Residuals:
     ``e``, nor has genesis, which is f32. Used by one thread; arrays are never written to.
     """
 
+    forgets: Callable[[int, int], None] = lambda *_: None
+    """Called for what will never be merged: other processes of the learner forget theirs."""
     _kept: dict[int, _Kept] = field(default_factory=dict[int, _Kept])
 
     def owed(self, fragment: int, identity: int) -> Vector | None:
@@ -148,6 +196,7 @@ class Residuals:
 
         Nothing happens once a newer one has been made of it.
         """
+        self.forgets(fragment, identity)
         kept = self._kept.get(fragment)
         if kept is not None and kept.identity == identity:
             self._kept[fragment] = _Kept(identity, kept.before, kept.before)

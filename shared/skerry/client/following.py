@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skerry.algorithm.fragments import Plan
+from skerry.algorithm.planes import Planes
+from skerry.algorithm.schemes import scheme_of
+from skerry.client.encode import Residuals, quantised_part
 from skerry.client.processes import Assignment, Deed, FollowingProcess, Words
 from skerry.errors import Overtaken, SkerryError
 from skerry.log import contributions, state
@@ -22,7 +26,16 @@ from skerry.protocol.messages import ContributionHeader, ContributionKind
 from skerry.tasks import TaskGroup, in_thread
 
 if TYPE_CHECKING:
-    from skerry.client.jax_processes import SharedFragments
+    from skerry.client.jax_processes import SharedFragments, SharedGradient
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a contribution with error feedback sends of ours."""
+
+    identity: int
+    planes: Planes
+    squares: tuple[float, ...]
 
 
 class Following:
@@ -48,6 +61,8 @@ class Following:
         self._sender = contributions.Sender(bus, place.origin.run, plan)
         self._reader = GlobalReader(bus, place.origin.run, plan, fragments.own_blocks, chunk_bytes)
         self._read: dict[tuple[int, int], Any] = {}
+        self._residuals = Residuals()
+        self._made: dict[int, _Made] = {}
 
     # in the thread of the devices
 
@@ -87,16 +102,24 @@ class Following:
         async with TaskGroup() as group:
             while True:
                 deed, (number, *words) = await asked.get()
-                group.create_task(self._answer(deed, number, words))
+                if deed is Deed.FORGET:
+                    self._residuals.unmerged(*words)
+                else:
+                    group.create_task(self._answer(deed, number, words))
 
     async def _answer(self, deed: Deed, number: int, words: Words) -> None:
         try:
-            done = self._send if deed is Deed.SEND else self._fetch
-            size = await done(*words)
+            match deed:
+                case Deed.SEND:
+                    done: object = await self._send(*words)
+                case Deed.QUANTISE:
+                    done = await self._quantise(*words)
+                case _:
+                    done = await self._fetch(*words)
         except SkerryError as error:
             self._process.answer(number, error=error)
         else:
-            self._process.answer(number, size)
+            self._process.answer(number, done)
 
     async def _fetch(self, fragment: int, version: int) -> int:
         """Read our blocks of a version; returns the bytes read."""
@@ -108,16 +131,35 @@ class Following:
         self._read[fragment, version] = await self._reader.read(manifest, Meters(sizes.append))
         return sum(sizes)
 
-    async def _send(self, capture: int, fragment: int, identity: int, base_version: int) -> int:
-        """Send our blocks of a capture once it is made here too; returns the bytes sent."""
+    async def _capture(self, number: int, fragment: int) -> SharedGradient:
+        """Return a capture once it is made here too."""
         while True:
             self._captured.clear()
             gradient = self._fragments.gradients.get(fragment)
-            if gradient is not None and gradient.number >= capture:
-                break
+            if gradient is not None and gradient.number >= number:
+                return gradient
             await self._captured.wait()
-        cut = self._plan.fragments[fragment]
-        planes, _ = await in_thread(gradient.quantise, gradient.scheme, cut)
+
+    async def _quantise(self, capture: int, fragment: int, identity: int) -> tuple[float, ...]:
+        """Quantise our blocks with error feedback; returns the squares of the norms, by slice."""
+        gradient = await self._capture(capture, fragment)
+        if fragment not in self._made or self._made[fragment].identity != identity:
+            owed = self._residuals.owed(fragment, identity)
+            cut = self._plan.fragments[fragment]
+            planes, squares, residual = await in_thread(quantised_part, gradient, cut, owed)
+            self._residuals.keep(fragment, identity, residual)
+            self._made[fragment] = _Made(identity, planes, squares)
+            gradient.release()
+        return self._made[fragment].squares
+
+    async def _send(self, capture: int, fragment: int, identity: int, base_version: int) -> int:
+        """Send our blocks of a capture; returns the bytes sent."""
+        gradient = await self._capture(capture, fragment)
+        if scheme_of(gradient.scheme).feedback:
+            planes = self._made[fragment].planes
+        else:
+            cut = self._plan.fragments[fragment]
+            planes, _ = await in_thread(gradient.quantise, gradient.scheme, cut)
         header = ContributionHeader(
             kind=ContributionKind.OUTER_GRADIENT,  # no first chunk, which says more, is ours
             learner=self._place.origin.learner,

@@ -30,7 +30,7 @@ from skerry.algorithm.schemes import scheme_of
 from skerry.client.jax_fragments import Cut, DeviceVector, JaxFragments, Piece
 from skerry.client.meeting import Group, come, gather, meet, own
 from skerry.client.processes import Deed, FollowingProcess, LeadProcess
-from skerry.errors import ConfigError, Diverged
+from skerry.errors import Diverged
 from skerry.models.mesh import in_turn
 from skerry.protocol.codec import Shares
 from skerry.protocol.contribution import GENESIS_SCHEME
@@ -141,22 +141,41 @@ def _joined(ranges: list[range]) -> tuple[range, ...]:
 class SharedGradient:
     """A captured fragment, quantised where it lies as soon as all processes have captured it.
 
-    ``number`` counts captures, alike in all of them.
+    With error feedback each quantises its own blocks on the host. ``number`` counts captures, alike
+    in all of them.
     """
 
     def __init__(self, vector: DeviceVector, scheme: str, shares: Shares, number: int) -> None:
         self.shares = shares
         self.number = number
         self.scheme = scheme
+        self._fragment = vector.fragment
         self._pieces = [piece for piece, _ in vector.pieces]
+        feedback = scheme_of(scheme).feedback
+        self._values = [values for _, values in vector.pieces] if feedback else []
         self._made = [
             in_turn(quantise_jax.encode(scheme, tuple(p.size for p in piece.slices), values))
-            for piece, values in vector.pieces
+            for piece, values in (() if feedback else vector.pieces)
         ]
 
     def __array__(self) -> NDArray[np.float32]:
         msg = "no process holds all of this gradient"
         raise TypeError(msg)
+
+    def own(self) -> NDArray[np.float32]:
+        """Return the blocks that lie with this process, one after the other."""
+        whole = np.zeros(self._fragment.padded_size, np.float32)
+        for piece, values in zip(self._pieces, self._values, strict=True):
+            for shard in values.addressable_shards:
+                start, _, _ = shard.index[0].indices(values.shape[0])
+                held = np.asarray(shard.data)[: max(0, padded(piece.size) - start)]
+                whole[piece.offset + start : piece.offset + start + len(held)] = held
+        blocks = [n for ranges in self.shares.ranges[self.shares.mine] for n in ranges]
+        return whole.reshape(-1, BLOCK)[blocks].reshape(-1)
+
+    def release(self) -> None:
+        """Give up the values on the devices: what is sent was made of them."""
+        self._values.clear()
 
     def quantise(self, scheme: str, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
         """Fetch this process's codes and scales, each in its place, and the norms of all.
@@ -182,19 +201,12 @@ class SharedFragments:
     """What a session of the first process, or a follower of it, does to the fragments of all.
 
     ``lead`` is None in any other process than the first one: there ``adopt`` is given what that
-    process has read of the version. ``gradients`` are the newest captures, by fragment.
+    process has read of the version, and ``gradients`` are the newest captures, by fragment.
     """
 
     def __init__(
         self, held: JaxFragments, plan: Plan, sync: SyncConfig, lead: LeadProcess | None = None
     ) -> None:
-        if scheme_of(sync.contribution_scheme).feedback:
-            msg = (
-                f"sync.contribution_scheme is {sync.contribution_scheme}, whose error feedback a"
-                " learner of several processes does not keep: train this run with learners of one"
-                " process, or make one with int4."
-            )
-            raise ConfigError(msg, path="learner.processes")
         self.gradients: dict[int, SharedGradient] = {}
         self._held = held
         self._count = 0
@@ -236,7 +248,9 @@ class SharedFragments:
     def _quantised(self, fragment: int, vector: DeviceVector, scheme: str) -> SharedGradient:
         self._count += 1
         shares = self._shares[fragment]
-        made = self.gradients[fragment] = SharedGradient(vector, scheme, shares, self._count)
+        made = SharedGradient(vector, scheme, shares, self._count)
+        if self._lead is None:
+            self.gradients[fragment] = made
         return made
 
     def _say(self, deed: Deed, *values: int) -> None:

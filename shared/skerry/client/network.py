@@ -202,13 +202,13 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     room, telemetry = LearnerPolicy.of(config.sync).room, LearnerTelemetry(identity)
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     own = getattr(fragments, "own_blocks", None)
-    network = Network(
-        LearnerConnection(
-            bus, identity, plan, config, mailbox, telemetry, wall_ns=wall_ns, clock=clock
-        ),
-        None if own is None else lead,
-        own,
+    shared = None if own is None else lead
+    link = LearnerConnection(
+        bus, identity, plan, config, mailbox, telemetry, wall_ns=wall_ns, clock=clock
     )
+    if shared is not None:
+        link.residuals.forgets = shared.forget
+    network = Network(link, shared, own)
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns
     )

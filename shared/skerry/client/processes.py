@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import sys
@@ -24,7 +25,7 @@ from typing import Any, TypeAlias
 
 from skerry.client.inner import Point
 from skerry.client.inner_file import Origin
-from skerry.errors import BrokerUnavailable, Overtaken, SkerryError, first_cause
+from skerry.errors import BrokerUnavailable, Diverged, Overtaken, SkerryError, first_cause
 from skerry.protocol.messages import ContributionHeader
 
 BEAT_S = 1.0
@@ -62,6 +63,8 @@ class Deed(IntEnum):
     KEEP = 19
     FOUND = 20
     READY = 21
+    QUANTISE = 22
+    FORGET = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,10 @@ class Assignment:
         return cls(Origin(**origin), *about)
 
 
-REQUESTS = frozenset({Deed.READ, Deed.SEND})
-"""Deeds of the network's thread, each with an answer."""
+REQUESTS = frozenset({Deed.READ, Deed.SEND, Deed.QUANTISE, Deed.FORGET})
+"""Deeds of the network's thread, each with an answer but the last."""
+ERRORS: Mapping[str, type[SkerryError]] = {"Overtaken": Overtaken, "Diverged": Diverged}
+"""What a process fails by that means the same in the first one."""
 
 
 def end_at_once(sentence: str) -> None:
@@ -168,7 +173,7 @@ class _Asked:
     future: asyncio.Future[list[Any]]
     loop: asyncio.AbstractEventLoop
     values: list[Any] = field(default_factory=list[Any])
-    failed: str = ""
+    failed: tuple[str, str] | None = None
 
 
 class LeadProcess:
@@ -237,7 +242,7 @@ class LeadProcess:
     async def ask(self, deed: Deed, *words: Any) -> list[Any]:
         """Have every other process do something, and return what each answers.
 
-        Raises Overtaken, or BrokerUnavailable, where one of them could not.
+        Raises one of ERRORS, or BrokerUnavailable, where one of them could not.
         """
         self._count += 1
         loop = asyncio.get_running_loop()
@@ -245,12 +250,10 @@ class LeadProcess:
         self._asked[self._count] = asked
         self.post(deed, self._count, *words)
         values = await asked.future
-        if asked.failed == Overtaken.__name__:
-            msg = "Another process of this learner found a newer version."
-            raise Overtaken(msg)
         if asked.failed:
-            msg = f"Another process of this learner did not do its part: {asked.failed}"
-            raise BrokerUnavailable(msg)
+            kind, why = asked.failed
+            msg = f"Another process of this learner did not do its part: {why}"
+            raise ERRORS.get(kind, BrokerUnavailable)(msg)
         return values
 
     async def also_read(self, fragment: int, version: int) -> int:
@@ -261,6 +264,17 @@ class LeadProcess:
         """Have the others send what is theirs of a capture; returns the bytes sent."""
         whose = header.fragment, header.identity, header.base_version
         return sum(await self.ask(Deed.SEND, number, *whose))
+
+    async def also_quantise(
+        self, number: int, header: ContributionHeader, squares: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """Have the others quantise theirs of a capture; returns the norms of all, by slice."""
+        theirs = await self.ask(Deed.QUANTISE, number, header.fragment, header.identity)
+        return tuple(math.sqrt(sum(each)) for each in zip(squares, *theirs, strict=True))
+
+    def forget(self, fragment: int, identity: int) -> None:
+        """Have the others forget what a contribution did not hold, as ``Residuals.unmerged``."""
+        self.post(Deed.FORGET, 0, fragment, identity)
 
     def hold(self, fragment: int, version: int, vector: Any) -> None:
         """Note the vector of a version that all have read."""
@@ -290,13 +304,13 @@ class LeadProcess:
         elif deed is Deed.DONE:
             number, failed, value = words
             asked = self._asked[number]
-            asked.loop.call_soon_threadsafe(self._answered, number, str(failed), value)
+            asked.loop.call_soon_threadsafe(self._answered, number, failed, value)
 
-    def _answered(self, number: int, failed: str, value: Any) -> None:
+    def _answered(self, number: int, failed: Any, value: Any) -> None:
         asked = self._asked[number]
         asked.left -= 1
         asked.values.append(value)
-        asked.failed = asked.failed or failed
+        asked.failed = asked.failed or (tuple(failed) if failed else None)
         if not asked.left:
             del self._asked[number]
             if not asked.future.done():
@@ -345,10 +359,8 @@ class FollowingProcess:
 
     def answer(self, number: int, value: object = 0, error: BaseException | None = None) -> None:
         """Answer a request."""
-        failed = "" if error is None else type(error).__name__
-        self._peer.say(
-            Deed.DONE, (number, failed if failed == "Overtaken" else str(error or ""), value)
-        )
+        failed = None if error is None else (type(error).__name__, str(error))
+        self._peer.say(Deed.DONE, (number, failed, value))
 
     def tell(self, deed: Deed, *words: Any) -> None:
         """Tell the first process something."""

@@ -6,6 +6,7 @@ Trouble with the broker is waited out here; the step loop does not notice it.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import structlog
 
@@ -132,9 +133,16 @@ class ContributionSender:
             owed = link.residuals.owed(fragment, outgoing.header.identity)
             encoded = await in_thread(encode, outgoing, link.plan, owed)
             quantised = Interval(began_ns, link.wall_ns())
-        header = encoded.header
+        header, number = encoded.header, int(getattr(outgoing.gradient, "number", 0))
         if encoded.residual is not None:
             link.residuals.keep(fragment, header.identity, encoded.residual)
+        if self._lead is not None and encoded.squares:
+            try:
+                norms = await self._lead.also_quantise(number, header, encoded.squares)
+            except Diverged:
+                link.residuals.unmerged(fragment, header.identity)
+                raise
+            header = replace(header, norms=norms)
         chunks = Stopwatch(encoded.chunks(link.config.sync.chunk_bytes))
         sending = self._sender.send(
             header, chunks, lambda: link.telemetry.begins(fragment, link.wall_ns())
@@ -142,7 +150,6 @@ class ContributionSender:
         if self._lead is None or encoded.shares is None:
             size = await sending
         else:
-            number: int = getattr(outgoing.gradient, "number", 0)
             size = sum(await asyncio.gather(sending, self._lead.also_send(number, header)))
         spent_s = quantised.seconds + chunks.spent_s
         link.traffic.bytes_up += size

@@ -15,6 +15,7 @@ import numpy as np
 from skerry.algorithm import fragments
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, Fragment, Plan
+from skerry.client.encode import quantised_part
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.jax_processes import Crew, SharedFragments
 from skerry.client.meeting import Group
@@ -54,6 +55,27 @@ def compare(cut: Fragment, shared: SharedFragments, alone: JaxFragments) -> None
     assert everyone == list(range(cut.padded_size // BLOCK)), "each block is with one process"
 
 
+def compare_feedback(
+    cut: Fragment, shared: SharedFragments, alone: JaxFragments, owed: dict[int, Any]
+) -> None:
+    """Compare our blocks, and what they do not hold, with error feedback on one device."""
+    gradient, index = shared.capture(cut.index), cut.index
+    own = [n for blocks in shared.own_blocks(index) for n in blocks]
+    before = owed.get(index, np.zeros(cut.padded_size, np.float32))
+    mine = before.reshape(-1, BLOCK)[own].reshape(-1)
+    planes, squares, residual = quantised_part(gradient, cut, mine)
+    meant = np.array(alone.capture(index)) + before
+    wanted = cpu().quantise("int2", meant)
+    decoded = cpu().dequantise("int2", wanted, None)
+    owed[index] = meant - decoded
+    np.testing.assert_array_equal(planes.codes[own], wanted.codes[own])
+    np.testing.assert_array_equal(planes.scales[own], wanted.scales[own])
+    ours = owed[index].reshape(-1, BLOCK)[own].reshape(-1)
+    np.testing.assert_array_equal(residual, ours)
+    total = float(np.square(decoded.reshape(-1, BLOCK)[own].astype(np.float64)).sum())
+    np.testing.assert_allclose(sum(squares), total, rtol=1e-6)
+
+
 def main(address: str, process: str) -> None:
     group = Group(2, int(process), "", 0)
     with Crew(group, address, None, None).computing():
@@ -66,6 +88,8 @@ def main(address: str, process: str) -> None:
         spread = JaxFragments(plan, sync, held(first, everywhere, names))
         alone = JaxFragments(plan, sync, held(first, here, names))
         shared = SharedFragments(spread, plan, sync)
+        feedback = sync.model_copy(update={"contribution_scheme": "int2"})
+        owing, owed = SharedFragments(spread, plan, feedback), dict[int, Any]()
         for round_ in range(2):
             for cut in plan.fragments:
                 vector = fragments.gather(cut, drawn(10 + round_, plan))
@@ -75,6 +99,7 @@ def main(address: str, process: str) -> None:
             spread.params, alone.params = (held(moved, p, names) for p in (everywhere, here))
             for cut in plan.fragments:
                 compare(cut, shared, alone)
+                compare_feedback(cut, owing, alone, owed)
         for leaf, one in zip(*map(leaves_by_name, (spread.params, alone.params)), strict=True):
             for shard in leaf.addressable_shards:
                 np.testing.assert_array_equal(np.array(shard.data), np.array(one)[shard.index])
