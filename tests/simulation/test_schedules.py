@@ -17,10 +17,10 @@ from skerry_tools.chaos.plan import DRAWN, FaultPlan, Kind, dump, load
 from tests.support.simulation.scenario import draw_plan
 from tests.support.simulation.schedule import simulate
 
-CHUNK = 100
+CHUNK = 50
 DEFAULT_CHUNKS = 1
-DRILL_CHUNKS = 5
-ALL_CHUNKS = 100
+DRILL_CHUNKS = 10
+ALL_CHUNKS = 200
 FAILED = Path(tempfile.gettempdir()) / "skerry-schedules"
 SAVED = sorted((Path(__file__).parent / "schedules").glob("*.json"))
 

@@ -86,7 +86,7 @@ class World:
         await ledger.create_run(self.bus, run_record(RUN, PLAN, settings.model_dump_json()))
         for number in range(learners):
             name = f"l{number}"
-            learner = FakeLearner(self.bus, RUN, PLAN, name, step_s=0.05, **changes)
+            learner = FakeLearner(self.bus, RUN, PLAN, name, step_s=0.1, **changes)
             self.start(f"learner {name}", learner.train())
 
     def start(self, key: str, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -298,7 +298,7 @@ def test_last_rounds_wait_for_the_room_that_rounds_in_the_air_take(
         world.start("a", stand_by(LateBus(world.broker), RUN, "a"))
         await world.tasks["a"]
 
-    for steps in range(40, 56):
+    for steps in range(24, 32):
         virtual(play)(steps=steps)
     assert any(beside for _, beside in held), "no last round was opened beside one in the air"
 
