@@ -34,7 +34,7 @@ from skerry.settings.models import RunConfig, Settings
 class Standing:
     """Where a learner is, as all of its processes know it after a boundary."""
 
-    over: bool
+    done: bool
     fell_back: bool
     start: int
     shard: int
@@ -51,8 +51,8 @@ class Standing:
     @classmethod
     def read(cls, words: Words) -> Standing:
         """Return what ``DONE`` says."""
-        over, fell_back, start, shard, cursor, progress, versions = words
-        return cls(over, fell_back, start, shard, cursor, progress, tuple(versions))
+        done, fell_back, start, shard, cursor, progress, versions = words
+        return cls(done, fell_back, start, shard, cursor, progress, tuple(versions))
 
 
 Obey: TypeAlias = Callable[..., None]
@@ -234,7 +234,7 @@ class LoopIsland:
     @property
     def done(self) -> bool:
         """True once the run is over; for all processes of a learner after the same step."""
-        return self._now.over
+        return self._now.done
 
     @overload
     def batches(self) -> Iterator[Prefetched]: ...
@@ -247,10 +247,10 @@ class LoopIsland:
             yield batch
 
     @property
-    def _now(self) -> Standing:
+    def _now(self) -> JoinedIsland | Standing:
         """Where the learner is: with several processes, where it was at the last boundary."""
         if self._process is None:
-            return Standing.of(self._lead)
+            return self._lead
         if self._standing is None:
             raise not_joined()
         return self._standing

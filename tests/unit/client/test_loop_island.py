@@ -27,7 +27,7 @@ CONFIG = RunConfig()
 DIGEST = plan(LEAVES, CONFIG.sync.fragments).digest
 ORIGIN = Origin("run", 1, DIGEST, 2, "a", processes=2)
 STANDING = Standing(
-    over=False, fell_back=True, start=4, shard=1, cursor=8, progress=0.5, versions=(2, 3)
+    done=False, fell_back=True, start=4, shard=1, cursor=8, progress=0.5, versions=(2, 3)
 )
 KIND = StateKind(dict, shapes_in, lambda: dict, dict)
 
