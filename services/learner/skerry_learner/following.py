@@ -20,7 +20,8 @@ from skerry.client.following import Following
 from skerry.client.inner_state import InnerStateSaver
 from skerry.client.jax_inner import kind_of
 from skerry.client.jax_processes import SharedFragments
-from skerry.client.processes import Assignment, Deed, FollowingProcess, await_own_end
+from skerry.client.peer import Deed
+from skerry.client.processes import Assignment, FollowingProcess, await_own_end
 from skerry.data.stream import stream_of
 from skerry.errors import RunMismatch
 from skerry.log.base import Bus

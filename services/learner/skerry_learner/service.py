@@ -27,7 +27,8 @@ from skerry.client.joining import LearnerPlace, offering, take_place
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
-from skerry.client.processes import Assignment, Deed, LeadProcess, await_own_end, leading
+from skerry.client.peer import Deed
+from skerry.client.processes import Assignment, LeadProcess, await_own_end, leading
 from skerry.client.telemetry import observe
 from skerry.client.weights import FolderWeights
 from skerry.data.stream import Mixture, Prefetch, Stream, stream_of

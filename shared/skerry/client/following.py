@@ -16,7 +16,8 @@ from skerry.algorithm.fragments import Plan
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import scheme_of
 from skerry.client.encode import Residuals, quantised_part
-from skerry.client.processes import Assignment, Deed, FollowingProcess, Words
+from skerry.client.peer import Deed, Words
+from skerry.client.processes import Assignment, FollowingProcess
 from skerry.errors import Overtaken, SkerryError
 from skerry.log import contributions, state
 from skerry.log.base import Bus

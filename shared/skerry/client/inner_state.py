@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from skerry.client.inner import Found, Point
 from skerry.client.inner_file import Origin, Saved, Shapes, read_file, size_of, write_file
-from skerry.client.processes import Deed, FollowingProcess, LeadProcess
+from skerry.client.peer import Deed
+from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import SkerryError
 from skerry.protocol.learner import TrainingProgress
 from skerry.settings.models import LearnerSettings

@@ -19,7 +19,8 @@ from skerry.client.jax_processes import SharedFragments, met
 from skerry.client.joined import JoinedIsland
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.loop_thread import LoopThread
-from skerry.client.processes import Assignment, Deed, FollowingProcess, LeadProcess
+from skerry.client.peer import Deed
+from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.models.base import Params, leaf_specs
 from skerry.models.mesh import in_turn
 from skerry.models.names import unit_of

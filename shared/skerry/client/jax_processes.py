@@ -27,9 +27,11 @@ from skerry.algorithm import quantise_jax
 from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
 from skerry.algorithm.planes import Planes, allocate
 from skerry.algorithm.schemes import scheme_of
-from skerry.client.jax_fragments import Cut, DeviceVector, JaxFragments, Piece
+from skerry.client.jax_cuts import Cut, Piece
+from skerry.client.jax_fragments import DeviceVector, JaxFragments
 from skerry.client.meeting import Group, come, gather, meet, own
-from skerry.client.processes import Deed, FollowingProcess, LeadProcess
+from skerry.client.peer import Deed
+from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import Diverged
 from skerry.models.mesh import in_turn
 from skerry.protocol.codec import Shares

@@ -32,7 +32,8 @@ from skerry.client.loop_thread import LoopThread
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
-from skerry.client.processes import Assignment, Deed, LeadProcess
+from skerry.client.peer import Deed
+from skerry.client.processes import Assignment, LeadProcess
 from skerry.client.session import Fragments
 from skerry.client.telemetry import observe
 from skerry.errors import ConfigError, RunFinished, SkerryError, first_cause

@@ -21,7 +21,8 @@ from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.inner_state import InnerStateSaver, StateKind
 from skerry.client.joined import JoinedIsland, not_joined
-from skerry.client.processes import Assignment, Deed, FollowingProcess, LeadProcess, Words
+from skerry.client.peer import Deed, Words
+from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.data.stream import Prefetched
 from skerry.errors import RunMismatch, SkerryError, first_cause
 from skerry.protocol.learner import TrainingProgress

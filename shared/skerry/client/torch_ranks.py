@@ -16,7 +16,8 @@ from torch import distributed
 
 from skerry.algorithm.fragments import Plan
 from skerry.client.meeting import meet
-from skerry.client.processes import Deed, FollowingProcess, LeadProcess
+from skerry.client.peer import Deed
+from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, handed_over
 
 if TYPE_CHECKING:

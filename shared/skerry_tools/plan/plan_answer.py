@@ -108,7 +108,7 @@ def _notes(plan: RunPlan) -> Iterator[str]:
     at, load, sites = plan.at, plan.at.load, plan.at.sites.values()
     if meshes := ", ".join(site.name for site in sites if site.table.chips > MACHINE):
         one = f"learners of more than {MACHINE} chips, at {meshes}, are a process on each machine"
-        yield f"{one} (learner.processes); their moments begin afresh after a restart"
+        yield f"{one} (learner.processes), which each save their part of the moments"
     if at.model.frozen:
         yield "only adapters are trained and sent; each site has a copy of what is frozen"
     elif at.model.arch and at.model.arch.experts:

@@ -18,11 +18,8 @@ import pytest
 from skerry.algorithm.backend import cpu
 from skerry.client import processes
 from skerry.client.meeting import Group, come, gather, meet, own
-from skerry.client.processes import (
-    Deed,
-    FollowingProcess,
-    LeadProcess,
-)
+from skerry.client.peer import Deed
+from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, SkerryError
 from skerry.protocol.codec import Shares, pack
 from skerry.settings.models import LearnerSettings

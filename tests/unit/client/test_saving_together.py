@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from skerry.client.inner import Found
 from skerry.client.inner_file import Origin, read_file
 from skerry.client.inner_state import InnerStateSaver, StateKind, shapes_in
-from skerry.client.processes import Deed, FollowingProcess
+from skerry.client.peer import Deed
+from skerry.client.processes import FollowingProcess
 from skerry.protocol.learner import TrainingProgress
 from skerry.settings.models import LearnerSettings
 from tests.support.builders import wait_until

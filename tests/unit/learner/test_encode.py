@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import BLOCK, LeafSpec, padded, plan
 from skerry.client import encode
-from skerry.client.jax_fragments import DeviceVector, pieces_of
+from skerry.client.jax_cuts import pieces_of
+from skerry.client.jax_fragments import DeviceVector
 from skerry.client.mailbox import OutgoingContribution
 from skerry.errors import Diverged
 from skerry.protocol import door

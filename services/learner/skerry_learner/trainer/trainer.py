@@ -21,7 +21,8 @@ from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.jax_inner import restored
 from skerry.client.jax_processes import SharedFragments
-from skerry.client.processes import Deed, LeadProcess
+from skerry.client.peer import Deed
+from skerry.client.processes import LeadProcess
 from skerry.client.weights import FolderWeights
 from skerry.models import mesh as meshes
 from skerry.models.axes import check_batch, held_elements
