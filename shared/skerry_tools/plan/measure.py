@@ -28,6 +28,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import control_variable
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import COUNTS, DEFAULT, Speeds
+from skerry_tools.plan.traffic import SyncLoad
 
 PARAMETERS = 4 * 1024**2
 ROUNDS = 5
@@ -43,7 +44,7 @@ def measure(sync: SyncConfig) -> tuple[Speeds, float]:
     broker is a server of our own below the folder for temporary files. Raises ConfigError where
     there is none.
     """
-    up, down = sync.contribution_scheme, sync.global_scheme
+    up, down = sync.contribution_scheme, SyncLoad(sync, PARAMETERS).down_scheme
     x = np.random.default_rng(0).standard_normal(PARAMETERS, np.float32) * np.float32(1e-4)
     sent = {scheme: _messages(scheme, x, sync.chunk_bytes) for scheme in {up, down}}
     encode = {s: _rate(partial(_messages, s, x, sync.chunk_bytes)) for s in sent}

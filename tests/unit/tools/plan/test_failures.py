@@ -69,7 +69,7 @@ def test_halting_matches_its_closed_form_for_every_law(
     assert trained(timeline) == pytest.approx(timeline.running_share, abs=1e-9)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.floats(0.05, 1.0), st.floats(0.1, 1.5), st.floats(0.0, 0.3), SEEDS)
 def test_rollback_matches_daly(load: float, every: float, cost: float, seed: int) -> None:
     """J. T. Daly, Future Generation Computer Systems 22 (2006), eq. 13, where no pause fails.

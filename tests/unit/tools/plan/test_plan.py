@@ -348,7 +348,7 @@ syncs = st.fixed_dictionaries({}, optional={
 })  # fmt: skip
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     st.lists(sites, min_size=1, max_size=4),
     st.floats(3, 14).map(lambda x: 10**x),
