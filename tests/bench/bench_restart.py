@@ -1,8 +1,9 @@
 """How long a learner takes to its first step after a restart, by depth of its model.
 
 ``python tests/bench/bench_restart.py`` starts processes on one compile cache, which the first start
-of each depth fills: model, programs, the log's parameters (zeros here) and a step. Counted is the
-CPU time of a process up to the step, so that other work on the machine does not count.
+of each depth and each ``train.layers`` fills: model, programs, the log's parameters (zeros here)
+and a step. Counted is the CPU time of a process up to the step, so that other work on the machine
+does not count; beside it stand what a step takes and holds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from harness import Goal, parser, write
 from skerry.cli.programs import computing
 
 GOAL = 1.2
-DEPTHS = 6, 24
+STEPS = 8
+DEPTHS = 6, 12, 24
+LAYERS = "unrolled", "scanned", "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +33,28 @@ class Start:
     """CPU seconds of one start until its first step is handed to the device, by what took them."""
 
     layers: int
+    how: str
     total_s: float
     trace_s: float
     load_s: float
     adopt_s: float
+    step_s: float
+    held_mib: float
 
 
-def start(layers: int) -> Start:
+def start(layers: int, how: str) -> Start:
     """Come to the first step in this process."""
     import jax
     import numpy as np
 
     from skerry.algorithm.fragments import plan
     from skerry.models.base import build_model, specs_of
-    from skerry.settings.models import DataConfig, ModelConfig, RunConfig
+    from skerry.settings.models import DataConfig, ModelConfig, RunConfig, TrainConfig
     from skerry_learner.trainer.trainer import Programs, Trainer
 
     model = ModelConfig(layers=layers, d_model=256, heads=4, kv_heads=2, d_ff=768)
-    config = RunConfig(model=model, data=DataConfig(batch=4, seq_len=64))
+    train = TrainConfig.model_validate({"layers": how})
+    config = RunConfig(model=model, data=DataConfig(batch=4, seq_len=64), train=train)
     built = build_model(config.model, config.train)
     cut, programs = plan(specs_of(built), 8), Programs.of(built, config)
     trainer = Trainer(built, config, cut, programs, blank=True)
@@ -57,7 +64,7 @@ def start(layers: int) -> Start:
     factors = np.float32(0), np.float32(1), programs.frozen
     lowered = programs.step.lower(trainer.state, trainer.place(batch), *factors)
     traced = time.process_time()
-    lowered.compile()
+    held = lowered.compile().memory_analysis().temp_size_in_bytes / 2**20
     loaded = time.process_time()
     trainer.warm(lambda: None)  # finds what was compiled
     warm = time.process_time()
@@ -67,11 +74,18 @@ def start(layers: int) -> Start:
     adopted = time.process_time()
     trainer.step(batch, 0.0)
     total = time.process_time()
-    return Start(layers, total, traced - began, loaded - traced, adopted - warm)
+    jax.block_until_ready(trainer.state)
+    first = time.process_time()
+    for _ in range(STEPS):
+        trainer.step(batch, 0.0)
+    jax.block_until_ready(trainer.state)
+    step = (time.process_time() - first) / STEPS
+    spent = total, traced - began, loaded - traced, adopted - warm
+    return Start(layers, how, *spent, step, held)
 
 
-def measured(layers: int, cache: Path) -> Start:
-    command = [sys.executable, __file__, "--layers", str(layers)]
+def measured(layers: int, how: str, cache: Path) -> Start:
+    command = [sys.executable, __file__, "--layers", str(layers), "--how", how]
     environ = os.environ | computing(cache)
     done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
     return Start(**json.loads(done.stdout.splitlines()[-1]))
@@ -80,20 +94,26 @@ def measured(layers: int, cache: Path) -> Start:
 def main() -> None:
     options = parser("A learner's first step after a restart, compile cache warm.")
     options.add_argument("--layers", type=int, help="start in this process, and print one line")
+    options.add_argument("--how", help="with --layers: what train.layers is", default="auto")
     chosen = options.parse_args()
     if chosen.layers:
-        print(json.dumps(asdict(start(chosen.layers))))
+        print(json.dumps(asdict(start(chosen.layers, chosen.how))))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        for layers in DEPTHS:
-            measured(layers, Path(folder))
-        found = [measured(layers, Path(folder)) for layers in DEPTHS]
-    for one in found:
-        print(
-            f"{one.layers:>3} layers: {one.total_s:.2f} s of CPU to the first step; tracing"
-            f" {one.trace_s:.2f}, loading its program {one.load_s:.2f}, adopting {one.adopt_s:.2f}"
-        )
-    few, many = (one.total_s - one.adopt_s for one in found)
+    found: list[Start] = []
+    for layers in DEPTHS:
+        for how in LAYERS:
+            with tempfile.TemporaryDirectory() as folder:
+                cold = measured(layers, how, Path(folder))
+                found.append(measured(layers, how, Path(folder)))
+            one = found[-1]
+            print(
+                f"{layers:>3} layers {how:>9}: {one.total_s:.2f} s of CPU to the first step;"
+                f" tracing {one.trace_s:.2f}, loading its program {one.load_s:.2f} (compiling it"
+                f" {cold.load_s:.1f}), adopting {one.adopt_s:.2f}; a step {one.step_s:.3f} s,"
+                f" {one.held_mib:.0f} MiB"
+            )
+    auto = {one.layers: one.total_s - one.adopt_s for one in found if one.how == "auto"}
+    few, many = auto[min(DEPTHS)], auto[max(DEPTHS)]
     goal = Goal("first step of 24 layers after a restart", GOAL, many / few, "of 6's", at_most=True)
     write("restart", [asdict(one) for one in found], [goal], chosen.json)
 

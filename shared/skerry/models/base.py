@@ -17,6 +17,7 @@ from skerry import code
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
 from skerry.models import names
+from skerry.models.layers import scanned
 from skerry.models.presets import arch_of
 from skerry.settings.models import ModelConfig, TrainConfig
 
@@ -289,8 +290,10 @@ def build_model(config: ModelConfig, train: TrainConfig) -> Model:
         from skerry.models.decoder import Decoder  # these import this module
         from skerry.models.lora import Lora
 
-        decoder = Decoder.of(arch_of(config), jnp.dtype(precision), train.remat)
-        return Lora(decoder, config, train.seed) if config.lora_rank else decoder
+        arch, adapters = arch_of(config), config.lora_rank > 0
+        loops = scanned(train.layers, arch.layers, adapters=adapters)
+        decoder = Decoder.of(arch, jnp.dtype(precision), train.remat, scanned=loops)
+        return Lora(decoder, config, train.seed) if adapters else decoder
     offered = {"precision": precision}
     model: Any = code.build(config.factory, "model.factory", config.options, ModelError, offered)
     if not isinstance(model, Model):

@@ -2,8 +2,8 @@
 
 RMSNorm (arXiv 1910.07467), rotary positions (2104.09864), gated MLP (2002.05202), grouped queries
 (2305.13245), experts (2101.03961). Parameters are a flat dict with the names and shapes of Hugging
-Face's transformers. Layers are a Python loop over leaves of their own: a stacked leaf would be
-"one tensor" to the merge by direction.
+Face's transformers. Layers have leaves of their own: a stacked leaf would be "one tensor" to the
+merge by direction.
 
 Activations between blocks are rows ``[batch * seq, d]``: where a weight's gradient sums over two
 axes, batch and position, XLA on a CPU takes twice as long for it.
@@ -12,7 +12,7 @@ axes, batch and position, XLA on a CPU takes twice as long for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -27,6 +27,7 @@ from skerry.models import experts, names
 from skerry.models.arch import Arch, Kind, Layer, Rope
 from skerry.models.attention import attention, trusted
 from skerry.models.base import Aux, Batch
+from skerry.models.layers import Run, apart, runs_of
 from skerry.models.memory import LOGITS
 from skerry.models.mesh import rows_apart
 from skerry.models.tensors import tensors_of
@@ -100,17 +101,27 @@ class Decoder:
 
     ``remat`` says what a block keeps for its gradient: ``none`` recomputes nothing, ``blocks``
     everything, and names of ``SAVED`` joined by commas all but those. ``fused`` asks for cuDNN.
+    ``scanned`` computes layers that repeat in a loop over stacks of their parameters, made for one
+    pass in the type of the arithmetic; of ``none`` such a loop keeps what products give.
     """
 
     arch: Arch
     compute: Any = jnp.float32
     remat: str = "none"
     fused: bool = False
+    scanned: bool = False
     takes_batch: ClassVar[bool] = True
     axes: ClassVar[Mapping[str, names.Axes]] = names.AXES
 
     @classmethod
-    def of(cls, arch: Arch, compute: Any = jnp.float32, remat: str = "none") -> Decoder:
+    def of(
+        cls,
+        arch: Arch,
+        compute: Any = jnp.float32,
+        remat: str = "none",
+        *,
+        scanned: bool = False,
+    ) -> Decoder:
         """Return the decoder with the fastest attention that this machine can be trusted with."""
         kinds = {
             (
@@ -121,7 +132,7 @@ class Decoder:
             for layer in arch.layers
         }
         fused = all(trusted(arch.heads, *kind, jnp.dtype(compute).name) for kind in kinds)
-        return cls(arch, compute, remat, fused)
+        return cls(arch, compute, remat, fused, scanned)
 
     @property
     def vocab(self) -> int:
@@ -183,7 +194,12 @@ class Decoder:
         parts = _by_layer(params, len(arch.layers))
         held: dict[int, KeysValues] = {}
         routed: dict[int, experts.Routed] = {}
-        for number, layer in enumerate(arch.layers):
+        for run in runs_of(arch.layers) if self.scanned else apart(arch.layers):
+            if run.repeats > 1:
+                x, found = self._scanned(run, text, parts, x, held, extras)
+                routed |= found
+                continue
+            number, layer = run.first, arch.layers[run.first]
             shared = None if layer.source is None else held[layer.source]
             extra = None if extras is None else extras[:, number]
             x, held[number], where = _traced(
@@ -193,6 +209,57 @@ class Decoder:
             if where is not None:
                 routed[number] = where
         return self._norm(x, params["model.norm.weight"]), routed
+
+    def _scanned(
+        self,
+        run: Run,
+        text: Text,
+        parts: Sequence[Mapping[str, jax.Array]],
+        x: jax.Array,
+        held: Mapping[int, KeysValues],
+        extras: jax.Array | None,
+    ) -> tuple[jax.Array, dict[int, experts.Routed]]:
+        """Apply a run of blocks as one loop over its repeats, over stacks of their parameters."""
+        kinds = self.arch.layers[run.first : run.first + run.period]
+        stacks = [
+            self._stacked([parts[number] for number in run.layers[at :: run.period]])
+            for at in range(run.period)
+        ]
+        own = None
+        if extras is not None:
+            own = extras[:, run.layers.start : run.layers.stop].swapaxes(0, 1)
+            own = own.reshape(run.repeats, run.period, *own.shape[1:])
+
+        def repeat(x: jax.Array, given: Any) -> tuple[jax.Array, list[experts.Routed | None]]:
+            leaves, extra = given
+            wheres: list[experts.Routed | None] = []
+            for at, layer in enumerate(kinds):
+                block = self.remembering(layer, looped=True)
+                shared = None if layer.source is None else held[layer.source]
+                x, _, where = block(
+                    text, leaves[at], rows_apart(x), shared, None if extra is None else extra[at]
+                )
+                x = rows_apart(x)
+                wheres.append(where)
+            return x, wheres
+
+        x, found = jax.lax.scan(repeat, x, (stacks, own), length=run.repeats)
+        routed = {
+            number: jax.tree.map(lambda leaf, at=at: leaf[at], where)
+            for kind, where in enumerate(found)
+            if where is not None
+            for at, number in enumerate(run.layers[kind :: run.period])
+        }
+        return x, routed
+
+    def _stacked(self, parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+        """Return the leaves of equal layers stacked, those of matrices as arithmetic takes them."""
+
+        def cast(name: str, leaf: jax.Array) -> jax.Array:
+            matrix = leaf.ndim > 1 and not names.averaged(f".{name}")
+            return leaf.astype(self.compute) if matrix else leaf
+
+        return {name: jnp.stack([cast(name, part[name]) for part in parts]) for name in parts[0]}
 
     def _text(self, packed: Mapping[str, jax.Array], batch: int, seq: int) -> Text:
         arch, positions = self.arch, packed.get("positions")
@@ -210,15 +277,15 @@ class Decoder:
             return text
         return replace(text, counted=(text.segments.reshape(-1) > 0).astype(jnp.float32))
 
-    def remembering(self, layer: Layer) -> Callable[..., Any]:
+    def remembering(self, layer: Layer, *, looped: bool = False) -> Callable[..., Any]:
         """Return the block of a layer, which keeps for its gradient what ``remat`` says."""
         block = partial(self._block, layer)
         if self.remat == "none":
-            return block
+            return jax.checkpoint(block, policy=_product, prevent_cse=False) if looped else block
         if self.remat == "blocks":
-            return jax.checkpoint(block)
+            return jax.checkpoint(block, prevent_cse=not looped)
         saved = jax.checkpoint_policies.save_only_these_names(*self.remat.split(","))
-        return jax.checkpoint(block, policy=saved)
+        return jax.checkpoint(block, policy=saved, prevent_cse=not looped)
 
     def _block(
         self,
@@ -379,6 +446,11 @@ class Decoder:
         body = jax.checkpoint(lambda total, part: (total + summed(*part), None))
         total, _ = jax.lax.scan(body, jnp.float32(0.0), tuple(cut))
         return jnp.asarray(total)
+
+
+def _product(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Return True for what takes long to compute again: products, and attention's kernels."""
+    return "dot" in primitive.name
 
 
 @partial(jax.jit, static_argnums=(0, 1))

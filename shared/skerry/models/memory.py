@@ -12,6 +12,8 @@ from skerry.algorithm.fragments import LeafSpec
 from skerry.algorithm.schedule import Schedule, learner_room
 from skerry.models.arch import Arch, Layer
 from skerry.models.axes import LogicalAxes, MeshSizes, held_elements
+from skerry.models.layers import runs_of
+from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
 from skerry.settings.models import SyncConfig, TrainConfig
 
@@ -120,36 +122,45 @@ def activation_bytes(
     *,
     width: int = BF16,
     fused: bool = True,
+    scanned: bool = False,
 ) -> float:
     """Estimate what a device holds for the gradient of one part of a batch, besides gradients.
 
     ``width`` is the bytes of a number in the model's arithmetic, ``fused`` says whether a kernel
-    computes attention without its scores in memory. What one block needs while its gradient is
-    computed comes on top of what every block keeps, and so do the loss with the head's gradient,
-    not yet spread, and the matrices that fsdp gathers. The numbers are fitted to what XLA holds on
-    CPUs (docs/results/memory.md).
+    computes attention without its scores in memory, ``scanned`` whether layers that repeat are
+    loops (``models.layers``). What one block needs while its gradient is computed comes on top of
+    what every block keeps, and so do the loss with the head's gradient, not yet spread, and the
+    matrices that fsdp gathers. The numbers are fitted to what XLA holds on CPUs
+    (docs/results/memory.md).
     """
     rows = batch / train.accumulate / sizes.rows
     tokens = rows * seq
+    loops = [run for run in runs_of(arch.layers) if run.repeats > 1] if scanned else []
+    looped = {number for run in loops for number in run.layers}
     blocks = [_Block.of(arch, layer, sizes, seq, width, fused=fused) for layer in arch.layers]
-    kept = sum(block.kept(train.remat) for block in blocks) * tokens
+    kept = tokens * sum(
+        block.kept(train.remat, looped=number in looped) for number, block in enumerate(blocks)
+    )
     largest = max((block.whole for block in blocks), default=0.0) * tokens
-    again = 0.0 if train.remat == "none" else largest
+    again = 0.0 if train.remat == "none" and not looped else largest
     chunk = max((block.chunk for block in blocks), default=0.0) * rows
     scores = min(tokens * arch.vocab / sizes.tensor, LOGITS / sizes.rows / sizes.tensor)
     head = arch.vocab * arch.width / sizes.tensor if sizes.fsdp > 1 else 0.0
-    return (
-        kept + max(again, chunk, F32 * (head + 2 * scores)) + _gathered(arch, sizes, train, width)
-    )
+    passing = kept + max(again, chunk, F32 * (head + 2 * scores))
+    return _weights(arch, sizes, train, width, looped, passing)
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Bytes per token of one block's activations; ``chunk`` is per row of a batch."""
+    """Bytes per token of one block's activations; ``chunk`` is per row of a batch.
+
+    ``products`` are what matrix products and attention give.
+    """
 
     stream: float
     attention: float
     mlp: float
+    products: float
     whole: float
     chunk: float
 
@@ -164,40 +175,51 @@ class _Block:
         if layer.experts and arch.experts is not None:
             inner += arch.experts.chosen * arch.experts.width / sizes.tensor
         seen = min(seq, arch.window or seq) if layer.kind != "full_attention" else seq
-        scores = 0.0 if fused else 2.25 * F32 * heads * seen
+        scores = 0.0 if fused else F32 * heads * seen
         streams = 6 + 2 * arch.sandwich
-        routed = 4 * arch.experts.chosen * arch.width if layer.experts and arch.experts else 0
-        plain = width * (streams * arch.width + 4 * (query + keys) + 4.75 * inner + routed)
+        routed = arch.experts.chosen * arch.width if layer.experts and arch.experts else 0
+        plain = width * (streams * arch.width + 4 * (query + keys) + 4.75 * inner + 4 * routed)
+        products = width * (2 * arch.width + 2 * (query + keys) + 2 * inner + routed)
         short = seq <= CHUNK
         return cls(
             stream=width * arch.width,
             attention=width * query,
             mlp=width * inner,
-            whole=plain + (scores if short else 0.0),
-            chunk=0.0 if short else CHUNK * scores,
+            products=products + (scores if short else 0.0),
+            whole=plain + (2.25 * scores if short else 0.0),
+            chunk=0.0 if short else CHUNK * 2.25 * scores,
         )
 
-    def kept(self, remat: str) -> float:
+    def kept(self, remat: str, *, looped: bool) -> float:
         """Return what stays until the block's gradient is computed."""
         if remat == "none":
-            return self.whole
+            return self.stream + self.products if looped else self.whole
         named = {"attention": self.attention, "mlp": self.mlp}
         return self.stream + sum(named.get(name, 0.0) for name in remat.split(","))
 
 
-def _gathered(arch: Arch, sizes: MeshSizes, train: TrainConfig, width: int) -> float:
-    """Return the matrices that fsdp gathers: one block's, or all where no block is computed again.
+def _weights(
+    arch: Arch, sizes: MeshSizes, train: TrainConfig, width: int, looped: set[int], passing: float
+) -> float:
+    """Return activations with what they meet of the weights.
 
-    XLA gathers each once, and keeps it from the forward pass for the backward pass; stacks of
-    experts it keeps transposed as well.
+    Of layers by themselves those are the matrices that fsdp gathers: one block's, or all where no
+    block is computed again, as XLA keeps them from the forward pass for the backward pass; stacks
+    of experts it keeps transposed as well. A loop gathers one block's, and holds two stacks, of
+    weights and of gradients, before there are the gradients that are counted elsewhere; one stack
+    beside these.
     """
-    if sizes.fsdp == 1:
-        return 0.0
-    blocks: dict[str, int] = {}
+    blocks: dict[int, int] = {}
+    stacked: list[LeafSpec] = []
     for leaf in leaf_specs_of(arch):
         _, layer, rest = leaf.name.partition("model.layers.")
         if layer:
-            size = leaf.size * (2 if leaf.unit else 1)
-            blocks[rest.partition(".")[0]] = blocks.get(rest.partition(".")[0], 0) + size
-    held = sum(blocks.values()) if train.remat == "none" else max(blocks.values())
-    return width * held / (sizes.tensor * sizes.expert)
+            number = int(rest.partition(".")[0])
+            blocks[number] = blocks.get(number, 0) + leaf.size * (2 if leaf.unit else 1)
+            stacked += [leaf] if number in looped else []
+    apart = [size for number, size in blocks.items() if number not in looped]
+    held = sum(apart) if train.remat == "none" else 0
+    gathered = max(held, *blocks.values()) if sizes.fsdp > 1 else 0
+    passing += width * gathered / (sizes.tensor * sizes.expert)
+    copies = held_elements(stacked, AXES, sizes)
+    return max(passing + (2 * width - F32) * copies, float(width * copies))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 from optax import contrib  # pyright: ignore[reportMissingTypeStubs] - as above
 
@@ -27,7 +28,7 @@ decay serve both (arXiv 2502.16982, section 2.2)."""
 
 def make_optimizer(
     config: TrainConfig, leaves: Sequence[LeafSpec] = ()
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Return the inner optimizer without its learning rate.
 
     AdamW (arXiv 1711.05101) with decay on matrices only; Muon (arXiv 2502.16982, and 2505.23725
@@ -36,16 +37,60 @@ def make_optimizer(
     schedule scales its updates.
     """
     if config.inner == "gradient":
-        return optax.identity()
+        return optax.with_extra_args_support(optax.identity())
     if config.inner not in INNERS:
         named = optax_named(config.inner, "train.inner", {"learning_rate": 1.0})
-        return optax.chain(optax.clip_by_global_norm(config.clip), named, optax.scale(-1.0))
-    rule = optax.scale_by_adam(b1=config.b1, b2=config.b2)
+        return optax.chain(clipped(config.clip), named, optax.scale(-1.0))
+    rule = by_leaf(optax.scale_by_adam(b1=config.b1, b2=config.b2))
     return optax.chain(
-        optax.clip_by_global_norm(config.clip),
+        clipped(config.clip),
         _muon(rule, leaves) if config.inner == "muon" else rule,
         optax.add_decayed_weights(config.weight_decay, mask=_decays),
     )
+
+
+def clipped(limit: float) -> optax.GradientTransformationExtraArgs:
+    """Return optax's ``clip_by_global_norm``, which takes the ``norm`` where that is known.
+
+    One factor on every gradient is fused into what comes next; a division is not.
+    """
+
+    def init(params: Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: Params, state: Any, params: Params = None, *, norm: Any = None, **_: Any
+    ) -> tuple[Params, Any]:
+        del params
+        norm = optax.tree.norm(updates) if norm is None else norm
+        factor = jnp.minimum(jnp.float32(1.0), jnp.float32(limit) / norm)
+        return jax.tree.map(lambda leaf: factor * leaf, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def by_leaf(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return ``scale_by_adam`` as a function of one leaf: all leaves of a shape are traced once."""
+    of_one = jax.jit(adam.update)
+
+    def update(updates: Params, state: Any, params: Params = None) -> tuple[Params, Any]:
+        del params
+        tree: Any
+        leaves, tree = jax.tree.flatten(updates)
+        if not leaves:
+            return updates, state
+        moments = zip(tree.flatten_up_to(state.mu), tree.flatten_up_to(state.nu), strict=True)
+        found = [
+            of_one(leaf, optax.ScaleByAdamState(state.count, *pair))
+            for leaf, pair in zip(leaves, moments, strict=True)
+        ]
+        moved = tree.unflatten([update for update, _ in found])
+        mu = tree.unflatten([state.mu for _, state in found])
+        nu = tree.unflatten([state.nu for _, state in found])
+        return moved, optax.ScaleByAdamState(found[0][1].count, mu, nu)
+
+    return optax.GradientTransformation(adam.init, update)
 
 
 def _muon(

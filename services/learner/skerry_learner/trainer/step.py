@@ -117,9 +117,9 @@ def accumulated(
     return whole
 
 
-def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformation:
+def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformationExtraArgs:
     """Return the inner optimizer of a model's leaves."""
-    return make_optimizer(config, specs_of(model))
+    return make_optimizer(config, specs_of(model) if config.inner == "muon" else ())
 
 
 def make_step(model: Model, config: TrainConfig, places: TrainState | None = None) -> StepFunction:
@@ -154,7 +154,9 @@ def make_step(model: Model, config: TrainConfig, places: TrainState | None = Non
 
         def update(state: TrainState) -> TrainState:
             with jax.numpy_dtype_promotion("standard"):  # optax mixes in its int32 step count
-                updates, moments = optimizer.update(found.of_params, state.optimizer, state.params)
+                updates, moments = optimizer.update(
+                    found.of_params, state.optimizer, state.params, norm=norm
+                )
             moved = jax.tree.map(lambda leaf, by: leaf - rate * by, state.params, updates)
             return TrainState(moved, moments)
 

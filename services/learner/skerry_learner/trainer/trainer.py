@@ -103,7 +103,13 @@ def memory_of(
     if isinstance(decoder, Decoder):
         width, shape = jnp.dtype(decoder.compute).itemsize, (data.batch, data.seq_len)
         activations = activation_bytes(
-            decoder.arch, sizes, train, *shape, width=width, fused=decoder.fused
+            decoder.arch,
+            sizes,
+            train,
+            *shape,
+            width=width,
+            fused=decoder.fused,
+            scanned=decoder.scanned,
         )
     need = learner_memory(
         cut.parameters,
