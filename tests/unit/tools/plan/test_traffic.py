@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.schedule import Schedule, offset, room_steps
 from skerry.algorithm.schemes import raw_bytes
+from skerry.protocol.chunks import seal_chunk
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
+from tests.support.learners import encode_vector
 
 SYNC = SyncConfig(fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1, chunk_bytes=2**60)
 LOAD = SyncLoad(SYNC, 12e9, outer_vectors=1)
@@ -168,3 +171,15 @@ def test_deltas_keyframes_and_snapshots_are_counted_as_often_as_they_are_stored(
     rare = whole.changed(delta_scheme="int4", keyframe_every=8)
     assert rare.down_bits == 3.33
     assert rare.state_bytes == pytest.approx((3.33 + 11.07 / 8) / 8 + 8)
+
+
+@pytest.mark.parametrize("scheme", sorted(WIRE_BITS))
+def test_bits_on_the_wire_are_what_the_codec_makes_of_gaussian_data(scheme: str) -> None:
+    layout = plan([LeafSpec("w", (2**19,))], 1)
+    x = np.random.default_rng(0).standard_normal(2**19, np.float32)
+    x *= np.float32(0.02 if scheme in {"f32", "bf16"} else 1e-4)  # parameters, or Adam's steps
+    messages = [
+        seal_chunk(chunk, run="r", plan=layout, fragment=0, version=1, sender="ann", incarnation=1)
+        for chunk in encode_vector(scheme, x, 524_288)
+    ]
+    assert 8 * sum(map(len, messages)) / x.size == pytest.approx(WIRE_BITS[scheme], rel=0.02)
