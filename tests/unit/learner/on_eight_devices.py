@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from skerry.algorithm import fragments
 from skerry.algorithm.fragments import Fragment, Plan
 from skerry.client import encode, inner_state
+from skerry.client.jax_fragments import JaxFragments
 from skerry.client.jax_inner import kind_of
 from skerry.client.mailbox import OutgoingContribution
 from skerry.models import mesh
-from skerry.models.base import build_model, leaves_by_name, specs_of
+from skerry.models.base import build_model, leaf_specs, leaves_by_name, specs_of
 from skerry.models.presets import PRESETS
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.trainer.step import TrainState
@@ -176,6 +177,27 @@ def one_program_at_a_time_is_in_flight() -> None:
     trainer.reset()
     ended("reset")
     del kept
+
+
+def explicit_axes_stay_as_they_are() -> None:
+    """Leaves on a mesh as ``jax.make_mesh`` makes it are read and written, and lie as before."""
+    rows = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.sharding.PartitionSpec("x"))
+    values = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
+    params = {"w": jax.device_put(values, rows)}
+    plan = fragments.plan(leaf_specs(params), 2)
+    held = JaxFragments(plan, SyncConfig(fragments=2), params)
+    held.warm(lambda: None)
+    for f in plan.fragments:
+        vector = noise(f, plan, f.index)
+        held.adopt(f.index, vector)
+        np.testing.assert_array_equal(np.array(held.capture(f.index)), np.zeros_like(vector))
+    (leaf,) = jax.tree.leaves(held.params)
+    assert leaf.sharding == rows
+    whole = np.array(leaf)
+    assert all(
+        np.array_equal(fragments.gather(f, [whole]), noise(f, plan, f.index))
+        for f in plan.fragments
+    )
 
 
 def ended(what: str) -> None:
@@ -369,6 +391,7 @@ CHECKS = (
     layers_share_their_programs,
     a_return_goes_on,
     one_program_at_a_time_is_in_flight,
+    explicit_axes_stay_as_they_are,
 )
 
 

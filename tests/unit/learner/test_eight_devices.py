@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 QUICK = (
+    "explicit_axes_stay_as_they_are",
     "each_device_holds_an_eighth",
     "no_leaf_is_gathered",
     "quantised_where_it_lies",
