@@ -3,7 +3,7 @@
 Both train the same model on the same batch with AdamW, on one core, taking turns. The plain one is
 what one would write in JAX for this model alone, without families, packed rows or chunks:
 activations ``[batch, seq, d]``, matrices ``[in, out]``. First both must agree on the loss. With
-``--torch`` the transformers model takes a PyTorch loop's steps as well.
+``--torch`` the transformers model takes a PyTorch loop's steps afterwards: in turns, JAX is slower.
 """
 
 from __future__ import annotations
@@ -134,12 +134,11 @@ def torch_step(config: ModelConfig, tokens: Any) -> Callable[[], float]:
 
 
 def measure(config: ModelConfig, steps: int, batch: int, seq: int, *, torch: bool) -> Verdict:
-    """Let all take steps in turn on the same batch and compare their CPU times."""
+    """Let both take steps in turn on the same batch and compare their CPU times."""
     train = TrainConfig(precision="float32")
     model = build_model(config, train)
     assert isinstance(model, Decoder)
     tokens = jax.random.randint(jax.random.key(1), (batch, seq + 1), 0, 256)
-    other = torch_step(config, tokens) if torch else float
     params = jax.jit(model.init)(jax.random.key(0))
     optimizer, step = plain_step(train, model.arch.heads)
     theirs = jax.tree.map(jnp.copy, plain_params(params, len(model.arch.layers)))
@@ -147,7 +146,7 @@ def measure(config: ModelConfig, steps: int, batch: int, seq: int, *, torch: boo
     our_step = make_step(model, train)
     state = TrainState(params, jax.jit(optimizer_of(model, train).init)(params))
     half, whole = np.float32(0.5), np.float32(1.0)
-    times: tuple[list[float], list[float], list[float]] = [], [], []
+    times: tuple[list[float], list[float]] = [], []
     for number in range(steps + 3):
         began = time.process_time()
         state, result = our_step(state, {"tokens": tokens}, half, whole)
@@ -159,14 +158,22 @@ def measure(config: ModelConfig, steps: int, batch: int, seq: int, *, torch: boo
         if number == 0 and gap > ALIKE:
             message = f"the two models differ by {gap:g} in their first loss"
             raise RuntimeError(message)
-        other()
         if number >= 3:
             times[0].append(between - began)
             times[1].append(ended - between)
-            times[2].append(time.process_time() - ended)
-    mine, plain, theirs_s = (statistics.median(found) for found in times)
-    torch_ms = 1e3 * theirs_s if torch else 0.0
+    mine, plain = (statistics.median(found) for found in times)
+    torch_ms = 1e3 * step_s(torch_step(config, tokens), steps) if torch else 0.0
     return Verdict(config.preset, 1e3 * mine, 1e3 * plain, torch_ms, plain / mine, steps)
+
+
+def step_s(step: Callable[[], float], steps: int) -> float:
+    """Return the median CPU time of a step, after three that are not timed."""
+    times: list[float] = []
+    for _ in range(steps + 3):
+        began = time.process_time()
+        step()
+        times.append(time.process_time() - began)
+    return statistics.median(times[3:])
 
 
 def main() -> None:
