@@ -33,6 +33,7 @@ def all_experiments() -> tuple[Experiment, ...]:
         outer(),
         adoption(),
         quantisation(),
+        deltas(),
         speeds(),
         lateness(),
         failures(),
@@ -300,4 +301,44 @@ def quantisation() -> Experiment:
             " format that lengthens contributions seems better than f32: a difference of either"
             " sign is an error."
         ),
+    )
+
+
+def deltas() -> Experiment:
+    """Compare what learners read of a global fragment: whole, or what changed in it."""
+    cells = [
+        _delta(kind, lr, THREE) for lr in ("3e-3", LOW_LR) for kind in ("none", "int8", "int4")
+    ]
+    return Experiment(
+        name="deltas",
+        title="Deltas down",
+        question=(
+            "What do closed-loop deltas cost? M = 4, contributions of int4; every difference is"
+            " between runs of one seed, against global fragments whole in f32."
+        ),
+        cells=(*(_delta("f32", lr, THREE) for lr in ("3e-3", LOW_LR)), *cells),
+        x="deltas",
+        series="lr",
+        notes=(
+            "`f32` and `none`: each version whole, in f32 and in bf16; `int8` and `int4`: what"
+            " changed since the version before, and G in bf16. A keyframe is never needed here:"
+            " no learner is away."
+        ),
+    )
+
+
+def _delta(kind: str, lr: str, seeds: tuple[int, ...]) -> Cell:
+    whole = kind == "f32"
+    return Cell(
+        key=f"lr{lr}-deltas-{kind}",
+        labels=(("lr", lr), ("deltas", kind)),
+        sets=(
+            f"sync.global_scheme={'f32' if whole else 'bf16'}",
+            f"sync.delta_scheme={'none' if whole else kind}",
+            f"train.lr={lr}",
+        ),
+        learners=4,
+        tokens=SHORT,
+        seeds=seeds,
+        against="" if whole else f"lr{lr}-deltas-f32",
     )
