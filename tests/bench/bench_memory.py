@@ -1,9 +1,9 @@
 """What services hold against what is promised: ``python tests/bench/bench_memory.py``.
 
 A learner: parameters, anchors, AdamW's two moments and two fragments in flight, each with what was
-captured and what is on its way out or in. A syncer: three f32 per parameter of its shard and one
-contribution per learner of the fragment in hand. Both are real processes on a real broker; the
-syncer's learners are learners with a model of 20 M parameters.
+captured and what is on its way out or in. A syncer: three f32 per parameter of its shard, the
+global fragments in bf16, and one contribution per learner of the fragment in hand. Both are real
+processes on a real broker; the syncer's learners are learners with a model of 20 M parameters.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ async def weigh_syncer(folder: Path, server: NatsServer) -> Weight:
         parameters=cut.parameters,
         held=max(s["held"] for s in merges),
         peak=max(s["peak"] for s in merges),
-        promised=12 * cut.parameters + LEARNERS * contribution,
-        base=8 * cut.parameters,
+        promised=14 * cut.parameters + LEARNERS * contribution,
+        base=10 * cut.parameters,
         fragment=fragment,
     )
 

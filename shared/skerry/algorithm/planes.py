@@ -47,6 +47,11 @@ def allocate(scheme: str, blocks: int) -> Planes:
     return Planes(codes, np.empty(blocks if kind.has_scales else 0, np.uint16))
 
 
+def exact(x: NDArray[np.float32]) -> Planes:
+    """Return the planes of a padded vector f32 (blocks*256,) in scheme ``f32``: a view of it."""
+    return Planes(as_blocks(x).view(np.uint8), np.empty(0, np.uint16))
+
+
 def diverged() -> Diverged:
     """Return the error for a vector that holds NaN or infinity."""
     return Diverged("a vector to be quantised holds NaN or infinity; lower the learning rate")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from skerry.algorithm.backend import cpu
+from skerry.algorithm.planes import exact
 from skerry.errors import Conflict, StateLost
 from skerry.log import fences
 from skerry.log.base import Expect
@@ -57,7 +58,12 @@ class NewPart(NamedTuple):
 
     @classmethod
     def of(cls, name: str, scheme: str, vector: Vector) -> NewPart:
-        """Quantise a vector f32, padded to whole blocks; its digest is that of what is decoded."""
+        """Quantise a vector f32, padded to whole blocks; its digest is that of what is decoded.
+
+        In f32 that is the vector itself, of which no copy is made.
+        """
+        if scheme == "f32":
+            return cls(name, scheme, exact(vector), vector_digest(vector))
         planes = cpu().quantise(scheme, vector)
         return cls(name, scheme, planes, vector_digest(cpu().dequantise(scheme, planes)))
 

@@ -52,9 +52,13 @@ def known_of(
 
 
 def syncer_bytes(at: Deployment) -> float:
-    """Return the memory of one shard's syncer: f32 master, outer state, result, contributions."""
+    """Return the memory of one shard's syncer.
+
+    That is f32 master, outer state and result, the global fragment, and a round's contributions.
+    """
     load = at.load
-    whole = 4 * load.parameters * (2 + load.outer_vectors) / load.sync.shards
+    shared = 4 if load.sync.global_scheme == "f32" else 2
+    whole = (4 * (2 + load.outer_vectors) + shared) * load.parameters / load.sync.shards
     return whole + at.learners * load.fragment * load.up_bits / 8
 
 

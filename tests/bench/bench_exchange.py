@@ -1,0 +1,278 @@
+"""What one exchange of a whole model costs: ``python tests/bench/bench_exchange.py``.
+
+M learners without a model send int4 noise for each fragment to a real broker, a syncer in a process
+of its own merges and commits it, and each learner reads the new global fragment. All on this
+machine, so the link is memory. ``--parameters`` and ``--learners`` say how much; encoding is done
+once before, since it is a learner's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+from harness import Goal, parser, write
+
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import Fragment, LeafSpec, Plan, plan
+from skerry.algorithm.merge import slice_norms
+from skerry.algorithm.planes import Planes
+from skerry.log import contributions, ledger, run_records
+from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.nats.bus import NatsBus
+from skerry.log.streams import specs
+from skerry.protocol.codec import pack
+from skerry.protocol.messages import ContributionKind, Manifest, Round
+from skerry.protocol.parts import size_of
+from skerry.settings.models import RunConfig, SyncConfig
+from tests.support.builders import background, header, run_record
+from tests.support.cluster import Cluster
+from tests.support.learners import ScriptedLearner
+from tests.support.nats_server import NatsServer
+
+RUN = "exchange"
+ROWS = 4096
+LEAF = 16 * 2**20
+"""Parameters in a tensor."""
+PATIENCE_S = 600.0
+PULSE_S = 0.1
+GAP = 4
+"""Steps between the rounds of two fragments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange of every fragment: seconds, CPU seconds of the syncer, bytes."""
+
+    wall_s: float
+    syncer_cpu_s: float
+    sent_bytes: int
+    read_bytes: int
+    stored_bytes: int
+
+
+def plan_of(parameters: int, fragments: int) -> Plan:
+    """Return a plan of about so many parameters."""
+    tensors = max(fragments, round(parameters / LEAF))
+    rows = max(1, parameters // tensors // ROWS)
+    return plan([LeafSpec(f"w{i:03d}", (rows, ROWS)) for i in range(tensors)], fragments)
+
+
+class Encoded(NamedTuple):
+    """A vector ready to send, and the norms of its slices."""
+
+    scheme: str
+    planes: Planes
+    norms: tuple[float, ...]
+
+
+class Learner:
+    """One that answers every round with the same noise, and reads every version.
+
+    ``planes`` and ``norms`` are those of each fragment, encoded once.
+    """
+
+    def __init__(self, bus: NatsBus, cut: Plan, name: str, chunk_bytes: int) -> None:
+        self.name = name
+        self._cut = cut
+        self._chunk_bytes = chunk_bytes
+        self._reader = GlobalReader(bus, RUN, cut)
+        self._sender = contributions.Sender(bus, RUN, cut)
+        self._scripted = ScriptedLearner(bus, RUN, cut, name)
+        self._rng = np.random.default_rng(sum(name.encode()))
+        self._identities = count(1)
+        self._encoded = {f.index: self._noise(f, 1e-4, "int4") for f in cut.fragments}
+
+    def _noise(self, fragment: Fragment, scale: float, scheme: str) -> Encoded:
+        vector = self._rng.standard_normal(fragment.padded_size, np.float32)
+        vector *= np.float32(scale)
+        planes = cpu().quantise(scheme, vector)
+        norms = slice_norms(fragment, cpu().dequantise(scheme, planes, vector))
+        return Encoded(scheme, planes, norms)
+
+    async def pulse(self, step: int) -> None:
+        await self._scripted.pulse(step)
+
+    async def begin(self, fragment: Fragment) -> None:
+        """Offer initial parameters."""
+        kind = ContributionKind.GENESIS
+        await self._send(kind, fragment.index, 1, self._noise(fragment, 1.0, "f32"))
+
+    async def answer(self, opened: Round) -> int:
+        """Send a contribution; returns its bytes."""
+        kind, index = ContributionKind.OUTER_GRADIENT, opened.fragment
+        return await self._send(kind, index, opened.version, self._encoded[index])
+
+    async def _send(
+        self, kind: ContributionKind, fragment: int, version: int, encoded: Encoded
+    ) -> int:
+        said = header(
+            next(self._identities),
+            self.name,
+            kind=kind,
+            fragment=fragment,
+            base_version=version - 1,
+            norms=() if kind is ContributionKind.GENESIS else encoded.norms,
+        )
+        chunks = pack(encoded.scheme, encoded.planes, self._chunk_bytes)
+        return await self._sender.send(said, chunks)
+
+    async def read(self, manifest: Manifest) -> int:
+        """Read a version; returns its bytes."""
+        sizes: list[int] = []
+        await self._reader.read(manifest, Meters(sizes.append))
+        return sum(sizes)
+
+
+@dataclass(slots=True)
+class Bench:
+    """The learners, the syncer's process, and what the log says."""
+
+    bus: NatsBus
+    cut: Plan
+    learners: Sequence[Learner]
+    syncer: psutil.Process
+    rounds: AsyncGenerator[Round]
+    manifests: AsyncGenerator[Manifest]
+    step: int = 0
+    versions: dict[int, int] = field(default_factory=dict[int, int])
+
+    async def pulse(self) -> None:
+        """Say where the learners are, for ever: one that is silent is not waited for."""
+        while True:
+            for learner in self.learners:
+                await learner.pulse(self.step)
+            await asyncio.sleep(PULSE_S)
+
+    async def _opened(self) -> Round:
+        """Return the next round that no commit has closed; one may be opened again."""
+        while True:
+            opened = await anext(self.rounds)
+            if opened.version > self.versions[opened.fragment]:
+                return opened
+
+    async def begin(self) -> None:
+        """Have one learner offer the initial parameters, and all read them."""
+        for fragment in self.cut.fragments:
+            await self.learners[0].begin(fragment)
+            await self._read(await anext(self.manifests))
+
+    async def exchange(self) -> Exchange:
+        """Exchange every fragment once, one after the other."""
+        began_s, cpu_s = time.monotonic(), self._cpu_s()
+        sent = read = stored = 0
+        for _ in self.cut.fragments:
+            self.step += GAP
+            opened = await self._opened()
+            sent += sum(await asyncio.gather(*(one.answer(opened) for one in self.learners)))
+            manifest = await anext(self.manifests)
+            read += await self._read(manifest)
+            version = manifest.commit.version
+            stored += sum(size_of(p) for p in manifest.parts if p.version == version)
+        took_s = time.monotonic() - began_s
+        return Exchange(took_s, self._cpu_s() - cpu_s, sent, read, stored)
+
+    async def _read(self, manifest: Manifest) -> int:
+        self.versions[manifest.commit.fragment] = manifest.commit.version
+        return sum(await asyncio.gather(*(one.read(manifest) for one in self.learners)))
+
+    def _cpu_s(self) -> float:
+        used = self.syncer.cpu_times()
+        return used.user + used.system
+
+
+async def measure(cut: Plan, learners: int, times: int) -> tuple[list[Exchange], float]:
+    """Return that many exchanges, and the resident bytes of the syncer at the end."""
+    fragments = len(cut.fragments)
+    sync = SyncConfig(
+        fragments=fragments,
+        h_steps=GAP * fragments,
+        learners=learners,
+        quorum=learners,
+        round_timeout_s=PATIENCE_S,
+    )
+    config = RunConfig(sync=sync)
+    async with AsyncExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "run.toml").touch()
+        server = NatsServer(folder / "nats")
+        server.start()
+        opened.callback(server.kill)
+        buses = [
+            await opened.enter_async_context(NatsBus(server.url, name=f"bench-{i}"))
+            for i in range(learners + 1)
+        ]
+        bus = buses[0]
+        await bus.declare(specs(RUN, window_bytes=max(2**29, 8 * cut.parameters)))
+        await ledger.create_run(bus, run_record(RUN, cut, config.model_dump_json()))
+        cluster = await opened.enter_async_context(
+            Cluster(server.url, RUN, folder, folder / "run.toml", folder / "jax")
+        )
+        syncer = await cluster.start("syncer", "s")
+        bench = Bench(
+            bus,
+            cut,
+            [
+                await asyncio.to_thread(Learner, own, cut, f"l{i}", sync.chunk_bytes)
+                for i, own in enumerate(buses[1:])
+            ],
+            psutil.Process(syncer.process.pid),
+            await opened.enter_async_context(
+                aclosing(run_records.follow(bus, RUN, Round, cut.digest))
+            ),
+            await opened.enter_async_context(
+                aclosing(run_records.follow(bus, RUN, Manifest, cut.digest))
+            ),
+        )
+        async with asyncio.timeout(PATIENCE_S), background(bench.pulse()):
+            await bench.begin()
+            await bench.exchange()  # which loads kernels, and touches memory for the first time
+            found = [await bench.exchange() for _ in range(times)]
+            return found, bench.syncer.memory_info().rss
+
+
+def main() -> None:
+    made = parser(__doc__ or "")
+    made.add_argument("--parameters", type=float, default=16e6, help="(default 16e6)")
+    made.add_argument("--fragments", type=int, default=2, help="(default 2)")
+    made.add_argument("--learners", type=int, default=4, help="(default 4)")
+    made.add_argument("--times", type=int, default=5, help="exchanges (default 5)")
+    chosen = made.parse_args()
+    cut = plan_of(int(chosen.parameters), chosen.fragments)
+    found, resident = asyncio.run(measure(cut, chosen.learners, chosen.times))
+    size, learners = cut.parameters, chosen.learners
+    middle = {
+        name: statistics.median(getattr(one, name) for one in found) / size
+        for name in asdict(found[0])
+    }
+    rows = {
+        "up, bits a parameter and learner": 8 * middle["sent_bytes"] / learners,
+        "down, bits a parameter and learner": 8 * middle["read_bytes"] / learners,
+        "stored beside contributions, bytes a parameter": middle["stored_bytes"],
+        "wall, s for 1 B parameters": 1e9 * middle["wall_s"],
+        "CPU of the syncer, s for 1 B parameters": 1e9 * middle["syncer_cpu_s"],
+        "resident in the syncer, bytes a parameter": resident / size,
+    }
+    print(f"exchange: {size:,} parameters, {learners} learners, median of {len(found)}")
+    for name, value in rows.items():
+        print(f"  {name:<50} {value:8.2f}")
+    limits = {
+        "down, bits a parameter and learner": 5.0,
+        "CPU of the syncer, s for 1 B parameters": 6.0,
+    }
+    goals = [Goal(name, goal, rows[name], "", at_most=True) for name, goal in limits.items()]
+    write("exchange", [rows], goals, chosen.json)
+
+
+if __name__ == "__main__":
+    main()
