@@ -35,8 +35,13 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def parameters_of(model: torch.nn.Module) -> dict[str, Any]:
-    """Return a module's parameters by name; modules that ``torch.compile`` wrapped keep theirs."""
-    return {name.replace(COMPILED, ""): tensor for name, tensor in model.named_parameters()}
+    """Return a module's parameters by name, and the buffers that are leaves of its checkpoint.
+
+    Modules that ``torch.compile`` wrapped keep their names.
+    """
+    constants = ((n, t) for n, t in model.named_buffers() if names.CONSTANT.search(n))
+    held = (*model.named_parameters(), *constants)
+    return {name.replace(COMPILED, ""): tensor for name, tensor in held}
 
 
 def leaves_of(
@@ -44,12 +49,14 @@ def leaves_of(
 ) -> tuple[LeafSpec, ...]:
     """Name a module's parameters, sorted by name, those that are frozen last.
 
-    Tied parameters count once, by their first name. ``embeddings`` are name parts of tensors to be
-    averaged; None: those of ``names.averaged``. Raises ModelError for a module without parameters
-    to train, or a parameter that is no float or is sharded along anything but its rows.
+    Tied parameters count once, by their first name; a constant of a block is frozen where the
+    block's norm is. ``embeddings`` are name parts of tensors to be averaged; None: those of
+    ``names.averaged``. Raises ModelError for a module without parameters to train, or a parameter
+    that is no float or is sharded along anything but its rows.
     """
     specs: list[LeafSpec] = []
-    for name, tensor in sorted(parameters_of(model).items()):
+    held = parameters_of(model)
+    for name, tensor in sorted(held.items()):
         if tensor.dtype not in FLOATS or not _by_rows(tensor):
             msg = (
                 f"Parameter {name} is {str(tensor.dtype).removeprefix('torch.')},"
@@ -64,7 +71,8 @@ def leaves_of(
             else any(part in embeddings for part in name.split("."))
         )
         unit = names.unit_of(name, shape)
-        specs.append(LeafSpec(name, shape, embedding, tensor.requires_grad, unit))
+        learns = held.get(names.CONSTANT.sub(".input_layernorm.weight", name), tensor)
+        specs.append(LeafSpec(name, shape, embedding, learns.requires_grad, unit))
     if not any(spec.trainable for spec in specs):
         msg = "The model has no parameter that requires a gradient: there is nothing to train."
         raise ModelError(msg, path="model")

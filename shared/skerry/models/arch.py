@@ -41,16 +41,21 @@ class Rope:
 
     ``llama3`` divides the frequencies whose wavelength exceeds ``original`` / ``low`` by
     ``factor``, leaves those below ``original`` / ``high``, and goes over linearly in between.
-    ``proportional`` turns the first ``share`` of a head only.
+    ``proportional`` turns the first ``share`` of a head only. ``yarn`` (arXiv 2309.00071) leaves
+    pairs that turn more than ``high`` times in ``original`` positions, divides the frequencies of
+    those that turn less than ``low`` times by ``factor``, and goes over linearly in between, from
+    whole pair to whole pair if ``truncated``; queries and keys are multiplied by ``gain``.
     """
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "proportional"] = "default"
+    kind: Literal["default", "linear", "llama3", "proportional", "yarn"] = "default"
     factor: float = 1.0
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
     share: float = 1.0
+    gain: float = 1.0
+    truncated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +441,7 @@ def _table(value: Any) -> Mapping[str, Any]:
 def _ropes(keys: Keys, family: str) -> tuple[Rope, Rope]:
     """Return the rotary positions of full and of sliding layers, from new or old spellings."""
     given = keys.part("rope_parameters")
+    trained = {"original_max_position_embeddings": keys.table.get("max_position_embeddings")}
     scaling = keys.part("rope_scaling")
     theta = keys.real("rope_theta", 1e6 if family in {"mixtral", *_GEMMAS[1:]} else 1e4)
     if family == "gemma2":
@@ -446,17 +452,18 @@ def _ropes(keys: Keys, family: str) -> tuple[Rope, Rope]:
             local = keys.real("rope_local_base_freq", 1e4)
         if family == "gemma4_text":
             return Rope(theta, "proportional", share=0.25), Rope(1e4)
-        full = _rope({**scaling, **given}, theta)
+        full = _rope({**trained, **scaling, **given}, theta)
         split = family == "gemma3_text"
         return full, Rope(local) if split else full
     local = 1e4 if family in _GEMMAS else theta
-    full = _rope({**_table(given.get(FULL)), **scaling}, theta)
+    full = _rope({**trained, **_table(given.get(FULL)), **scaling}, theta)
     return full, _rope(_table(given.get(SLIDING)), local)
 
 
 def _rope(table: Mapping[str, Any], theta: float) -> Rope:
     keys = Keys({"rope_type": table.get("type"), **table}, "rope_parameters.")
-    kind: Any = keys.choice("rope_type", "default", ("default", "linear", "llama3", "proportional"))
+    known = ("default", "linear", "llama3", "proportional", "yarn")
+    kind: Any = keys.choice("rope_type", "default", known)
     share = keys.real("partial_rotary_factor", 1.0, most=1.0)
     if share != 1.0 and kind != "proportional":
         refuse(f"turns {share:g} of each head only: this decoder turns whole heads.")
@@ -464,6 +471,8 @@ def _rope(table: Mapping[str, Any], theta: float) -> Rope:
     if kind == "default":
         return Rope(theta)
     factor = keys.real("factor", 1.0 if kind == "proportional" else None)
+    if kind == "yarn":
+        return _yarn(keys, theta, factor)
     if kind != "llama3":
         return Rope(theta, kind, factor, share=share)
     low, high = keys.real("low_freq_factor"), keys.real("high_freq_factor")
@@ -471,6 +480,20 @@ def _rope(table: Mapping[str, Any], theta: float) -> Rope:
         refuse(f"has a high_freq_factor of {high:g}: it must exceed low_freq_factor.")
     original = keys.whole("original_max_position_embeddings", most=1 << 30)
     return Rope(theta, kind, factor, low, high, original)
+
+
+def _yarn(keys: Keys, theta: float, factor: float) -> Rope:
+    """Return YaRN's positions; its gain grows with the logarithm of the factor."""
+    low, high = keys.real("beta_slow", 1.0), keys.real("beta_fast", 32.0)
+    if high <= low or theta <= 1.0:
+        refuse(f"has a beta_fast of {high:g}: it must exceed beta_slow, and rope_theta 1.")
+    original = keys.whole("original_max_position_embeddings", most=1 << 30)
+    scales = [keys.table.get(name) for name in ("mscale", "mscale_all_dim")]
+    over, under = (keys.real("mscale"), keys.real("mscale_all_dim")) if all(scales) else (1.0, 0.0)
+    grown = 0.1 * math.log(max(factor, 1.0))
+    gain = keys.real("attention_factor", (over * grown + 1) / (under * grown + 1))
+    truncated = keys.flag("truncate", default=True)
+    return Rope(theta, "yarn", factor, low, high, original, gain=gain, truncated=truncated)
 
 
 def _checked(arch: Arch) -> Arch:

@@ -68,6 +68,8 @@ def frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
     turned = int(rope.share * head_dim // 2)
     angle = np.zeros(half)
     angle[:turned] = rope.theta ** (-np.arange(turned) * 2.0 / head_dim)
+    if rope.kind == "yarn":
+        return angle * (1 - yarn_share(rope, half) * (1 - 1 / rope.factor))
     if rope.kind != "llama3":
         return angle / rope.factor
     length = 2 * math.pi / angle
@@ -75,11 +77,26 @@ def frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
     return angle * (np.clip(share, 0, 1) + (1 - np.clip(share, 0, 1)) / rope.factor)
 
 
+def yarn_share(rope: Rope, half: int) -> NDArray[np.float64]:
+    """Return in how far YaRN divides the frequency of each pair: 0 to 1."""
+
+    def pair_of(turns: float) -> float:
+        return half * math.log(rope.original / (turns * 2 * math.pi)) / math.log(rope.theta)
+
+    first, last = pair_of(rope.high), pair_of(rope.low)
+    if rope.truncated:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    pairs: NDArray[np.float64] = np.arange(half, dtype=np.float64)
+    return np.clip((pairs - first) / (last - first if last != first else 1e-3), 0.0, 1.0)
+
+
 @lru_cache(maxsize=16)
 def _angles(rope: Rope, head_dim: int, seq: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return cosines and sines f32 [1, seq, 1, half]; one array, so that a program has it once."""
     angle = (np.arange(seq)[:, None] * frequencies(rope, head_dim))[None, :, None, :]
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    cos, sin = rope.gain * np.cos(angle), rope.gain * np.sin(angle)
+    return cos.astype(np.float32), sin.astype(np.float32)
 
 
 def rotate(x: jax.Array, angles: tuple[Any, Any]) -> jax.Array:
@@ -271,7 +288,8 @@ class Decoder:
             else:
                 turn = jnp.asarray(frequencies(rope, layer.head_dim), jnp.float32)
                 angle = positions.astype(jnp.float32)[:, :, None, None] * turn[None, None, None]
-                angles[layer.kind] = jnp.cos(angle), jnp.sin(angle)
+                gain = jnp.float32(rope.gain)
+                angles[layer.kind] = gain * jnp.cos(angle), gain * jnp.sin(angle)
         text = Text(batch, seq, angles, packed.get("segments"))
         if text.segments is None:
             return text

@@ -21,6 +21,10 @@ AVERAGED = re.compile(
 EXPERTS = re.compile(r"(?:^|\.)experts\.(?:gate_up_proj|down_proj)$")
 """Stacks whose first axis counts experts."""
 
+CONSTANT = re.compile(r"(?:^|\.)layer_scalar$")
+"""Tensors of a checkpoint that no gradient reaches, and that torch keeps as buffers: leaves like
+others, so that the log and every export have them."""
+
 AXES: Mapping[str, Axes] = {
     r".*(embed_tokens|embed_tokens_per_layer|lm_head)\.weight": ("vocab", "embed"),
     r".*\.q_proj\.weight": ("heads", "embed"),

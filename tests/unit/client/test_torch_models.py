@@ -24,10 +24,17 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:::(transformers|torch)", "ignore:.*LeafSpec")
 
 QWEN = {key: value for key, value in MOE.items() if "expert" not in key} | {"model_type": "qwen3"}
+GEMMA4 = QWEN | {
+    "model_type": "gemma4_text",
+    "layer_types": ["full_attention"] * int(MOE["num_hidden_layers"]),
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+}
 SHAPES = {
     "gemma, tied": ModelConfig(preset="nano", layers=1, d_model=32, d_ff=48, vocab=260),
     "qwen3": ModelConfig(config=json.dumps(QWEN)),
     "qwen3, experts": ModelConfig(config=json.dumps(MOE)),
+    "gemma 4, with a constant in each block": ModelConfig(config=json.dumps(GEMMA4)),
 }
 
 
@@ -43,7 +50,7 @@ def global_state(cut: Plan) -> list[NDArray[np.float32]]:
 def test_both_models_are_cut_alike_adopt_the_same_bits_and_have_one_loss(
     shape: ModelConfig,
 ) -> None:
-    from skerry.client.torch_fragments import TorchFragments, leaves_of
+    from skerry.client.torch_fragments import TorchFragments, leaves_of, parameters_of
     from skerry.torch import model_of
 
     ours, theirs = build_model(shape, TrainConfig()), model_of(RunConfig(model=shape))
@@ -55,7 +62,7 @@ def test_both_models_are_cut_alike_adopt_the_same_bits_and_have_one_loss(
     for fragment, vector in enumerate(global_state(cut)):
         for held in (in_jax, in_torch):
             held.adopt(fragment, vector.copy())
-    params, theirs_too = in_jax.params, dict(theirs.named_parameters())
+    params, theirs_too = in_jax.params, parameters_of(theirs)
     for spec, leaf in zip(specs, leaves_by_name(params), strict=True):
         mine = theirs_too[spec.name].detach().numpy()
         np.testing.assert_array_equal(mine.view(np.uint32), np.array(leaf).view(np.uint32))

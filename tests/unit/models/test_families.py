@@ -35,6 +35,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 40,
+    "beta_fast": 8.0,
+}
 BOTH_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
     "full_attention": {"rope_type": "linear", "rope_theta": 3e5, "factor": 4.0},
@@ -64,6 +71,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 16, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": 5, "rope_theta": 2e4}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen2_yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen3_yarn": (
+        "Qwen3",
+        {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.3}, "head_dim": 16},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 16, "rope_theta": 5e6, "tie_word_embeddings": True}),
     "qwen3_moe": (
         "Qwen3Moe",
