@@ -23,6 +23,7 @@ from skerry.log.ledger import last_commits
 from skerry.log.run_records import newest_each
 from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import LearnerPhase, Pulse, activity
+from skerry.protocol.parts import DELTA, KEYFRAME
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 
@@ -79,7 +80,8 @@ async def read_held(bus: Bus, run: str, plan: Plan) -> dict[int, HeldFragment]:
             if manifest is not None:
                 await GlobalReader(bus, run, plan).read(manifest)
                 for part in manifest.parts:
-                    await read_part(bus, run, plan, manifest, part)
+                    if part.name not in {DELTA, KEYFRAME}:
+                        await read_part(bus, run, plan, manifest, part)
                 readable = manifest.commit.version
         except Overtaken as error:
             msg = f"A syncer commits to run {run!r} meanwhile: stop all of its syncers first."

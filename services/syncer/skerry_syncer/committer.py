@@ -174,11 +174,13 @@ class Committer:
         """Yield what is stored of a version, and take ``vectors.shared`` on to it."""
         sync, master = self.config, vectors.master
         new = closed_loop.follow(sync.global_scheme, sync.delta_scheme, vectors.shared, master)
-        vectors.shared, digest = new.held, vector_digest(new.vector)
-        if new.delta is not None:
-            yield NewPart(DELTA, sync.delta_scheme, new.delta, digest)
-        if new.delta is None or is_due(version, previous, KEYFRAME, sync.keyframe_every):
-            yield NewPart(KEYFRAME, sync.global_scheme, new.held, digest)
+        held, delta, digest = new.held, new.delta, vector_digest(new.vector)
+        vectors.shared = held
+        del new  # its vector is as long as the fragment
+        if delta is not None:
+            yield NewPart(DELTA, sync.delta_scheme, delta, digest)
+        if delta is None or is_due(version, previous, KEYFRAME, sync.keyframe_every):
+            yield NewPart(KEYFRAME, sync.global_scheme, held, digest)
         yield NewPart.of(MASTER, "f32", master)
         for name, vector in sorted(self.outer.leaves(vectors.outer).items()):
             yield NewPart.of(OUTER + name, "f32", vector)

@@ -11,7 +11,7 @@ import structlog
 from skerry.errors import Corrupt, StateLost, WireError
 from skerry.log import ledger, run_records
 from skerry.log.base import Deliver
-from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.global_fragments import GlobalReader, Held, Meters
 from skerry.log.ledger import state_lost
 from skerry.log.state import read_part
 from skerry.log.state_writer import StateWriter
@@ -99,7 +99,7 @@ async def load(
         ],
     )
     vectors = {
-        index: await _restore(bus, writer.run, plan, manifest, outer, on_bytes)
+        index: await _restore(bus, plan, manifest, outer, sync.global_scheme, on_bytes)
         for index, manifest in manifests.items()
     }
     await _settle(bus, shard, sync, streams)
@@ -142,14 +142,15 @@ async def _asked_again(
 
 async def _restore(
     bus: Bus,
-    run: str,
     plan: Plan,
     manifest: Manifest,
     outer: Outer,
+    scheme: str,
     on_bytes: Callable[[int], None] | None,
 ) -> FragmentVectors:
     """Read a fragment's vectors; StateLost where bytes of a part stay wrong."""
     commit, vectors = manifest.commit, dict[str, "NDArray[np.float32]"]()
+    run = commit.run
     for name in sorted({p.name for p in manifest.parts if p.name not in {DELTA, KEYFRAME}}):
         attempts = READ_ATTEMPTS
         while name not in vectors:
@@ -163,18 +164,20 @@ async def _restore(
                     raise lost from error
     master = vectors.pop(MASTER)
     leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
-    shared = await _shared(bus, run, plan, manifest, on_bytes)
+    held = await _shared(bus, plan, manifest, on_bytes)
+    shared = held.planes if held is not None and held.scheme == scheme else None
     return FragmentVectors(master, outer.restore(master, leaves), shared)
 
 
 async def _shared(
-    bus: Bus, run: str, plan: Plan, manifest: Manifest, on_bytes: Callable[[int], None] | None
-) -> Planes | None:
+    bus: Bus, plan: Plan, manifest: Manifest, on_bytes: Callable[[int], None] | None
+) -> Held | None:
     """Return the global fragment that learners have; None where the log has lost it.
 
     They cannot read it either, and the next version makes it whole.
     """
-    reader, commit = GlobalReader(bus, run, plan), manifest.commit
+    commit = manifest.commit
+    reader = GlobalReader(bus, commit.run, plan)
     for _ in range(READ_ATTEMPTS):
         try:
             await reader.read(manifest, Meters(on_bytes))
@@ -182,9 +185,9 @@ async def _shared(
             about = {"fragment": commit.fragment, "version": commit.version}
             log.warning("keyframe_lost", **about, cause=str(error))
             return None
-        except Corrupt:
+        except WireError:
             continue
-        return reader.held[commit.fragment].planes
+        return reader.held[commit.fragment]
     return None
 
 

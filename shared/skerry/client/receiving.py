@@ -166,6 +166,7 @@ class FragmentReceiver:
             self.wanted.setdefault(commit.fragment, manifest)
             await asyncio.sleep(connection.RETRY_S)
         finally:
+            self.link.traffic.digest_mismatches = self.reader.mismatches
             self.reading.discard(commit.fragment)
             self.changed.set()
 
@@ -189,7 +190,6 @@ class FragmentReceiver:
             )
             self.lead.hold(commit.fragment, commit.version, vector)
             traffic.bytes_down += read
-        traffic.digest_mismatches = self.reader.mismatches
         traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
         link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))
         return Fresh(manifest, vector)

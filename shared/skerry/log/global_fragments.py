@@ -16,16 +16,18 @@ import structlog
 
 from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import cpu
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.schemes import scheme_of
 from skerry.errors import Corrupt, Diverged
 from skerry.log.state import OwnBlocks, read_part
 from skerry.protocol.chunks import vector_digest
-from skerry.protocol.parts import KEYFRAME, path
+from skerry.protocol.parts import DELTA, KEYFRAME, path
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.algorithm.fragments import Plan
+    from skerry.algorithm.fragments import Fragment, Plan
     from skerry.algorithm.planes import Planes
     from skerry.log.base import Bus
     from skerry.protocol.messages import Manifest, Part
@@ -75,37 +77,47 @@ class GlobalReader:
     chunk_bytes: int = 524_288
     held: dict[int, Held] = field(default_factory=dict[int, Held])
     mismatches: int = 0
+    _turns: dict[int, asyncio.Lock] = field(default_factory=dict[int, asyncio.Lock])
 
     async def read(self, manifest: Manifest, meters: Meters = NO_METERS) -> Vector:
         """Return the global fragment of a manifest, f32 (padded_size,).
 
-        Raises as ``read_part``.
+        One read of a fragment waits for another: both would change what is held. Raises as
+        ``read_part``.
         """
         fragment = manifest.commit.fragment
-        held = self.held.pop(fragment, None)
-        if held is not None:
-            try:
-                return await self._follow(manifest, held, meters)
-            except Corrupt as error:
-                self.mismatches += 1
-                self.held.pop(fragment, None)
-                about = {"fragment": fragment, "version": manifest.commit.version}
-                log.warning("global_fragment_differs", **about, held=held.version, cause=str(error))
-        return await self._follow(manifest, None, meters)
+        async with self._turns.setdefault(fragment, asyncio.Lock()):
+            held = self.held.pop(fragment, None)
+            if held is not None and not (self.own is None or _is_named(held, manifest)):
+                held = None
+            while True:
+                try:
+                    return await self._follow(manifest, held, meters)
+                except Corrupt as error:
+                    self.mismatches += 1
+                    about = {"fragment": fragment, "version": manifest.commit.version}
+                    version = held.version if held else 0
+                    log.warning("global_fragment_differs", **about, held=version, cause=str(error))
+                    if held is None:
+                        raise
+                    held = None
 
     async def _follow(self, manifest: Manifest, held: Held | None, meters: Meters) -> Vector:
-        """Apply what leads to the manifest's version; keeps how far it came."""
+        """Apply what leads to the manifest's version; what is whole meanwhile is held."""
         commit, index = manifest.commit, manifest.commit.fragment
         own = OwnBlocks(self.own(index), self.chunk_bytes) if self.own else None
         vector: Vector | None = None
         for part in path(manifest, held.version if held else None):
+            _check(part, self.plan.fragments[index])
             vector = await read_part(
                 *(self.bus, self.run, self.plan, manifest, part),
                 own=own,
                 on_bytes=meters.on_bytes,
                 on_decoded=meters.on_decoded,
             )
-            held = self.held[index] = await asyncio.to_thread(_apply, part, vector, held, own)
+            self.held.pop(index, None)  # a delta that is cancelled half way leaves neither version
+            held = await asyncio.to_thread(_apply, part, vector, held, own)
+            self.held[index] = held
         assert held is not None
         if vector is None:  # nothing has changed
             vector = await asyncio.to_thread(cpu().dequantise, held.scheme, held.planes)
@@ -120,17 +132,42 @@ class GlobalReader:
         return vector
 
 
+def _is_named(held: Held, manifest: Manifest) -> bool:
+    """Return True if a manifest names what is held: it is of the same history.
+
+    Who holds some blocks of a fragment cannot compare the digest of the whole afterwards.
+    """
+    return any(
+        (part.version, part.digest) == (held.version, held.digest)
+        for part in manifest.parts
+        if part.name in {DELTA, KEYFRAME}
+    )
+
+
+def _check(part: Part, fragment: Fragment) -> None:
+    """Raise Corrupt for a part that is no global fragment, or no change of one."""
+    scheme = scheme_of(part.scheme)
+    fits = scheme.for_global if part.name == KEYFRAME else scheme.for_delta
+    if not fits or part.blocks * BLOCK != fragment.padded_size:
+        msg = (
+            f"A {part.name} of {part.blocks} blocks in {part.scheme} cannot be of fragment"
+            f" {fragment.index}."
+        )
+        raise Corrupt(msg)
+
+
 def _apply(part: Part, vector: Vector, held: Held | None, own: OwnBlocks | None) -> Held:
     """Return what is held after a part, whose decoded vector becomes the global fragment."""
-    if part.name == KEYFRAME:
-        planes = closed_loop.begin(part.scheme, vector, own.ranges if own else None)
-        return Held(part.version, part.digest, part.scheme, planes, checked=part.version)
-    if held is None:
-        msg = f"A delta to version {part.version} came before what it changes."
-        raise Corrupt(msg)
+    ranges = own.ranges if own else None
     try:
-        closed_loop.advance(held.scheme, held.planes, vector, own.ranges if own else None)
+        if part.name == KEYFRAME:
+            planes = closed_loop.begin(part.scheme, vector, ranges)
+            return Held(part.version, part.digest, part.scheme, planes, checked=part.version)
+        if held is None:
+            msg = f"A delta to version {part.version} came before what it changes."
+            raise Corrupt(msg)
+        closed_loop.advance(held.scheme, held.planes, vector, ranges)
     except Diverged as error:
-        msg = f"A delta leads to a version {part.version} that is not finite."
+        msg = f"A {part.name} makes a version {part.version} that is not finite."
         raise Corrupt(msg) from error
     return held._replace(version=part.version, digest=part.digest)

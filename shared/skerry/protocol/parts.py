@@ -61,8 +61,8 @@ def slot(name: str, version: int, previous: Manifest | None, every: int) -> int:
 def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[Part, ...]:
     """Return the parts that a manifest names: the ``fresh`` ones, and earlier ones that stay.
 
-    Those are the deltas of the last N versions up to the first gap, and the newest of each other
-    name. Without a new delta none before can be followed any more.
+    Those are the deltas of the last N versions up to the first gap, and the newest keyframe.
+    Without a new delta none before can be followed any more.
     """
     if previous is None:
         return tuple(fresh)
@@ -71,11 +71,8 @@ def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[
     stay = [
         part
         for part in previous.parts
-        if (
-            DELTA in names and part.version > oldest
-            if part.name == DELTA
-            else part.name not in names
-        )
+        if (part.name == DELTA and DELTA in names and part.version > oldest)
+        or (part.name == KEYFRAME and KEYFRAME not in names)
     ]
     return (*stay, *fresh)
 
