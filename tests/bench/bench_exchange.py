@@ -12,6 +12,7 @@ import asyncio
 import statistics
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, field
@@ -191,14 +192,15 @@ class Bench:
         return used.user + used.system
 
 
-async def measure(cut: Plan, learners: int, times: int) -> tuple[list[Exchange], float]:
-    """Return that many exchanges, and the resident bytes of the syncer at the end."""
-    fragments = len(cut.fragments)
+async def measure(cut: Plan, chosen: Namespace) -> tuple[list[Exchange], float]:
+    """Return the exchanges that are asked for, and the resident bytes of the syncer at the end."""
+    fragments, learners = len(cut.fragments), chosen.learners
     sync = SyncConfig(
         fragments=fragments,
         h_steps=GAP * fragments,
         learners=learners,
         quorum=learners,
+        delta_scheme=chosen.deltas,
         round_timeout_s=PATIENCE_S,
     )
     config = RunConfig(sync=sync)
@@ -237,7 +239,7 @@ async def measure(cut: Plan, learners: int, times: int) -> tuple[list[Exchange],
         async with asyncio.timeout(PATIENCE_S), background(bench.pulse()):
             await bench.begin()
             await bench.exchange()  # which loads kernels, and touches memory for the first time
-            found = [await bench.exchange() for _ in range(times)]
+            found = [await bench.exchange() for _ in range(chosen.times)]
             return found, bench.syncer.memory_info().rss
 
 
@@ -246,10 +248,11 @@ def main() -> None:
     made.add_argument("--parameters", type=float, default=16e6, help="(default 16e6)")
     made.add_argument("--fragments", type=int, default=2, help="(default 2)")
     made.add_argument("--learners", type=int, default=4, help="(default 4)")
+    made.add_argument("--deltas", default="int8", help="sync.delta_scheme (default int8)")
     made.add_argument("--times", type=int, default=5, help="exchanges (default 5)")
     chosen = made.parse_args()
     cut = plan_of(int(chosen.parameters), chosen.fragments)
-    found, resident = asyncio.run(measure(cut, chosen.learners, chosen.times))
+    found, resident = asyncio.run(measure(cut, chosen))
     size, learners = cut.parameters, chosen.learners
     middle = {
         name: statistics.median(getattr(one, name) for one in found) / size

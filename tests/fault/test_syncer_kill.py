@@ -34,8 +34,8 @@ KEPT = "manifest, no ledger record"
 """The phase that every run of the tests kills in; a drill kills in the others."""
 
 PHASES = {
-    "first chunk not written": (r"state\.1\.\d\.0$", 3, "before"),
-    "some chunks written": (r"state\.\d\.\d\.2$", 5, "after"),
+    "first chunk not written": (r"state\.1\.\w+\.\d+\.0$", 3, "before"),
+    "some chunks written": (r"state\.\d\.\w+\.\d+\.2$", 5, "after"),
     "all chunks, no manifest": (r"\.manifest$", 6, "before"),
     "manifest, no ledger record": (r"\.manifest$", 6, "after"),
     "ledger record written": (r"ledger\.commit", 6, "after"),

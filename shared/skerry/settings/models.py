@@ -236,7 +236,7 @@ class SyncConfig(Table):
     """Quantisation of contributions: experiment ``quantisation``."""
     global_scheme: GlobalScheme = "bf16"
     """Type of the global fragments that learners start from: experiment ``quantisation``."""
-    delta_scheme: DeltaScheme = "int4"
+    delta_scheme: DeltaScheme = "int8"
     """Quantisation of what changed in a global fragment, which is what learners in step read; what
     it leaves out is sent with the next version. ``none``: they read each version whole."""
     keyframe_every: int = Field(default=16, ge=1, le=256)
