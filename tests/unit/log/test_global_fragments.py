@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ import structlog
 from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, plan
-from skerry.errors import Corrupt, Overtaken
+from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.memory import MemoryBroker
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.chunks import vector_digest
@@ -181,3 +183,54 @@ async def test_without_deltas_each_version_is_a_keyframe(syncer: Committing) -> 
         await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
     rounded = cpu().dequantise("bf16", cpu().quantise("bf16", syncer.master))
     np.testing.assert_array_equal(syncer.vectors[-1], rounded)
+
+
+async def test_a_process_does_not_go_on_from_another_history(syncer: Committing) -> None:
+    """The log was put back, and committed otherwise: no digest of the whole says so."""
+    reader = GlobalReader(syncer.bus, RUN, PLAN, lambda _: [range(1, 3)], 4096)
+    await reader.read(await syncer.commit(2))
+    other = await Committing.of(MemoryBroker().connect())
+    other.master = walk(FRAGMENT, 77)
+    reader.bus = other.bus
+    vector = await reader.read(await other.commit(3))
+    at = slice(BLOCK, 3 * BLOCK)
+    np.testing.assert_array_equal(vector[at], other.vectors[-1][at])
+
+
+async def test_two_reads_of_a_fragment_at_once_take_turns(syncer: Committing) -> None:
+    reader = GlobalReader(syncer.bus, RUN, PLAN)
+    await reader.read(await syncer.commit())
+    before, after = await syncer.commit(), await syncer.commit()
+    first, second = await asyncio.gather(reader.read(before), reader.read(after))
+    np.testing.assert_array_equal(first, syncer.vectors[1])
+    np.testing.assert_array_equal(second, syncer.vectors[2])
+    await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
+    assert reader.mismatches == 0
+
+
+def not_finite() -> NewPart:
+    planes = cpu().quantise("bf16", walk(FRAGMENT, 0))
+    planes.codes[0, :2] = (0xC0, 0x7F)
+    return NewPart(KEYFRAME, "bf16", planes, vector_digest(cpu().dequantise("bf16", planes)))
+
+
+ODD = {
+    "a keyframe that is not finite": not_finite(),
+    "a short keyframe": NewPart.of(KEYFRAME, "bf16", walk(FRAGMENT, 0)[:BLOCK]),
+    "a keyframe in few bits": NewPart.of(KEYFRAME, "int4", walk(FRAGMENT, 0)),
+    "a short delta": NewPart.of(DELTA, "int4", walk(FRAGMENT, 0)[:BLOCK]),
+    "a delta in f32": NewPart.of(DELTA, "f32", walk(FRAGMENT, 0)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_a_part_that_cannot_be_is_refused_and_ends_no_reader(
+    syncer: Committing, odd: NewPart
+) -> None:
+    reader = GlobalReader(syncer.bus, RUN, PLAN)
+    await bytes_of(reader, await syncer.commit(), syncer.vectors[-1])
+    drafted = commit(2, run=RUN, plan_digest=PLAN.digest)
+    stored = [odd, NewPart.of(MASTER, "f32", syncer.master)]
+    manifest = await syncer.writer.commit(drafted, stored, syncer.manifests[-1])
+    with pytest.raises(WireError):
+        await reader.read(manifest)
