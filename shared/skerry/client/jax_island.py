@@ -57,7 +57,7 @@ class JaxIsland(LoopIsland):
     @property
     def params(self) -> Params:
         """The parameters as they are now: the log's, when the block begins."""
-        _ = self._now  # raises outside the block
+        _ = self._now.shard  # raises outside the block
         self._taken = True
         return self._held.params
 
