@@ -66,8 +66,8 @@ class GlobalReader:
 
     ``own`` says which blocks of a fragment are wanted, where not all are: the rest of its vectors
     holds anything, and no digest of the whole is compared. ``chunk_bytes`` are the run's.
-    ``mismatches`` counts fragments that deltas made into what was not committed, and that were read
-    from a keyframe again.
+    ``mismatches`` counts reads that did not give what was committed; after one of them the keyframe
+    is read.
     """
 
     bus: Bus
@@ -87,13 +87,14 @@ class GlobalReader:
         """
         fragment = manifest.commit.fragment
         async with self._turns.setdefault(fragment, asyncio.Lock()):
-            held = self.held.pop(fragment, None)
-            if held is not None and not (self.own is None or _is_named(held, manifest)):
+            held = self.held.get(fragment)
+            if held is not None and self.own is not None and not _is_named(held, manifest):
                 held = None
             while True:
                 try:
                     return await self._follow(manifest, held, meters)
                 except Corrupt as error:
+                    self.held.pop(fragment, None)
                     self.mismatches += 1
                     about = {"fragment": fragment, "version": manifest.commit.version}
                     version = held.version if held else 0
@@ -125,7 +126,6 @@ class GlobalReader:
         if own is None and held.version > held.checked:
             same = same and await asyncio.to_thread(vector_digest, vector) == commit.params_digest
         if not same:
-            self.held.pop(index, None)
             msg = f"What deltas make of fragment {index} is not its version {commit.version}."
             raise Corrupt(msg)
         self.held[index] = held._replace(checked=held.version)

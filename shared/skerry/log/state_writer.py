@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from skerry.algorithm.fragments import Fragment, Plan
     from skerry.algorithm.planes import Planes
     from skerry.log.base import Bus, Receipt
+    from skerry.protocol.codec import Chunk
 
     Vector = NDArray[np.float32]
 
@@ -214,26 +215,9 @@ class StateWriter:
         first = sum(len(p.chunks) for p in stored if layout.kind_of(p.name) == kind)
         subjects = Subjects(self.run)
         refs: list[ChunkRef] = []
-
-        def seal_some() -> tuple[list[bytes], float]:
-            began_s = time.perf_counter()
-            sealed = [
-                seal_chunk(
-                    chunk,
-                    run=self.run,
-                    plan=self.plan,
-                    fragment=commit.fragment,
-                    version=commit.version,
-                    sender=self.holder,
-                    incarnation=self.token,
-                    part=part.name,
-                )
-                for chunk in islice(chunks, WINDOW)
-            ]
-            return sealed, time.perf_counter() - began_s
-
         while True:
-            sealed, took_s = await asyncio.to_thread(seal_some)
+            some = islice(chunks, WINDOW)
+            sealed, took_s = await asyncio.to_thread(self._seal, some, commit, part.name)
             spent_s += took_s
             if not sealed:
                 break
@@ -262,6 +246,26 @@ class StateWriter:
             version=commit.version,
             slot=slot,
         )
+
+    def _seal(
+        self, chunks: Iterable[Chunk], commit: Commit, part: str
+    ) -> tuple[list[bytes], float]:
+        """Return chunks of a part as messages, and the seconds that making them took."""
+        began_s = time.perf_counter()
+        sealed = [
+            seal_chunk(
+                chunk,
+                run=self.run,
+                plan=self.plan,
+                fragment=commit.fragment,
+                version=commit.version,
+                sender=self.holder,
+                incarnation=self.token,
+                part=part,
+            )
+            for chunk in chunks
+        ]
+        return sealed, time.perf_counter() - began_s
 
     async def _publish(
         self, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None

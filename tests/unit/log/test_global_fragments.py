@@ -162,6 +162,7 @@ async def test_a_reader_that_is_overtaken_keeps_how_far_it_came(syncer: Committi
     newest = await syncer.commit(EVERY)
     with pytest.raises(Overtaken):
         await reader.read(old)
+    assert reader.held[0].version == 1
     await bytes_of(reader, newest, syncer.vectors[-1])
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.log.base import StreamInfo
+    from skerry.protocol.messages import Evaluation
     from skerry.status.commit_totals import BinnedCurve
     from skerry.status.model import RunModel, RunSnapshot
     from skerry.status.timeline import CommittedRound
@@ -98,15 +99,7 @@ def sections(
             )
             for path, c in history.checkpoints.items()
         },
-        "evaluations": {
-            str(e.evaluated_ns): _row(
-                "evaluations",
-                e,
-                at_s=plain(e.evaluated_ns / 1e9),
-                average_loss=plain(e.average_loss) or None,
-            )
-            for e in view.evaluations
-        },
+        "evaluations": {str(e.evaluated_ns): _evaluation(e) for e in view.evaluations},
         "samples": {
             str(e.evaluated_ns): _row(
                 "samples", e, at_s=plain(e.evaluated_ns / 1e9), text=e.sample[:MOST_SAMPLE]
@@ -128,6 +121,11 @@ def sections(
         },
         **{f"curve_{name}": _curve(curve) for name, curve in history.curves.by_name().items()},
     }
+
+
+def _evaluation(row: Evaluation) -> list[object]:
+    at_s, average = plain(row.evaluated_ns / 1e9), plain(row.average_loss) or None
+    return _row("evaluations", row, at_s=at_s, average_loss=average)
 
 
 def marks(model: RunModel, after: int = 0) -> list[list[Any]]:
