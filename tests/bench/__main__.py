@@ -33,13 +33,21 @@ def machine() -> dict[str, object]:
     }
 
 
+def environ(wrote: Path) -> dict[str, str]:
+    """Return the environment of a bench, which writes its figures into ``wrote``.
+
+    A bench is a script, so that only its own folder is on its path; it imports ``tests.support``.
+    """
+    places = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {JSON_ENV: str(wrote), "PYTHONPATH": os.pathsep.join(places)}
+
+
 def run(path: Path, wrote: Path) -> dict[str, Any] | None:
     """Run one bench in a process of its own; returns its figures, or None if it failed.
 
     One that writes none is in no table but its own.
     """
-    environ = os.environ | {JSON_ENV: str(wrote)}
-    if subprocess.run([sys.executable, str(path)], env=environ, check=False).returncode:
+    if subprocess.run([sys.executable, str(path)], env=environ(wrote), check=False).returncode:
         return None
     if not wrote.exists():
         return {"bench": path.stem.removeprefix("bench_"), "results": [], "goals": []}
