@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from skerry.algorithm.merge import largest, sound
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
 from skerry.log.state_writer import NewPart
+from skerry.log.window import Uncovered
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.commit import (
     Batch,
@@ -27,7 +28,8 @@ from skerry.protocol.commit import (
     weigh,
     without,
 )
-from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, is_due
+from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, is_due, is_snapshot_due
+from skerry.protocol.subjects import Subjects
 from skerry_syncer.loading import FragmentVectors
 from skerry_syncer.telemetry import CommitTimes
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from skerry.algorithm.merge_numpy import OuterGradient
     from skerry.algorithm.outer import Outer
     from skerry.log.state_writer import StateWriter
-    from skerry.protocol.messages import Manifest
+    from skerry.protocol.messages import Commit, Manifest
     from skerry.protocol.shard import PendingFragment, Shard
     from skerry.settings.models import SyncConfig
 
@@ -127,7 +129,7 @@ class Committer:
             fragments.averaged(self.writer.plan, fragment),
             self.spare,
         )
-        return FragmentVectors(merged, outer_state, held.shared)
+        return FragmentVectors(merged, outer_state, held.shared, held.uncovered)
 
     async def _write(
         self,
@@ -149,7 +151,14 @@ class Committer:
             floor=batch.floor,
             merge_s=self.spent.merge_s,
         )
-        parts = self._parts(commit.version, vectors, state.manifest)
+        vectors.uncovered = Uncovered.oldest(vectors.uncovered, (w.contribution for w in weighed))
+        whole = await self._is_snapshot(commit, state.manifest, vectors.uncovered)
+        if whole:
+            vectors.uncovered = None
+        else:
+            digest = await asyncio.to_thread(vector_digest, vectors.master)
+            commit = replace(commit, master_digest=digest)
+        parts = self._parts(commit.version, vectors, state.manifest, whole=whole)
         manifest = await writer.commit(commit, parts, state.manifest)
         self.spent.written_ns = self.wall_ns()
         held = self.vectors.get(state.fragment.index)
@@ -168,8 +177,25 @@ class Committer:
             )
         return manifest
 
+    async def _is_snapshot(
+        self, commit: Commit, previous: Manifest | None, uncovered: Uncovered | None
+    ) -> bool:
+        """Return True if a commit stores master and outer state, too.
+
+        Asks the broker how full the window is where nothing else says so; one that does not tell,
+        as a cluster that elects the stream's leader, may drop anything.
+        """
+        every = self.config.snapshot_every
+        due = is_snapshot_due(commit, previous, every, 0.0)
+        if due or uncovered is None:
+            return due
+        name = Subjects(self.writer.run).stream("CONTRIB")
+        found = [info for info in await self.writer.bus.streams() if info.name == name]
+        share = max((uncovered.share(info, self.wall_ns()) for info in found), default=1.0)
+        return is_snapshot_due(commit, previous, every, share)
+
     def _parts(
-        self, version: int, vectors: FragmentVectors, previous: Manifest | None
+        self, version: int, vectors: FragmentVectors, previous: Manifest | None, *, whole: bool
     ) -> Iterator[NewPart]:
         """Yield what is stored of a version, and take ``vectors.shared`` on to it."""
         sync, master = self.config, vectors.master
@@ -179,8 +205,11 @@ class Committer:
         del new  # its vector is as long as the fragment
         if delta is not None:
             yield NewPart(DELTA, sync.delta_scheme, delta, digest)
-        if delta is None or is_due(version, previous, KEYFRAME, sync.keyframe_every):
+        rare = whole and sync.snapshot_every > 1
+        if delta is None or rare or is_due(version, previous, KEYFRAME, sync.keyframe_every):
             yield NewPart(KEYFRAME, sync.global_scheme, held, digest)
+        if not whole:
+            return
         yield NewPart.of(MASTER, "f32", master)
         for name, vector in sorted(self.outer.leaves(vectors.outer).items()):
             yield NewPart.of(OUTER + name, "f32", vector)

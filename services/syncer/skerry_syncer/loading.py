@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from skerry.algorithm.outer import Outer
     from skerry.algorithm.planes import Planes
     from skerry.log.base import Bus, Record, StreamInfo
+    from skerry.log.window import Uncovered
     from skerry.protocol.contribution import Incarnations
     from skerry.protocol.messages import Manifest
     from skerry.settings.models import RunConfig, SyncConfig
@@ -50,12 +51,14 @@ class FragmentVectors:
     """A fragment's master f32 (padded_size,) and the outer optimizer's state of it.
 
     ``shared`` is the global fragment that learners have, in the run's global scheme; None where it
-    is not known, and the next version is to be a keyframe.
+    is not known, and the next version is to be a keyframe. ``uncovered`` is the oldest contribution
+    in them that no snapshot covers.
     """
 
     master: NDArray[np.float32]
     outer: object
     shared: Planes | None = None
+    uncovered: Uncovered | None = None
 
 
 class LoadedShard(NamedTuple):

@@ -153,11 +153,11 @@ class StateWriter:
     ) -> Manifest:
         """Store a new version of a fragment whole: chunks, manifest (commit point), ledger.
 
-        ``commit`` comes without digests, fence and link to the record before it; they are filled in
-        here. Each of ``parts`` is made in a thread when the one before it is stored; a delta, if
-        there is one, comes first. On BrokerUnavailable it is unknown whether the commit happened:
-        recover before anything else. Raises StateLost, before anything is written, where the ledger
-        lacks the commit before this one.
+        ``commit`` comes without fence, link to the record before it, and digests of what is stored;
+        they are filled in here. Each of ``parts`` is made in a thread when the one before it is
+        stored; a delta, if there is one, comes first. On BrokerUnavailable it is unknown whether
+        the commit happened: recover before anything else. Raises StateLost, before anything is
+        written, where the ledger lacks the commit before this one.
         """
         attempt = f"{self.token}.{next(self.attempts)}"
         after = await predecessor(self.bus, commit)
@@ -184,7 +184,7 @@ class StateWriter:
             fence=self.token,
             syncer=self.holder,
             params_digest=digests[layout.DELTA if layout.DELTA in digests else layout.KEYFRAME],
-            master_digest=digests[layout.MASTER],
+            master_digest=digests.get(layout.MASTER, commit.master_digest),
             previous=after.digest,
         )
         manifest = Manifest(commit=whole, parts=layout.kept(previous, stored, self.every))

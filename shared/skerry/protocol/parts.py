@@ -1,9 +1,10 @@
 """The vectors that a fragment's manifest names: which are stored when, where, and which to read.
 
 A commit stores the difference from the version before (``delta``), every N-th version the global
-fragment whole (``keyframe``), and what only a syncer needs (``master``, ``outer.<name>``: together
-a snapshot). A manifest names those of its own version and those of earlier ones that a reader may
-still need; each lies in a slot that no reader of the manifest before uses.
+fragment whole (``keyframe``), and every N-th what only a syncer needs (``master``,
+``outer.<name>``: together a snapshot), from which it merges again what was contributed since. A
+manifest names those of its own version and those of earlier ones that a reader may still need; each
+lies in a slot that no reader of the manifest before uses.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from skerry.errors import Corrupt
+from skerry.protocol.messages import is_round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.protocol.messages import Manifest, Part
+    from skerry.protocol.messages import Commit, Manifest, Part
 
 Kind = Literal["delta", "keyframe", "snapshot"]
 
@@ -24,6 +26,8 @@ KEYFRAME = "keyframe"
 MASTER = "master"
 OUTER = "outer."
 """What the names of an outer optimizer's parts begin with."""
+MOST_UNCOVERED = 0.5
+"""Share of the window that contributions since a fragment's newest snapshot may fill."""
 
 
 def kind_of(name: str) -> Kind:
@@ -47,6 +51,19 @@ def is_due(version: int, previous: Manifest | None, name: str, every: int) -> bo
     return version % every == 0 or previous is None or newest(previous, name) is None
 
 
+def is_snapshot_due(
+    commit: Commit, previous: Manifest | None, every: int, uncovered: float
+) -> bool:
+    """Return True if a commit stores a snapshot of its fragment.
+
+    It does at every N-th version, where no round made it, and at the last. It also does where the
+    contributions since the newest snapshot fill too large a share of the window (``uncovered``):
+    retention drops none that a syncer would have to merge again.
+    """
+    needed = not is_round(commit) or commit.final or uncovered > MOST_UNCOVERED
+    return needed or is_due(commit.version, previous, MASTER, every)
+
+
 def slot(name: str, version: int, previous: Manifest | None, every: int) -> int:
     """Return the slot that a new part is stored in.
 
@@ -61,8 +78,8 @@ def slot(name: str, version: int, previous: Manifest | None, every: int) -> int:
 def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[Part, ...]:
     """Return the parts that a manifest names: the ``fresh`` ones, and earlier ones that stay.
 
-    Those are the deltas of the last N versions up to the first gap, and the newest keyframe.
-    Without a new delta none before can be followed any more.
+    Those are the deltas of the last N versions up to the first gap, the newest keyframe and the
+    newest snapshot. Without a new delta none before can be followed any more.
     """
     if previous is None:
         return tuple(fresh)
@@ -73,6 +90,7 @@ def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[
         for part in previous.parts
         if (part.name == DELTA and DELTA in names and part.version > oldest)
         or (part.name == KEYFRAME and KEYFRAME not in names)
+        or (kind_of(part.name) == "snapshot" and MASTER not in names)
     ]
     return (*stay, *fresh)
 

@@ -9,17 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import Corrupt
-from skerry.protocol.messages import ChunkRef, Manifest, Part
-from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, is_due, kept, kind_of, newest, path, slot
+from skerry.protocol.messages import ChunkRef, CommitOrigin, Manifest, Part
+from skerry.protocol.parts import (
+    DELTA,
+    KEYFRAME,
+    MASTER,
+    is_due,
+    is_snapshot_due,
+    kept,
+    kind_of,
+    newest,
+    path,
+    slot,
+)
 from tests.support.builders import commit, part
 
+MOMENTUM = "outer.momentum"
 
-def history(every: int, versions: int, *, lost: frozenset[int] = frozenset()) -> list[Manifest]:
+
+def history(
+    every: int, versions: int, *, lost: frozenset[int] = frozenset(), snapshots: int = 1
+) -> list[Manifest]:
     """Return the manifests of a run, in which the syncer finds no keyframe before ``lost`` ones."""
     found: list[Manifest] = []
     for version in range(1, versions + 1):
         previous = found[-1] if found else None
-        names = [MASTER]
+        names = [MASTER, MOMENTUM] if is_due(version, previous, MASTER, snapshots) else []
         delta = previous is not None and version not in lost
         names += [DELTA] * delta
         if not delta or is_due(version, previous, KEYFRAME, every):
@@ -61,11 +76,17 @@ def test_every_reader_finds_a_way_from_any_version(
         leads_to(newest_one, held)
 
 
-@given(st.integers(1, 9), st.integers(2, 40), st.frozensets(st.integers(2, 40), max_size=3))
+@given(
+    st.integers(1, 9),
+    st.integers(2, 40),
+    st.frozensets(st.integers(2, 40), max_size=3),
+    st.integers(1, 3),
+)
 def test_a_commit_writes_nothing_that_a_reader_of_the_manifest_before_reads(
-    every: int, versions: int, lost: frozenset[int]
+    every: int, versions: int, lost: frozenset[int], times: int
 ) -> None:
-    for before, after in pairwise(history(every, versions, lost=lost)):
+    manifests = history(every, versions, lost=lost, snapshots=every * times)
+    for before, after in pairwise(manifests):
         fresh = {
             (kind_of(p.name), p.slot) for p in after.parts if p.version == after.commit.version
         }
@@ -101,3 +122,34 @@ def test_a_manifest_without_a_way_is_refused(held: int | None) -> None:
     deltas = tuple(part(DELTA, version=version) for version in (3, 5))
     with pytest.raises(Corrupt, match="no keyframe from which its deltas lead to version 5"):
         path(Manifest(commit(5), deltas), held)
+
+
+def test_a_manifest_names_the_newest_snapshot_whole_until_the_next_one() -> None:
+    manifests = history(4, 17, snapshots=8)
+    for manifest in manifests:
+        held = [p for p in manifest.parts if kind_of(p.name) == "snapshot"]
+        assert sorted(p.name for p in held) == [MASTER, MOMENTUM]
+        assert {p.version for p in held} == {max(1, manifest.commit.version // 8 * 8)}
+
+
+ROUND = CommitOrigin.ROUND
+
+
+@pytest.mark.parametrize(
+    ("version", "origin", "final", "uncovered", "due"),
+    [
+        (16, ROUND, False, 0.0, True),
+        (17, ROUND, False, 0.0, False),
+        (17, ROUND, False, 0.51, True),
+        (17, ROUND, True, 0.0, True),
+        (17, CommitOrigin.RESTORED, False, 0.0, True),
+        (17, CommitOrigin.REPLACED, False, 0.0, True),
+    ],
+)
+def test_a_snapshot_is_due_at_its_turn_where_no_round_commits_and_before_the_window_drops_any(
+    version: int, origin: CommitOrigin, final: bool, uncovered: float, due: bool
+) -> None:
+    previous = history(16, 16)[-1]
+    made = commit(version, origin=origin, final=final)
+    assert is_snapshot_due(made, previous, 16, uncovered) is due
+    assert is_snapshot_due(made, None, 16, 0.0)
