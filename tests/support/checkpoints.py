@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from skerry.errors import BrokerUnavailable, BusError
-from skerry.log import state
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
 from skerry.log.state_writer import NewPart, StateWriter
@@ -26,6 +25,7 @@ from skerry.store.checkpoint import fragments, plan_of, read_manifest
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
 from tests.support.builders import syncer_pulse
+from tests.support.log import newest_parts
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 90.0
@@ -64,12 +64,9 @@ async def assert_log_holds(bus: Bus, run: str, store: Store, name: str) -> None:
     """Assert that the newest state of a run is, vector by vector, a checkpoint's."""
     cut = plan_of(read_manifest(store, name), name)
     for kept, vectors in fragments(store, name):
-        found = await state.read_latest(
-            bus, run, cut, cut.fragments[kept.commit.fragment], [*vectors]
-        )
-        assert found is not None
+        _, found = await newest_parts(bus, run, cut, kept.commit.fragment, [*vectors])
         for part, vector in vectors.items():
-            np.testing.assert_array_equal(found[1][part], vector, strict=True)
+            np.testing.assert_array_equal(found[part], vector, strict=True)
 
 
 def flip_bit(path: Path, position: int, bit: int = 0) -> Callable[[], object]:

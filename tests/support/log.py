@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from skerry.log.state import read_manifest, read_part
 from skerry.log.streams import specs as specs_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record, StreamSpec
+    from skerry.protocol.messages import Manifest
 
 REAL_LOGS = tuple(pytest.param(kind, marks=pytest.mark.nats) for kind in ("nats", "cluster"))
 """The logs of the contract that take bytes from strangers."""
@@ -61,3 +67,12 @@ async def stored(bus: Bus, stream: str, sequence: int) -> Record:
     record = await bus.get(stream, sequence)
     assert record is not None
     return record
+
+
+async def newest_parts(
+    bus: Bus, run: str, plan: Plan, fragment: int, names: Sequence[str]
+) -> tuple[Manifest, Mapping[str, NDArray[np.float32]]]:
+    """Return the manifest of a fragment that has one, with the newest of the named parts."""
+    manifest = await read_manifest(bus, run, plan, fragment)
+    assert manifest is not None
+    return manifest, {name: await read_part(bus, run, plan, manifest, name) for name in names}

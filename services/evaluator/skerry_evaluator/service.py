@@ -1,8 +1,8 @@
 """The evaluator: reads the global model from the log and measures its loss on held-out text.
 
 No service waits for it. Any number of evaluators may run: a state that one has evaluated, another
-does not evaluate again. It reads the f32 master parameters, as checkpoints hold them, so
-``skerry eval`` gives the same loss for the same state.
+does not evaluate again. It judges what learners start from, and reads what they read: deltas where
+it is in step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import structlog
 
 from skerry.errors import Overtaken, StoreError
 from skerry.log import ledger, run_records
-from skerry.log.state import read_latest, read_manifests
+from skerry.log.global_fragments import GlobalReader
+from skerry.log.state import read_manifests
 from skerry.models.presets import arch_of
 from skerry.protocol.messages import Evaluation
-from skerry.protocol.parts import MASTER
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast, serve
@@ -62,6 +62,7 @@ class Evaluator:
     name: str
     config: RunConfig
     plan: Plan
+    reader: GlobalReader
     model: GlobalModel | None = None
     held: dict[int, Commit] = field(default_factory=dict[int, "Commit"])
     evaluated: tuple[int, ...] = ()
@@ -81,7 +82,7 @@ class Evaluator:
         plan, config = plan_of(record), run_config_from_json(record.config_json)
         if not config.model.factory:
             arch_of(config.model)
-        made = cls(bus, record, name, config, plan)
+        made = cls(bus, record, name, config, plan, GlobalReader(bus, record.run, plan))
         if config.eval.ema:
             made.average = MovingAverage.of(access, record, plan, config.eval.ema)
         return made
@@ -179,14 +180,14 @@ class Evaluator:
                 continue
             # An error below leaves the model with part of a version: it is held no more.
             self.held.pop(fragment.index, None)
-            found = await read_latest(self.bus, self.record.run, self.plan, fragment, [MASTER])
+            found = await self.reader.latest(fragment.index)
             if found is None:
                 msg = f"The manifest of fragment {fragment.index} was replaced while it was read."
                 raise Overtaken(msg)
-            manifest, parts = found
-            await in_thread(model.set_fragment, fragment.index, parts[MASTER])
+            manifest, vector = found
+            await in_thread(model.set_fragment, fragment.index, vector)
             if self.average is not None:
-                await in_thread(self.average.follow, manifest, parts[MASTER])
+                await in_thread(self.average.follow, manifest, vector)
             self.held[fragment.index] = manifest.commit
 
     async def _evaluation(self, model: GlobalModel) -> Evaluation:

@@ -18,8 +18,8 @@ from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schemes import scheme_of
-from skerry.errors import Corrupt, Diverged
-from skerry.log.state import OwnBlocks, read_part
+from skerry.errors import Corrupt, Diverged, Overtaken
+from skerry.log.state import OwnBlocks, read_manifest, read_part
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.parts import DELTA, KEYFRAME, path
 
@@ -58,6 +58,7 @@ class Meters(NamedTuple):
 
 
 NO_METERS = Meters()
+OVERTAKEN_ATTEMPTS = 50
 
 
 @dataclass(slots=True)
@@ -102,6 +103,22 @@ class GlobalReader:
                     if held is None:
                         raise
                     held = None
+
+    async def latest(self, fragment: int) -> tuple[Manifest, Vector] | None:
+        """Return a fragment's newest manifest and its global fragment, f32 (padded_size,).
+
+        Reads the manifest again when a commit overtakes it; None before the first commit.
+        """
+        for _ in range(OVERTAKEN_ATTEMPTS):
+            manifest = await read_manifest(self.bus, self.run, self.plan, fragment)
+            if manifest is None:
+                return None
+            try:
+                return manifest, await self.read(manifest)
+            except Overtaken:
+                continue
+        msg = f"Fragment {fragment} is committed faster than this link can read it."
+        raise Overtaken(msg)
 
     async def _follow(self, manifest: Manifest, held: Held | None, meters: Meters) -> Vector:
         """Apply what leads to the manifest's version; what is whole meanwhile is held."""

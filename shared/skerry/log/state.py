@@ -26,12 +26,12 @@ from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record
 
     Vector = NDArray[np.float32]
@@ -40,7 +40,6 @@ LOST_ATTEMPTS = 8
 LOST_PAUSE_S = 0.25
 """How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
 lags behind does not have the newest yet."""
-OVERTAKEN_ATTEMPTS = 50
 
 
 class OwnBlocks(NamedTuple):
@@ -192,27 +191,3 @@ def _accept(
         raise Corrupt(msg)
     assembler.add(header, packed, ref.checksum)
     return time.perf_counter() - began_s
-
-
-async def read_latest(
-    bus: Bus,
-    run: str,
-    plan: Plan,
-    fragment: Fragment,
-    names: Sequence[str],
-) -> tuple[Manifest, Mapping[str, Vector]] | None:
-    """Return a fragment's newest manifest with the newest of the named parts.
-
-    Reads the manifest again when a commit overtakes it; None before the fragment's first commit.
-    """
-    for _ in range(OVERTAKEN_ATTEMPTS):
-        manifest = await read_manifest(bus, run, plan, fragment.index)
-        if manifest is None:
-            return None
-        try:
-            parts = {name: await read_part(bus, run, plan, manifest, name) for name in names}
-        except Overtaken:
-            continue
-        return manifest, parts
-    msg = f"Fragment {fragment.index} is committed faster than this link can read it."
-    raise Overtaken(msg)

@@ -19,6 +19,7 @@ from skerry.data.corpus import HostBatch
 from skerry.errors import Overtaken
 from skerry.log import ledger, run_records, state
 from skerry.log.base import Bus
+from skerry.log.global_fragments import GlobalReader
 from skerry.models.base import Params, layout_of, mean_loss
 from skerry.protocol.messages import Commit, Manifest, RefusalCause
 from skerry.protocol.parts import MASTER
@@ -104,11 +105,10 @@ class LabEvaluation:
 
 
 class LabEvaluator:
-    """Reads the global state from the log and evaluates it: the f32 master, as checkpoints do."""
+    """Reads the global model from the log and evaluates it."""
 
     def __init__(self, bus: Bus, run: str, work: Work, loss: Loss, judging: Judging) -> None:
-        self._bus = bus
-        self._run = run
+        self._reader = GlobalReader(bus, run, work.plan)
         self._work = work
         self._loss = loss
         self._judging = judging
@@ -141,11 +141,11 @@ class LabEvaluator:
     async def _evaluate(self, at_s: float, batches: Sequence[HostBatch]) -> LabEvaluation:
         step, tokens, plan = 0, 0, self._work.plan
         for fragment in plan.fragments:
-            found = await state.read_latest(self._bus, self._run, plan, fragment, [MASTER])
+            found = await self._reader.latest(fragment.index)
             if found is None:
                 return LabEvaluation(at_s, 0, 0, math.nan)
-            manifest, parts = found
-            scatter(fragment, parts[MASTER], self._leaves)
+            manifest, vector = found
+            scatter(fragment, vector, self._leaves)
             step = max(step, manifest.commit.step)
             tokens += sum(row.tokens for row in manifest.commit.progress)
         params = self._layout.params([jax.device_put(leaf) for leaf in self._leaves])
@@ -190,6 +190,9 @@ class Rho:
         manifests = run_records.follow(self._bus, self._run, Manifest, self._plan.digest)
         async with aclosing(manifests):
             async for manifest in manifests:
+                stored = {p.name for p in manifest.parts if p.version == manifest.commit.version}
+                if not stored.issuperset(names):
+                    continue
                 try:
                     where = (self._bus, self._run, self._plan, manifest)
                     parts = {name: await state.read_part(*where, name) for name in names}

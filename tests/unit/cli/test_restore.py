@@ -14,7 +14,6 @@ import pytest
 
 from skerry.cli.cluster.cluster import served
 from skerry.cli.cluster.folder import RunFolder
-from skerry.log import state
 from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
@@ -22,6 +21,7 @@ from skerry.settings.loading import load
 from skerry.settings.models import NatsSettings, RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
+from tests.support.log import newest_parts
 from tests.support.processes import SKERRY, call
 from tests.support.scripted_run import ScriptedRun
 
@@ -74,6 +74,6 @@ async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_bro
     assert done.returncode == 0, done.stderr
     async with serving(folder) as given, bus_from(given, "test") as bus:
         for fragment in scripted.plan.fragments:
-            found = await state.read_latest(bus, RUN, scripted.plan, fragment, [MASTER])
-            assert found is not None
-            assert found[0].commit.version > 1
+            names = [MASTER]
+            found, _ = await newest_parts(bus, RUN, scripted.plan, fragment.index, names)
+            assert found.commit.version > 1

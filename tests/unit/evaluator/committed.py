@@ -40,13 +40,16 @@ class CommittedRun:
         )
         return cls(bus, record, work, writer)
 
-    async def commit(self, seed: int, fragments: tuple[int, ...] = (0, 1)) -> None:
-        """Commit the next version of these fragments."""
+    async def commit(
+        self, seed: int, fragments: tuple[int, ...] = (0, 1), *, off: float = 0.0
+    ) -> None:
+        """Commit the next version of these fragments; their master is ``off`` what is read."""
         fresh = self.work.model.init(jax.random.key(seed))
         leaves = [np.array(leaf) for leaf in leaves_by_name(fresh)]
         for index in fragments:
             vector = gather(self.work.plan.fragments[index], leaves)
-            parts = [NewPart.of(KEYFRAME, "bf16", vector), NewPart.of(MASTER, "f32", vector)]
+            master = NewPart.of(MASTER, "f32", vector + np.float32(off))
+            parts = [NewPart.of(KEYFRAME, "bf16", vector), master]
             before = self.held.get(index)
             version = 1 + (before.commit.version if before else 0)
             draft = commit(

@@ -46,7 +46,8 @@ def judging(run: CommittedRun, access: StoreSettings) -> Evaluator:
 def parameters(run: CommittedRun, seed: int) -> dict[str, Any]:
     fresh = leaves_by_name(run.work.model.init(jax.random.key(seed)))
     names = (spec.name for spec in specs_of(run.work.model))
-    return {name: np.array(leaf) for name, leaf in zip(names, fresh, strict=True)}
+    read = (np.array(leaf.astype("bfloat16").astype("float32")) for leaf in fresh)
+    return dict(zip(names, read, strict=True))
 
 
 async def test_it_goes_over_versions_and_an_evaluator_that_starts_again_takes_it_up(

@@ -27,6 +27,7 @@ from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import commit
 from tests.support.learners import walk
+from tests.support.log import newest_parts
 
 RUN = "t"
 NAMES = Subjects(RUN)
@@ -63,11 +64,8 @@ async def commit_versions(
 
 async def test_a_version_reads_back_as_it_was_committed(bus: MemoryBus) -> None:
     (written,) = await commit_versions(await writer(bus), 1)
-    found = await state.read_latest(
-        bus, RUN, PLAN, PLAN.fragments[0], [KEYFRAME, MASTER, "outer.count"]
-    )
-    assert found is not None
-    manifest, vectors = found
+    names = [KEYFRAME, MASTER, "outer.count"]
+    manifest, vectors = await newest_parts(bus, RUN, PLAN, 0, names)
     assert manifest == written
     expected = walk(PLAN.fragments[0], 1)
     np.testing.assert_array_equal(vectors[MASTER], expected)
@@ -323,7 +321,7 @@ async def test_missing_chunk_of_the_newest_version_is_lost_and_not_overtaken(
     bus.broker.streams[STATE].drop(sequence)
     where = f"the chunk of its 'master' at sequence {sequence} of SKERRY_t_STATE"
     with pytest.raises(StateLost, match=f"fragment 1 at version 2: {where} is not in the log"):
-        await state.read_latest(bus, RUN, PLAN, PLAN.fragments[1], [MASTER])
+        await newest_parts(bus, RUN, PLAN, 1, [MASTER])
 
 
 async def test_chunk_that_a_lagging_replica_does_not_have_yet_is_asked_for_again(

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import fragments
 from skerry.data.stream import Stream
-from skerry.log import state
 from skerry.models.base import leaves_by_name
 from skerry.protocol.parts import MASTER
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
@@ -23,6 +22,7 @@ from skerry_learner.trainer.optimizers import make_optimizer
 from skerry_learner.trainer.step import TrainState, make_step
 from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.scenario import Failures, Judging, LabScenario, LinkSettings
+from tests.support.log import newest_parts
 
 F32s = NDArray[np.float32]
 STEP_S = 0.1
@@ -55,9 +55,8 @@ def master_of(lab: Lab) -> F32s:
     async def read() -> F32s:
         plan = lab.work.plan
         async with lab.connect() as bus:
-            found = await state.read_latest(bus, RUN, plan, plan.fragments[0], [MASTER])
-        assert found is not None
-        return found[1][MASTER]
+            _, found = await newest_parts(bus, RUN, plan, 0, [MASTER])
+        return found[MASTER]
 
     return asyncio.run(read())
 

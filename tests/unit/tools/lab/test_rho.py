@@ -109,9 +109,7 @@ def test_the_likeness_is_that_of_the_merged_contributions_of_versions_that_were_
             raise Overtaken(msg)
         return await state.read_part(bus, run, plan, manifest, name)
 
-    reads = {"read_latest": state.read_latest}
-    seen = SimpleNamespace(**reads, read_part=read_part)
-    monkeypatch.setattr(progress_module, "state", seen)
+    monkeypatch.setattr(progress_module, "state", SimpleNamespace(read_part=read_part))
     monkeypatch.setattr(lab_module, "Rho", Watched)
     train = config.train.model_copy(update={"steps": 80})  # each fragment is merged ten times
     run = config.model_copy(update={"outer": outer, "train": train})
