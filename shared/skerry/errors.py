@@ -111,6 +111,16 @@ class BrokerUnfit(BusError):
     exit_code = 2
 
 
+class Denied(BusError):
+    """The broker does not let this login use ``subject``; asking again changes nothing."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, subject: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
+
+
 class StorageFull(BusError, OSError):
     """The stream or the disk under it has no room; nothing that was acknowledged is lost."""
 

@@ -24,7 +24,7 @@ from harness import Goal, parser, write
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from tests.support.nats_server import NatsServer

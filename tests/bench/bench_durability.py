@@ -23,7 +23,7 @@ from harness import parser, write
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.messages import Manifest

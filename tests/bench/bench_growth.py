@@ -26,7 +26,7 @@ from harness import write as write_figures
 
 from skerry.algorithm.fragments import Plan
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.place import take_place
 from skerry.log.state import read_manifests, read_part
 from skerry.protocol.parts import KEYFRAME

@@ -10,7 +10,7 @@ import pytest
 from skerry.log.base import Bus, StreamInfo, StreamSpec
 from skerry.log.memory import MemoryBroker
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.protocol.subjects import Subjects
 from tests.support.log import REAL_LOGS, specs
 from tests.support.nats_cluster import NatsCluster

@@ -20,7 +20,7 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, Pulse
 from skerry.protocol.subjects import Subjects

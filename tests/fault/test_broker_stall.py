@@ -14,7 +14,7 @@ import pytest
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.protocol.messages import LearnerPhase, Pulse
 from tests.support.cluster import Cluster, Service, until_commit, until_pulse
 from tests.support.history import settle

@@ -16,7 +16,7 @@ import pytest
 from skerry.log import ledger
 from skerry.log.base import MSG_ID, Record
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.protocol.subjects import Subjects, drill_of
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from skerry.log.base import Storage
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import metrics

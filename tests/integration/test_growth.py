@@ -13,7 +13,7 @@ import pytest
 from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.state import read_manifests
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs

@@ -14,7 +14,7 @@ import pytest
 from skerry.errors import BrokerUnavailable, Conflict, StateLost, StorageFull
 from skerry.log.base import Deliver, Expect
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.protocol.subjects import Subjects
 from tests.support.log import DEADLINE_S, newest, specs, stored, take
 from tests.support.nats_cluster import NatsCluster

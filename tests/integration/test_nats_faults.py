@@ -13,7 +13,7 @@ from skerry.errors import BrokerUnavailable
 from skerry.log.base import Deliver, Expect
 from skerry.log.nats import fast
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.protocol.subjects import Subjects
 from tests.support.log import DEADLINE_S, newest, specs, take
 from tests.support.nats_server import NatsServer

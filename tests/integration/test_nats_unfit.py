@@ -15,7 +15,7 @@ import pytest
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, StorageFull
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES, check_payload
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup

@@ -16,7 +16,7 @@ from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import StateLost
 from skerry.log import ledger, recovery
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.subjects import Subjects

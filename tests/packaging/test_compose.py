@@ -15,7 +15,7 @@ import pytest
 
 from skerry.errors import BusError
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
 from skerry.settings import loading
 from tests.support.nats_cluster import free_ports

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from skerry.errors import BrokerUnavailable, BusError
+from skerry.errors import BrokerUnavailable, BusError, Denied
 from skerry.log import fences, ledger, recovery, run_records
 from skerry.protocol import succession
 from skerry.protocol.messages import SyncerPulse
@@ -170,6 +170,8 @@ class StandBy:
             try:
                 async with asyncio.timeout(2 * every_s):
                     await run_records.publish(self.served.bus, pulse)
+            except Denied:
+                raise
             except (BusError, TimeoutError) as error:
                 log.debug("pulse_not_sent", cause=str(error))
             with suppress(TimeoutError):

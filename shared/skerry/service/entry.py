@@ -92,23 +92,17 @@ def bus_from(
     """Return a bus that is not connected yet; ``async with`` connects it.
 
     ``on_event`` is called with ``disconnected``, ``reconnected`` and ``error``. Raises ConfigError
-    for a password or credentials file that cannot be used.
+    for a file with a password, a key or a certificate that cannot be used.
     """
     from skerry.log.nats.bus import NatsBus
-    from skerry.log.nats.connection import NatsOptions
+    from skerry.log.nats.login import NatsOptions, login_of, tls_of
     from skerry.settings import loading
 
     password = loading.secret_in(settings.password_file, "nats.password_file")
-    loading.secret_in(settings.credentials, "nats.credentials")
-    options = NatsOptions(
-        credentials=settings.credentials,
-        user=settings.user,
-        password=password,
-        connect_timeout_s=settings.connect_timeout_s,
-        request_timeout_s=settings.request_timeout_s,
-        publish_window=settings.publish_window,
-        on_event=on_event,
-    )
+    given = settings.model_dump(exclude={"url", "password_file"})
+    options = NatsOptions(**given, password=password, on_event=on_event)
+    login_of(options)
+    tls_of(options)
     return NatsBus(settings.url, name=name, options=options)
 
 

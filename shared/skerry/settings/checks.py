@@ -236,3 +236,5 @@ def _of_nats(nats: NatsSettings) -> Iterator[str]:
         yield f"nats.user is empty but nats.password_file is {nats.password_file}: set both."
     if nats.credentials is not None and nats.user:
         yield "nats.credentials and nats.user are both set: remove one of them."
+    if nats.key_file is not None and nats.cert_file is None:
+        yield f"nats.key_file is {nats.key_file} but nats.cert_file is empty: set both."

@@ -356,11 +356,24 @@ class NatsSettings(Table):
     url: str = "nats://127.0.0.1:4222"
     """Server addresses, separated by commas."""
     credentials: Path | None = None
-    """A NATS credentials file."""
+    """File with a NATS user's JWT and seed, or with the seed of an NKey; read at every login."""
     user: str = ""
     """User name, if the server asks for one."""
     password_file: Path | None = None
     """File that holds the password; secrets are read from files only."""
+    inbox_prefix: str = Field(default="", pattern=r"^([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)?$")
+    """What the subjects of answers begin with; empty: ``_INBOX.`` and the login's name."""
+    ca_file: Path | None = None
+    """Certificates in PEM of those who may vouch for the broker; then TLS is a must. Empty: the
+    machine's own."""
+    cert_file: Path | None = None
+    """Our own certificate in PEM, where the broker asks for one."""
+    key_file: Path | None = None
+    """Its key, where that is a file of its own."""
+    handshake_first: bool = False
+    """Begin with TLS before the broker greets, as its ``handshake_first`` wants it."""
+    login_patience_s: float = Field(default=120.0, ge=0)
+    """Seconds that a login is tried again that the broker refuses, if it took one before."""
     connect_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds that a service waits for the broker when it starts; a broker that goes away later is
     waited for without end."""

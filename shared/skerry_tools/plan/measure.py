@@ -19,7 +19,7 @@ from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer, merge_and_apply
 from skerry.cli.cluster.broker import USER, LocalBroker, find_server
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.connection import NatsOptions
+from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.chunks import PlaneAssembler, seal, unseal
 from skerry.protocol.codec import pack

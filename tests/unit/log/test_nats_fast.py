@@ -22,8 +22,8 @@ from nats.errors import ProtocolError
 from structlog.testing import capture_logs
 
 from skerry.log.nats import fast
-from skerry.log.nats.connection import cancellable
 from skerry.log.nats.fast import READ_BYTES, LeanParser, WideTransport, headers_in
+from skerry.log.nats.session import cancellable
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 DEADLINE_S = 20.0

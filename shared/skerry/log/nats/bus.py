@@ -21,7 +21,7 @@ from skerry.log.base import (
     StreamSpec,
 )
 from skerry.log.client import Cursor, Message, NotNow, Publisher
-from skerry.log.nats.connection import Connection, NatsOptions
+from skerry.log.nats.connection import Connection
 from skerry.log.nats.follow import follow
 from skerry.log.nats.jetstream import (
     STREAM_NAME_IN_USE,
@@ -34,6 +34,7 @@ from skerry.log.nats.jetstream import (
     sent_headers,
     spec_of,
 )
+from skerry.log.nats.login import NatsOptions
 from skerry.log.nats.read import Leader, Reads
 from skerry.log.streams import STREAM_PREFIX, changes
 from skerry.protocol.subjects import stream_of

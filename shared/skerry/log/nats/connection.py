@@ -3,8 +3,7 @@
 
 nats-py reconnects by itself after a lost connection, but gives up for good after some protocol
 errors, fails its first connect at once, notices a hung server late, leaves requests waiting whose
-answer went down with the connection, and takes a stored message for a status when its headers say
-so. This module closes those holes.
+answer went down with the connection. This module closes those holes.
 """
 
 from __future__ import annotations
@@ -14,22 +13,19 @@ import contextlib
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Container, Generator, Mapping
-from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import OutboundBufferLimitError
 
-from skerry.errors import BrokerUnavailable, BrokerUnfit
-from skerry.log.client import ATTEMPTS_WORTH, NoAnswer, Retries
+from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
+from skerry.log.client import NoAnswer, Retries
 from skerry.log.nats.fast import FastClient, clustered, new_client
-from skerry.log.nats.jetstream import error_of, is_transient, status_of
+from skerry.log.nats.jetstream import error_of, is_transient
+from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
+from skerry.log.nats.session import NatsSession, cancellable
 
 MIN_VERSION = (2, 12)
 PING_INTERVAL_S = 5
@@ -39,96 +35,6 @@ GREETING_S = 1.5
 """A server that does not greet within this time, on a connection of its own, hangs."""
 GIVE_UP_S = 10.0
 """After this long without a connection nats-py's own attempts are ended and we dial again."""
-
-Event = Callable[[str, Mapping[str, str]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class NatsOptions:
-    """How a client logs in, how long it waits, and where it reports on its connection.
-
-    Calls that are safe to repeat are repeated for ``patience_s`` (0: four request timeouts).
-    """
-
-    credentials: Path | None = None
-    user: str = ""
-    password: str = field(default="", repr=False)
-    connect_timeout_s: float = 30.0
-    request_timeout_s: float = 5.0
-    publish_window: int = 64
-    patience_s: float = 0.0
-    on_event: Event | None = None
-
-    @property
-    def waits_s(self) -> float:
-        return self.patience_s or ATTEMPTS_WORTH * self.request_timeout_s
-
-
-@contextlib.contextmanager
-def cancellable() -> Generator[None]:
-    """Cancel the running task after all if nats-py dropped a cancellation while it flushed."""
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
-
-
-class NatsSession:
-    """One nats-py client and the requests that wait for their answers.
-
-    nats-py's own requests take any answer with the header ``Status: 503`` for "no responders", a
-    stored message too.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self._inbox = client.new_inbox()
-        self._numbers = count()
-        self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
-
-    async def open(self) -> None:
-        """Begin to listen for answers."""
-        inbox = f"{self._inbox}.*"
-        await self.client.subscribe(
-            inbox, cb=self._arrive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
-
-    async def ask(
-        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
-    ) -> Msg:
-        """Send one request and return its answer; NoAnswer if there was none in time."""
-        number = str(next(self._numbers))
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(timeout_s):
-                with cancellable():
-                    await self.client.publish(
-                        subject, payload, f"{self._inbox}.{number}", headers=headers
-                    )
-                answer: Msg | None = await waiting
-        except OutboundBufferLimitError as e:
-            raise NoAnswer(str(e), sent=False) from e
-        except (TimeoutError, NatsError) as e:
-            raise NoAnswer(str(e) or "no answer in time") from e
-        finally:
-            del self._waiting[number]
-        if answer is None:
-            raise NoAnswer(reason="connection lost")
-        if status_of(answer) == "503":
-            raise NoAnswer(reason="no responders", sent=False)
-        return answer
-
-    def drop(self) -> None:
-        """End what waits for an answer on a connection that is gone."""
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(None)
-
-    async def _arrive(self, msg: Msg) -> None:
-        waiting = self._waiting.get(msg.subject.rpartition(".")[2])
-        if waiting is not None and not waiting.done():
-            waiting.set_result(msg)
 
 
 class NatsInbox:
@@ -140,6 +46,7 @@ class NatsInbox:
         self._arrived: deque[Msg] = deque()
         self._wake = asyncio.Event()
         self._lost = False
+        self._denied: Denied | None = None
         self._subscription: Subscription | None = None
 
     async def open(self) -> None:
@@ -153,8 +60,13 @@ class NatsInbox:
             )
 
     async def next(self, timeout_s: float | None = None) -> Msg | None:
-        """Return the next message, None once the connection is lost; TimeoutError if none came."""
+        """Return the next message, None once the connection is lost.
+
+        Raises TimeoutError if none came, Denied where the broker refused what was to bring them.
+        """
         while not self._arrived:
+            if self._denied is not None:
+                raise self._denied
             if self._lost:
                 return None
             self._wake.clear()
@@ -168,6 +80,11 @@ class NatsInbox:
         if self._subscription is not None:
             with contextlib.suppress(NatsError, OSError):
                 await self._subscription.unsubscribe()
+
+    def deny(self, error: Denied) -> None:
+        """End the messages with an error, after those that have come."""
+        self._denied = error
+        self._wake.set()
 
     def lose(self) -> None:
         """End the messages after those that have come."""
@@ -318,7 +235,8 @@ class Connection:
             self._down_since = self._down_since or _now()
             self._up.clear()
             try:
-                async with asyncio.timeout_at(self._down_since + GIVE_UP_S):
+                patience_s = 0.0 if _is_refusal(self.reason) else GIVE_UP_S
+                async with asyncio.timeout_at(self._down_since + patience_s):
                     await self._up.wait()
             except TimeoutError:
                 await session.client.close()
@@ -326,66 +244,80 @@ class Connection:
         async with self._dialling:
             if self._session is session:
                 self._session = await self._dial()
+                self.reason = "no answer"
                 self._down_since = None
                 if session is not None:
                     self._report("reconnected")
 
     async def _dial(self) -> NatsSession:
-        """Connect until it works, for as long as the caller waits; BrokerUnfit ends it."""
+        """Connect until it works, for as long as the caller waits.
+
+        BrokerUnfit ends it, as a refused login does; where one was taken before, the broker may
+        still be learning of a renewed key, and it is tried for a while.
+        """
         retries, options = Retries(), self.options
-        servers = [url.strip() for url in self.urls.split(",")]
-        random.shuffle(servers)
+        until = _now() + (options.login_patience_s if self._session is not None else 0.0)
         while True:
-            session = NatsSession(new_client())
-            client = session.client
             try:
-                with cancellable():
-                    await client.connect(
-                        servers=servers,
-                        # It would go back to the server that hangs.
-                        dont_randomize=True,
-                        name=self._name,
-                        user=options.user or None,
-                        password=options.password if options.user else None,
-                        user_credentials=str(options.credentials) if options.credentials else None,
-                        **self._hooks(client),
-                        allow_reconnect=False,
-                        connect_timeout=max(1, int(min(5.0, options.connect_timeout_s))),
-                        reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type] # says int, takes float
-                        max_reconnect_attempts=-1,
-                        ping_interval=PING_INTERVAL_S,
-                        max_outstanding_pings=MAX_OUTSTANDING_PINGS,
-                        pending_size=0,
-                    )
-                    client.options["allow_reconnect"] = True
-                    await session.open()
-                    await _check(session, self.urls, options.request_timeout_s)
-            except BaseException as e:
-                with contextlib.suppress(OSError, NatsError, AssertionError):
-                    await client.close()
-                if not isinstance(e, OSError | NatsError | NoAnswer):
-                    raise
+                return await self._dialled()
+            except (OSError, NatsError, NoAnswer) as e:
                 self.reason = str(e)
-                if any(word in self.reason.lower() for word in ("authorization", "authentication")):
+                if _is_refusal(self.reason) and _now() >= until:
                     msg = (
                         f"The NATS server at {self.urls} refused the login ({self.reason}): set"
                         " nats.credentials, or nats.user and nats.password_file."
                     )
                     raise BrokerUnfit(msg) from e
-            else:
-                return session
             await retries.pause()
 
-    def _hooks(self, client: Client) -> dict[str, Any]:
-        """Return what nats-py calls when a client's connection changes."""
+    async def _dialled(self) -> NatsSession:
+        """Connect once; any error leaves nothing behind."""
+        options, login = self.options, login_of(self.options)
+        servers = [url.strip() for url in self.urls.split(",")]
+        random.shuffle(servers)
+        client = new_client(needs_tls=options.needs_tls or "tls://" in self.urls)
+        session = NatsSession(client, self.urls, login.name)
+        try:
+            with cancellable():
+                await client.connect(
+                    servers=servers,
+                    # It would go back to the server that hangs.
+                    dont_randomize=True,
+                    name=self._name,
+                    **login.given,
+                    inbox_prefix=inbox_prefix(options, login.name),
+                    tls=tls_of(options),
+                    tls_handshake_first=options.handshake_first,
+                    **self._hooks(session),
+                    allow_reconnect=False,
+                    connect_timeout=max(1, int(min(5.0, options.connect_timeout_s))),
+                    reconnect_time_wait=REDIAL_S,  # type: ignore[arg-type] # says int, takes float
+                    max_reconnect_attempts=-1,
+                    ping_interval=PING_INTERVAL_S,
+                    max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+                    pending_size=0,
+                )
+                client.options["allow_reconnect"] = True
+                await session.open()
+                await _check(session, self.urls, options.request_timeout_s)
+        except BaseException:
+            with contextlib.suppress(OSError, NatsError, AssertionError):
+                await client.close()
+            raise
+        return session
+
+    def _hooks(self, session: NatsSession) -> dict[str, Any]:
+        """Return what nats-py calls when a session's connection changes."""
 
         async def note(error: Exception) -> None:
             self.reason = str(error) or type(error).__name__
+            session.deny(self.reason)
+            if _is_refusal(self.reason):  # nats-py would log in with the same again
+                self._up.set()
             self._report("error", error=self.reason)
 
         async def down() -> None:
-            current = self._session is not None and self._session.client is client
-            if current and not self.closing:
+            if self._session is session and not self.closing:
                 self._report("disconnected", reason=self.reason)
                 self._drop()
 
@@ -454,6 +386,11 @@ async def _leave_hung(connection: Connection, session: NatsSession) -> None:
         if client.connected_url == url and isinstance(client, FastClient):
             connection.reason = "the server hangs"
             client.abort()
+
+
+def _is_refusal(reason: str) -> bool:
+    """Return True if a reason is that the broker does not take the login."""
+    return any(word in reason.lower() for word in ("authorization", "authentication"))
 
 
 def _now() -> float:

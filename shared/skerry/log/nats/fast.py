@@ -296,10 +296,19 @@ def headers_in(block: bytes) -> dict[str, str]:
 class FastClient(Client):
     """nats-py's client on our transport and parser; no bytes of a message end its reading."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_tls: bool = False) -> None:
         super().__init__()
+        self._needs_tls = needs_tls
         self._ps = LeanParser(self)
         self._transport = WideTransport()
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - nats-py's signature
+        # Before anything is sent: somebody in between could have taken the offer away.
+        offers = info.get("tls_required") or self.options["tls_handshake_first"]
+        if initial_connection and self._needs_tls and not offers:
+            msg = "the server does not speak TLS, which the settings ask for"
+            raise ConnectionError(msg)
+        await super()._process_info(info, initial_connection)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         return (headers_in(headers) or None) if headers else None
@@ -321,11 +330,11 @@ def clustered(client: Client) -> bool:
     return bool(client._server_info.get("cluster"))  # noqa: SLF001 - nowhere else
 
 
-def new_client() -> Client:
-    """Return a client that is not connected yet."""
+def new_client(*, needs_tls: bool = False) -> Client:
+    """Return a client that is not connected yet; with ``needs_tls`` it sends nothing without."""
     installed = version("nats-py")
     if installed in TESTED_VERSIONS:
-        return FastClient()
+        return FastClient(needs_tls=needs_tls)
     _warn(installed)
     return Client()
 

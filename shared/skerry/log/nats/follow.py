@@ -19,10 +19,10 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from skerry.errors import BrokerUnavailable, BusError
+from skerry.errors import BrokerUnavailable, BusError, Denied
 from skerry.log.base import Record
 from skerry.log.client import Cursor, Retries
-from skerry.log.nats.connection import Connection, NatsInbox, cancellable
+from skerry.log.nats.connection import Connection, NatsInbox
 from skerry.log.nats.jetstream import (
     DELIVERED,
     NANOSECONDS,
@@ -31,6 +31,7 @@ from skerry.log.nats.jetstream import (
     extent_of,
     status_of,
 )
+from skerry.log.nats.session import cancellable
 
 IN_FLIGHT_BYTES = (16 * 1024**2,) * 3
 """Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
@@ -125,6 +126,8 @@ class Puller:
         self._patience_s = MISSED_S if most is None else connection.options.request_timeout_s
         self._inbox = NatsInbox(connection)
         self._name = f"skerry-{secrets.token_hex(8)}"
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self._name}"
+        self._refusals = contextlib.ExitStack()
         self._delivered = 0
         self.silent = False
         """Whether nothing has come for longer than anything should take."""
@@ -156,10 +159,13 @@ class Puller:
             deadline=asked_s + patience_s,
         )
         self._flow.round_trip_s = clock() - asked_s
+        session = await self._connection.ready(clock() + patience_s)
+        self._refusals.enter_context(session.hearing(self._next, self._inbox.deny))
         await self._pull()
 
     async def close(self) -> None:
         """Give the consumer back; when this does not get through, it expires by itself."""
+        self._refusals.close()
         await self._inbox.close()
         with contextlib.suppress(NatsError, OSError, BrokerUnavailable):
             await self._publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", b"")
@@ -206,9 +212,8 @@ class Puller:
             return
         most = max(self._flow.bounds[-1], self._connection.max_payload + 65_536)
         request = json.dumps({"batch": number, "max_bytes": most, **self._terms}).encode()
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         try:
-            await self._publish(subject, request, self._inbox.subject)
+            await self._publish(self._next, request, self._inbox.subject)
         except (NatsError, OSError, BrokerUnavailable):
             self._inbox.lose()
 
@@ -251,6 +256,8 @@ async def follow(
                 if record.sequence > cursor.sequence:  # on a replica that lags it begins too early
                     cursor.move(record)
                     yield record
+        except Denied:
+            raise
         except FAILURES:
             await retries.pause()
         finally:

@@ -23,7 +23,7 @@ from nats.errors import Error as NatsError
 from skerry.errors import BusError, StateLost
 from skerry.log.base import Deliver, Record
 from skerry.log.client import AT_ONCE, Cursor, NoAnswer, Retries, one_by_one, together
-from skerry.log.nats.connection import NatsInbox, cancellable
+from skerry.log.nats.connection import NatsInbox
 from skerry.log.nats.follow import FAILURES, Puller
 from skerry.log.nats.jetstream import (
     NOT_THERE,
@@ -32,6 +32,7 @@ from skerry.log.nats.jetstream import (
     leader_record,
     status_of,
 )
+from skerry.log.nats.session import cancellable
 from skerry.protocol.subjects import stream_of
 
 if TYPE_CHECKING:
@@ -293,15 +294,16 @@ async def _page(
     try:
         await inbox.open()
         path = f"$JS.API.DIRECT.GET.{stream}"
-        with cancellable():
-            await session.client.publish(path, json.dumps(body).encode(), inbox.subject)
-        while (msg := await inbox.next(connection.options.request_timeout_s)) is not None:
-            if not (status := status_of(msg)):
-                page.append(direct_record(msg))
-            elif status == "503":
-                raise NoAnswer(status, sent=False)
-            else:
-                return page, msg.headers or {}
+        with session.hearing(path, inbox.deny):
+            with cancellable():
+                await session.client.publish(path, json.dumps(body).encode(), inbox.subject)
+            while (msg := await inbox.next(connection.options.request_timeout_s)) is not None:
+                if not (status := status_of(msg)):
+                    page.append(direct_record(msg))
+                elif status == "503":
+                    raise NoAnswer(status, sent=False)
+                else:
+                    return page, msg.headers or {}
     except (TimeoutError, NatsError) as e:
         raise NoAnswer(str(e)) from e
     finally:

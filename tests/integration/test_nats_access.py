@@ -1,0 +1,168 @@
+"""What a broker refuses is said at once, in one sentence, and a renewed key is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nkeys  # type: ignore[import-untyped] # ships no types
+import pytest
+
+from skerry.errors import BrokerUnfit, Denied
+from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.login import NatsOptions
+from skerry.protocol.subjects import Subjects
+from tests.support.log import all_of, specs, take
+from tests.support.nats_server import NatsServer
+
+pytestmark = pytest.mark.nats
+
+RUN = "r"
+NAMES = Subjects(RUN)
+WORD = "w"
+ADMIN = {"user": "admin", "password": WORD}
+
+
+@contextmanager
+def serving(folder: Path, *users: dict[str, Any]) -> Generator[NatsServer]:
+    """Run a server that knows these users and an admin."""
+    settings = json.dumps({"authorization": {"users": [ADMIN, *users]}}, indent=1)
+    server = NatsServer(folder / "nats", settings=settings)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def bus(server: NatsServer, **given: Any) -> NatsBus:
+    return NatsBus(server.url, options=NatsOptions(**given))
+
+
+async def declare(server: NatsServer) -> None:
+    async with bus(server, **ADMIN) as admin:
+        await admin.declare(specs(RUN))
+        await admin.publish(NAMES.pulse("b"), b"theirs")
+
+
+def user(name: str, *publish: str, inbox: str = "") -> dict[str, Any]:
+    listen = f"{inbox or '_INBOX.' + name}.>"
+    permissions = {"publish": {"allow": ["$JS.API.INFO", *publish]}, "subscribe": listen}
+    return {"user": name, "password": WORD, "permissions": permissions}
+
+
+async def test_answers_come_below_an_inbox_of_the_login(tmp_path: Path) -> None:
+    with serving(tmp_path, user("a", NAMES.pulse("a"), "$JS.API.DIRECT.GET.>")) as server:
+        await declare(server)
+        async with bus(server, user="a", password=WORD) as learner:
+            await learner.publish(NAMES.pulse("a"), b"mine")
+            found = await learner.last(NAMES.pulse("a"))
+        assert found is not None
+        assert found.payload == b"mine"
+
+
+async def test_an_inbox_may_be_named(tmp_path: Path) -> None:
+    with serving(tmp_path, user("a", NAMES.pulse("a"), inbox="here.a")) as server:
+        await declare(server)
+        async with bus(server, user="a", password=WORD, inbox_prefix="here.a") as learner:
+            await learner.publish(NAMES.pulse("a"), b"mine")
+
+
+async def test_a_login_that_may_hear_no_answer_is_told_so_at_once(tmp_path: Path) -> None:
+    denied = pytest.raises(Denied, match=r"login 'a' listen for answers.*nats\.inbox_prefix")
+    with serving(tmp_path, user("a", inbox="elsewhere")) as server, denied:
+        async with asyncio.timeout(4.0), bus(server, user="a", password=WORD):
+            pass
+
+
+async def test_a_denied_publish_ends_at_once_with_its_subject(tmp_path: Path) -> None:
+    with serving(tmp_path, user("a", NAMES.pulse("a"))) as server:
+        await declare(server)
+        async with asyncio.timeout(4.0), bus(server, user="a", password=WORD) as learner:
+            with pytest.raises(Denied, match="login 'a' publish on") as caught:
+                await learner.publish(NAMES.pulse("b"), b"forged", msg_id="1")
+            assert caught.value.subject == NAMES.pulse("b")
+            await learner.publish(NAMES.pulse("a"), b"mine")  # the connection stays
+
+
+@pytest.mark.parametrize("allowed", [(), ("$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.CREATE.>")])
+async def test_a_denied_read_ends_a_follower(tmp_path: Path, allowed: tuple[str, ...]) -> None:
+    with serving(tmp_path, user("a", *allowed)) as server:
+        await declare(server)
+        async with asyncio.timeout(4.0), bus(server, user="a", password=WORD) as learner:
+            with pytest.raises(Denied, match="publish on"):
+                await take(learner.follow(NAMES.pulse()), 1)
+
+
+async def test_a_denied_batch_read_ends_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, user("a")) as server:
+        await declare(server)
+        async with asyncio.timeout(4.0), bus(server, user="a", password=WORD) as learner:
+            with pytest.raises(Denied, match="publish on"):
+                await learner.last_each(NAMES.pulse())
+            with pytest.raises(Denied, match="publish on"):
+                await all_of(learner.get_each(NAMES.pulse(), [1]))
+
+
+def seed() -> tuple[bytes, str]:
+    """Return a new NKey: its seed and its public name."""
+    made: bytes = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    pair: Any = nkeys.from_seed(made)
+    return made, pair.public_key.decode()
+
+
+async def test_an_nkey_logs_in_and_names_the_inbox(tmp_path: Path) -> None:
+    secret, public = seed()
+    file = tmp_path / "a.nk"
+    file.write_bytes(secret)
+    permissions = {"publish": [">"], "subscribe": [f"_INBOX.{public}.>"]}
+    with serving(tmp_path, {"nkey": public, "permissions": permissions}) as server:
+        async with bus(server, credentials=file) as learner:
+            await learner.declare(specs(RUN))
+
+
+async def test_a_renewed_key_is_taken_without_a_restart(tmp_path: Path) -> None:
+    (old, old_name), (new, new_name) = seed(), seed()
+    file = tmp_path / "a.nk"
+    file.write_bytes(old)
+    with serving(tmp_path, {"nkey": old_name}) as server:
+        config = server.folder / "nats.conf"
+        async with bus(server, credentials=file) as learner:
+            await learner.declare(specs(RUN))
+            config.write_text(config.read_text().replace(old_name, new_name))
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGHUP)
+            task = asyncio.create_task(learner.publish(NAMES.pulse("a"), b"x", msg_id="1"))
+            await asyncio.sleep(0)
+            file.write_bytes(new)
+            async with asyncio.timeout(20.0):
+                await task
+
+
+async def publish_for_ever(learner: NatsBus) -> None:
+    async with asyncio.timeout(20.0):
+        while True:
+            await learner.publish(NAMES.pulse("a"), b"x", msg_id="1")
+
+
+async def test_a_key_that_stays_revoked_ends_with_one_sentence(tmp_path: Path) -> None:
+    (old, old_name), (_, new_name) = seed(), seed()
+    file = tmp_path / "a.nk"
+    file.write_bytes(old)
+    with serving(tmp_path, {"nkey": old_name}) as server:
+        config = server.folder / "nats.conf"
+        async with bus(server, credentials=file, login_patience_s=1.0) as learner:
+            await learner.declare(specs(RUN))
+            config.write_text(config.read_text().replace(old_name, new_name))
+            pid = server.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGHUP)
+            with pytest.raises(BrokerUnfit, match=r"refused the login.*nats\.credentials"):
+                await publish_for_ever(learner)
