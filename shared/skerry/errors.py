@@ -160,6 +160,10 @@ class StateLost(BusError):
     exit_code = 4
 
 
+class ContributionGone(StateLost):
+    """The window does not hold a contribution any more that is to be merged again."""
+
+
 class HistoryBroken(BusError):
     """A log breaks one of its promises; the message names the first violation."""
 

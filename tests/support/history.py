@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm import fragments
 from skerry.log import ledger
+from skerry.log.replay import newest, read
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.contribution import (
     Contribution,
@@ -20,7 +21,7 @@ from skerry.protocol.contribution import (
 from skerry.protocol.messages import Commit
 from skerry.settings.models import RunConfig
 from skerry_tools.audit.checks import ANYTHING, Rules
-from skerry_tools.audit.log import RunLog, newest, read
+from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import numpy as np
 import structlog
 
 from skerry.algorithm import closed_loop, fragments
-from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import largest, sound
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
+from skerry.log.replay import first_master
 from skerry.log.state_writer import NewPart
 from skerry.log.window import Uncovered
 from skerry.protocol.chunks import vector_digest
@@ -73,11 +73,7 @@ class Committer:
         self.spent.began_ns = self.wall_ns()
         batch = Batch.take(shard, state)
         first = first_parameters(batch, state)
-        negated = await asyncio.to_thread(
-            cpu().dequantise, first.contribution.scheme, first.contribution.planes
-        )
-        # Not the negative: the padding must stay +0, which is what a checkpoint restores.
-        master = np.float32(0) - negated
+        master = await asyncio.to_thread(first_master, first.contribution)
         vectors = FragmentVectors(master, self.outer.init(master))
         return await self._write(state, batch, [first], vectors, closing)
 

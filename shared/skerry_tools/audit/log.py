@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.errors import StateLost, WireError
+from skerry.log.replay import read
 from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, MemberRecord, RunRecord
 from skerry.protocol.records import decode, plan_of
 from skerry.protocol.subjects import Subjects
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus, Record, StreamInfo
     from skerry.protocol.subjects import StreamKind
     from skerry.settings.models import RunConfig
-
-STALLED_S = 5.0
-"""Reading that gets nothing for this long looks whether there is still something to get."""
 
 LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation
 KINDS: dict[str, type[LedgerRecord]] = {
@@ -104,31 +101,3 @@ class RunLog:
         if isinstance(value, MemberRecord) and name != [value.learner]:
             problem = f"it is a record of learner {value.learner}"
         return LedgerEntry(record, expected, None if problem else value, problem)
-
-
-async def newest(bus: Bus, pattern: str) -> int:
-    """Return the sequence of the newest message that matches and is still there, 0 for none."""
-    return max((record.sequence for record in await bus.last_each(pattern)), default=0)
-
-
-async def read(bus: Bus, pattern: str, through: int, after: int = 0) -> AsyncGenerator[Record]:
-    """Yield what matches after ``after`` and up to ``through``, then end.
-
-    Ends early when retention has dropped what is left.
-    """
-    position = after
-    while position < through:
-        follower = bus.follow(pattern, after=position)
-        async with aclosing(follower):
-            while position < through:
-                try:
-                    async with asyncio.timeout(STALLED_S):
-                        record = await anext(follower)
-                except (TimeoutError, StopAsyncIteration):
-                    break
-                if record.sequence > through:
-                    return
-                position = record.sequence
-                yield record
-        if position < through:
-            through = min(through, await newest(bus, pattern))

@@ -8,33 +8,28 @@ digest must be the one that was committed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from skerry.algorithm import closed_loop, fragments
-from skerry.algorithm.backend import cpu
-from skerry.errors import Diverged, RunMismatch, StateLost
+from skerry.algorithm import closed_loop
+from skerry.errors import ContributionGone, Diverged, RunMismatch, StateLost
+from skerry.log.replay import FragmentFold, Payloads, newest, read, redo
 from skerry.log.state import read_manifest
 from skerry.protocol.chunks import vector_digest
-from skerry.protocol.contribution import (
-    Contribution,
-    ContributionAssembler,
-    ContributionId,
-    id_of,
-)
-from skerry.protocol.messages import Commit, RefusalCause, is_from_checkpoint
+from skerry.protocol.contribution import ContributionAssembler, id_of
+from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.parts import MASTER, OUTER
+from skerry.protocol.parts import newest as newest_part
 from skerry.protocol.shard import StalenessRule
 from skerry.store import checkpoint
 from skerry.store.finding import FROM_ENVIRONMENT, locate
 from skerry_tools.audit.accounts import Violation, What
-from skerry_tools.audit.log import newest, read
 from skerry_tools.audit.survey import ReplayMoment, survey
-from skerry_tools.audit.whatif import Branch, FragmentFold, WhatIfPolicy
+from skerry_tools.audit.whatif import Branch, WhatIfPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Fragment
     from skerry.algorithm.planes import Planes
-    from skerry.log.base import Record
     from skerry.settings.models import StoreSettings
     from skerry.store.checkpoint import SavedFragment
     from skerry_tools.audit.log import RunLog
@@ -187,34 +181,6 @@ async def replay(
 
 
 @dataclass(slots=True)
-class _Payloads:
-    """One fragment's contributions, read no further than asked; ``held`` are still to be used."""
-
-    records: AsyncGenerator[Record]
-    assembler: ContributionAssembler
-    held: dict[ContributionId, Contribution] = field(
-        default_factory=dict["ContributionId", "Contribution"]
-    )
-    position: int = 0
-
-    async def fetch(self, key: ContributionId, through: int) -> Contribution | None:
-        """Return a contribution that was whole by a sequence of CONTRIB; None if it is gone."""
-        while key not in self.held and self.position < through:
-            record = await anext(self.records, None)
-            if record is None:
-                break
-            self.position = record.sequence
-            got = self.assembler.feed(record)
-            if isinstance(got, Contribution):
-                self.held.setdefault(got.id, got)
-        return self.held.get(key)
-
-    def forget(self, floor: int) -> None:
-        """Drop what lies at or below a floor: no later commit can name it."""
-        self.held = {k: c for k, c in self.held.items() if c.sequence_last > floor}
-
-
-@dataclass(slots=True)
 class _Worker:
     """The replay of one fragment, and its what-if; ``version`` is how far it has come.
 
@@ -235,11 +201,11 @@ class _Worker:
     def of(
         cls, log: RunLog, fragment: Fragment, found: Survey, policy: WhatIfPolicy | None
     ) -> _Worker:
-        sync, averaged = log.config.sync, fragments.averaged(log.plan, fragment)
+        sync = log.config.sync
 
         def fold(under: WhatIfPolicy) -> FragmentFold:
             outer = under.make_outer(log.config, log.plan)
-            return FragmentFold(outer, fragment, averaged, under.merge or sync.merge)
+            return FragmentFold.of(outer, log.plan, fragment, under.merge or sync.merge)
 
         branch = None
         if policy is not None:
@@ -298,7 +264,7 @@ class _Worker:
         records = read(log.bus, pattern, await newest(log.bus, pattern))
         entries = log.ledger(self.survey.sequence, subjects.commit(self.index))
         async with aclosing(records), aclosing(entries):
-            source = _Payloads(records, ContributionAssembler(log.run, log.plan))
+            source = Payloads(records, ContributionAssembler(log.run, log.plan))
             async for entry in entries:
                 commit = entry.value
                 if not isinstance(commit, Commit) or commit.version < self.begun:
@@ -318,32 +284,18 @@ class _Worker:
         self.wrong.append(Violation(What.REPLAY, sentence, self.index, self.version))
         return sentence
 
-    async def _redo(self, commit: Commit, source: _Payloads) -> str:
+    async def _redo(self, commit: Commit, source: Payloads) -> str:
         """Do what the syncer did; return why that is impossible, or nothing."""
-        inputs: list[Contribution] = []
-        for item in commit.consumed:
-            found = await source.fetch(id_of(item), item.sequence_last)
-            if found is None:
-                return (
-                    f"Contribution {item.identity} of learner {item.learner} (incarnation"
-                    f" {item.incarnation}), which version {commit.version} of fragment"
-                    f" {commit.fragment} consumed, is not in the window any more: name a checkpoint"
-                    f" of version {commit.version} or newer with --from."
-                )
-            inputs.append(found)
-        if commit.version == 1 and not is_from_checkpoint(commit):
-            first = inputs[0]
-            negated = await asyncio.to_thread(cpu().dequantise, first.scheme, first.planes)
-            self._begin(np.float32(0) - negated, None, 1)
-            return ""
-        if inputs:
-            shares = [item.weight for item in commit.consumed]
-            try:
-                await asyncio.to_thread(self.fold.merge, inputs, shares)
-            except (Diverged, ValueError) as error:
-                return f"Fragment {commit.fragment}, version {commit.version}: {error}."
+        try:
+            inputs = await redo(self.fold, commit, source)
+        except ContributionGone as error:
+            return f"{error}: name a checkpoint of version {commit.version} or newer with --from."
+        except (Diverged, ValueError) as error:
+            return f"Fragment {commit.fragment}, version {commit.version}: {error}."
+        if commit.version == 1 and self.branch is not None:
+            self.branch.begin(self.fold.master, None)
         self.version = commit.version
-        if self.branch is not None:
+        if commit.version > 1 and self.branch is not None:
             stale = [id_of(r) for r in commit.refused if r.cause is RefusalCause.TOO_STALE]
             late = [await source.fetch(key, commit.contrib_floor) for key in stale]
             taken = [*inputs, *(c for c in late if c is not None)]
@@ -372,7 +324,8 @@ class _Worker:
     async def _compare_outer(self) -> None:
         """Compare the outer optimizer's state where the log still holds that of this version."""
         manifest = await read_manifest(self.log.bus, self.log.run, self.log.plan, self.index)
-        if manifest is None or manifest.commit.version != self.version:
+        stored = newest_part(manifest, MASTER) if manifest else None
+        if manifest is None or stored is None or stored.version != self.version:
             return
         leaves = self.fold.outer.leaves(self.fold.state)
         found = {name: vector_digest(vector) for name, vector in leaves.items()}

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
+from skerry.log.replay import newest
 from skerry.protocol.messages import Commit, is_from_checkpoint
-from skerry_tools.audit.log import newest
 
 if TYPE_CHECKING:
     from skerry.log.base import Record

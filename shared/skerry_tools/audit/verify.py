@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.log import ledger
+from skerry.log.replay import newest, read
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
-from skerry_tools.audit.log import RunLog, newest, read
+from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.survey import Survey, Window
 
 if TYPE_CHECKING:

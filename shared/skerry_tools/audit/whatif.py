@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from skerry.algorithm.merge import largest, sound
-from skerry.algorithm.outer import adamw_of, make_outer, merge_and_apply
+from skerry.algorithm.outer import adamw_of, make_outer
 from skerry.errors import ConfigError, Diverged
 from skerry.protocol.commit import Batch, weigh, without
 from skerry.protocol.contribution import ContributionRules
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.fragments import Plan
     from skerry.algorithm.outer import Outer
+    from skerry.log.replay import FragmentFold
     from skerry.protocol.contribution import Contribution
     from skerry.protocol.messages import Commit
     from skerry.settings.models import RunConfig
@@ -58,36 +59,6 @@ class WhatIfPolicy:
             ),
             h_steps=config.sync.h_steps,
             adamw=adamw_of(config.train, plan),
-        )
-
-
-@dataclass(slots=True)
-class FragmentFold:
-    """One fragment, folded commit by commit: its master and the outer optimizer's state."""
-
-    outer: Outer
-    fragment: Fragment
-    averaged: Sequence[bool]
-    method: str
-    master: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
-    state: object = None
-
-    def begin(self, master: Vector, leaves: Mapping[str, Vector] | None) -> None:
-        """Begin with a master, and the outer optimizer's leaves where a checkpoint has them."""
-        self.master = master
-        self.state = self.outer.restore(master, leaves) if leaves else self.outer.init(master)
-
-    def merge(self, contributions: Sequence[Contribution], shares: Sequence[float]) -> None:
-        """Do what the syncer does in a round; Diverged if the result is not finite."""
-        self.master, self.state = merge_and_apply(
-            self.outer,
-            self.master,
-            self.state,
-            [c.gradient for c in contributions],
-            shares,
-            self.method,
-            self.fragment,
-            self.averaged,
         )
 
 

@@ -1,0 +1,168 @@
+"""A fragment's contributions merged again: the syncer's own arithmetic, from what the log holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from skerry.algorithm import fragments
+from skerry.algorithm.backend import cpu
+from skerry.algorithm.outer import merge_and_apply
+from skerry.errors import ContributionGone
+from skerry.log.base import Record
+from skerry.protocol.contribution import (
+    Contribution,
+    ContributionAssembler,
+    ContributionId,
+    id_of,
+)
+from skerry.protocol.messages import is_from_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.outer import Outer
+    from skerry.log.base import Bus
+    from skerry.protocol.messages import Commit, Consumed
+
+    Vector = NDArray[np.float32]
+
+STALLED_S = 5.0
+"""Reading that gets nothing for this long looks whether there is still something to get."""
+
+
+async def newest(bus: Bus, pattern: str) -> int:
+    """Return the sequence of the newest message that matches and is still there, 0 for none."""
+    return max((record.sequence for record in await bus.last_each(pattern)), default=0)
+
+
+async def read(bus: Bus, pattern: str, through: int, after: int = 0) -> AsyncGenerator[Record]:
+    """Yield what matches after ``after`` and up to ``through``, then end.
+
+    Ends early when retention has dropped what is left.
+    """
+    position = after
+    while position < through:
+        follower = bus.follow(pattern, after=position)
+        async with aclosing(follower):
+            while position < through:
+                try:
+                    async with asyncio.timeout(STALLED_S):
+                        record = await anext(follower)
+                except (TimeoutError, StopAsyncIteration):
+                    break
+                if record.sequence > through:
+                    return
+                position = record.sequence
+                yield record
+        if position < through:
+            through = min(through, await newest(bus, pattern))
+
+
+def first_master(genesis: Contribution) -> Vector:
+    """Return version 1 of a fragment: the negated gradient of a GENESIS contribution, as it is."""
+    negated = cpu().dequantise(genesis.scheme, genesis.planes)
+    # Not the negative: the padding must stay +0, which is what a checkpoint restores.
+    return np.float32(0) - negated
+
+
+@dataclass(slots=True)
+class FragmentFold:
+    """One fragment, folded commit by commit: its master and the outer optimizer's state."""
+
+    outer: Outer
+    fragment: Fragment
+    averaged: Sequence[bool]
+    method: str
+    master: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
+    state: object = None
+
+    @classmethod
+    def of(cls, outer: Outer, plan: Plan, fragment: Fragment, method: str) -> FragmentFold:
+        """Return a fold that has not begun."""
+        return cls(outer, fragment, fragments.averaged(plan, fragment), method)
+
+    def begin(self, master: Vector, leaves: Mapping[str, Vector] | None) -> None:
+        """Begin with a master, and the outer optimizer's leaves where they are stored."""
+        self.master = master
+        self.state = self.outer.restore(master, leaves) if leaves else self.outer.init(master)
+
+    def merge(self, contributions: Sequence[Contribution], shares: Sequence[float]) -> None:
+        """Do what the syncer does in a round; Diverged if the result is not finite."""
+        self.master, self.state = merge_and_apply(
+            self.outer,
+            self.master,
+            self.state,
+            [c.gradient for c in contributions],
+            shares,
+            self.method,
+            self.fragment,
+            self.averaged,
+        )
+
+
+@dataclass(slots=True)
+class Payloads:
+    """One fragment's contributions, read no further than asked; ``held`` are still to be used."""
+
+    records: AsyncGenerator[Record]
+    assembler: ContributionAssembler
+    on_bytes: Callable[[int], None] | None = None
+    held: dict[ContributionId, Contribution] = field(
+        default_factory=dict["ContributionId", "Contribution"]
+    )
+    position: int = 0
+
+    async def fetch(self, key: ContributionId, through: int) -> Contribution | None:
+        """Return a contribution that was whole by a sequence of CONTRIB; None if it is gone."""
+        while key not in self.held and self.position < through:
+            record = await anext(self.records, None)
+            if record is None:
+                break
+            if self.on_bytes is not None:
+                self.on_bytes(len(record.payload))
+            self.position = record.sequence
+            got = self.assembler.feed(record)
+            if isinstance(got, Contribution):
+                self.held.setdefault(got.id, got)
+        return self.held.get(key)
+
+    def forget(self, floor: int) -> None:
+        """Drop what lies at or below a floor: no later commit can name it."""
+        self.held = {k: c for k, c in self.held.items() if c.sequence_last > floor}
+
+
+async def redo(fold: FragmentFold, commit: Commit, source: Payloads) -> list[Contribution]:
+    """Take a fold on to a commit's version as its syncer did, and return what it merged.
+
+    Raises ContributionGone where the window does not hold one of them, Diverged or ValueError where
+    they cannot be merged; then the fold is where it was.
+    """
+    merged: list[Contribution] = []
+    for item in commit.consumed:
+        found = await source.fetch(id_of(item), item.sequence_last)
+        if found is None:
+            raise _gone(item, commit)
+        merged.append(found)
+    if commit.version == 1 and not is_from_checkpoint(commit):
+        fold.begin(await asyncio.to_thread(first_master, merged[0]), None)
+    elif merged:
+        shares = [item.weight for item in commit.consumed]
+        await asyncio.to_thread(fold.merge, merged, shares)
+    return merged
+
+
+def _gone(item: Consumed, commit: Commit) -> ContributionGone:
+    return ContributionGone(
+        f"Contribution {item.identity} of learner {item.learner} (incarnation {item.incarnation}),"
+        f" which version {commit.version} of fragment {commit.fragment} consumed, is not in the"
+        " window any more"
+    )
