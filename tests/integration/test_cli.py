@@ -266,6 +266,19 @@ def test_status_of_an_unknown_run_is_one_sentence(shared_nats: NatsServer, tmp_p
     assert done.stderr.startswith("error: There is no run 'unknown'")
 
 
+def test_a_run_is_created_once_and_without_its_text(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path
+) -> None:
+    asked = ["--nats", shared_nats.url, "--set", "data.source=text"]
+    asked += ["--set", 'data.paths=["nowhere.txt"]']
+    first = skerry(tmp_path, "create", run_id, *asked)
+    again = skerry(tmp_path, "create", run_id, *asked, "--set", "sync.quorum=2")
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    assert f"Run '{run_id}' is created: " in first.stdout
+    assert "is in this log already" in again.stdout
+    assert "ignored=['sync.quorum']" in again.stderr + again.stdout
+
+
 def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
     done = skerry(tmp_path, "doctor", "--json")
     report = json.loads(done.stdout)

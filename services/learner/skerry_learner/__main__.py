@@ -27,8 +27,9 @@ STARTED_S = time.monotonic()
 app = application()
 
 
-@app.command()
-def run(
+@app.callback(invoke_without_command=True)
+def run_by_default(
+    context: typer.Context,
     nats: Nats = None,
     run: Run = "main",
     name: Annotated[
@@ -40,6 +41,8 @@ def run(
     allow_code: AllowCode = None,
 ) -> None:
     """Train one island: creates the run where there is none, else takes the run's config."""
+    if context.invoked_subcommand is not None:
+        return
     import socket
 
     from skerry.client.meeting import Group
@@ -85,8 +88,35 @@ def run(
         )
 
 
+@app.command()
+def create(
+    run: Annotated[str, typer.Argument(help="Run id.", metavar="RUN")],
+    nats: Nats = None,
+    config: Config = None,
+    set_: Sets = None,
+    from_hf: FromHf = None,
+    allow_code: AllowCode = None,
+) -> None:
+    """Create a run that learners then join.
+
+    It trains nothing and needs no text: for brokers where learners may not create runs.
+    """
+    from skerry.protocol.subjects import checked_token
+    from skerry.service.entry import bus_from, exit_on_error, run_service
+
+    with exit_on_error():
+        checked_token(run, "run")
+        given = settings_from(
+            nats, config, assignments(set_, allow_code, from_hf), service="learner"
+        )
+        bus = bus_from(given.local.nats, "create")
+    from skerry_learner.work import create_run
+
+    run_service(create_run(bus, run, given.run))
+
+
 def main() -> None:
-    answer(app, "learner")
+    answer(app, "learner", also=("create",))
 
 
 if __name__ == "__main__":

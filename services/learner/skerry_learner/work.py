@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from skerry.algorithm.fragments import Plan, plan
 from skerry.client import joining
@@ -24,10 +26,22 @@ class Work:
     corpus: Corpus
 
 
+class Planned(NamedTuple):
+    """A config's model, and how it is cut into fragments."""
+
+    model: Model
+    plan: Plan
+
+
+def planned(config: RunConfig) -> Planned:
+    """Build the model and the plan; the first thing that is wrong raises its error."""
+    model = build_model(config.model, config.train)
+    return Planned(model, plan(specs_of(model), config.sync.fragments))
+
+
 def prepare(config: RunConfig) -> Work:
     """Build the model, the plan and the corpus; the first thing that is wrong raises its error."""
-    model = build_model(config.model, config.train)
-    cut = plan(specs_of(model), config.sync.fragments)
+    model, cut = planned(config)
     corpus = load_corpus(config.data)
     check_readable(corpus, model)
     return Work(config, model, cut, corpus)
@@ -37,3 +51,15 @@ async def find_or_create(bus: Bus, run: str, given: RunConfig) -> tuple[RunRecor
     """Return the run's record and its work, created from ``given`` where there is none."""
     record, config, work = await joining.find_or_create(bus, run, given, prepare)
     return record, replace(work, config=config)
+
+
+async def create_run(bus: Bus, run: str, given: RunConfig) -> None:
+    """Create a run and say so; one that is there stays as it is."""
+    began_ns = time.time_ns()
+    async with bus:
+        record, config, (_, cut) = await joining.find_or_create(bus, run, given, planned)
+    about = f"{cut.parameters:,} parameters in {config.sync.fragments} fragments"
+    if record.created_ns >= began_ns:
+        print(f"Run {run!r} is created: {about}. Learners join it by its id.")
+    else:
+        print(f"Run {run!r} is in this log already: {about}. Nothing was changed.")

@@ -33,7 +33,12 @@ class Program:
 
 
 PROGRAMS: Mapping[str, Program] = {
-    "learner": Program("skerry_learner", TRAINING, {"learner": "Run one learner."}, compiles=True),
+    "learner": Program(
+        "skerry_learner",
+        TRAINING,
+        {"learner": "Run one learner.", "create": "Create a run that learners then join."},
+        compiles=True,
+    ),
     "syncer": Program(
         "skerry_syncer", NUMERIC, {"syncer": "Run a syncer; further ones stand by."}, compiles=True
     ),
