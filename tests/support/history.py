@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm import fragments
 from skerry.log import ledger
-from skerry.log.replay import newest, read
+from skerry.log.replay import newest_sequence, read_up_to
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.contribution import (
     Contribution,
@@ -63,7 +63,7 @@ async def read_history(bus: Bus, run: str) -> History:
     log = RunLog.of(bus, await ledger.read_run(bus, run))
     rules = replace(Rules.of(log.config), claims=ANYTHING)
     report = await verify(bus, run, replay=True, rules=rules)
-    entries = log.ledger(await newest(bus, log.subjects.commit()))
+    entries = log.ledger(await newest_sequence(bus, log.subjects.commit()))
     async with aclosing(entries):
         values = [entry.value async for entry in entries]
     commits = tuple(value for value in values if isinstance(value, Commit))
@@ -75,7 +75,7 @@ async def read_history(bus: Bus, run: str) -> History:
 
 async def _contributions(log: RunLog) -> dict[Key, Contribution]:
     pattern, assembler = log.subjects.contribution(), ContributionAssembler(log.run, log.plan)
-    records = read(log.bus, pattern, await newest(log.bus, pattern))
+    records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
     async with aclosing(records):
         fed = [assembler.feed(record) async for record in records]
     found = [got for got in fed if isinstance(got, Contribution)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -14,7 +14,7 @@ from skerry.algorithm import closed_loop, fragments
 from skerry.algorithm.merge import largest, sound
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
-from skerry.log.replay import first_master
+from skerry.log.replay import first_master, vectors_of
 from skerry.log.state_writer import NewPart
 from skerry.log.window import Uncovered
 from skerry.protocol.chunks import vector_digest
@@ -30,7 +30,7 @@ from skerry.protocol.commit import (
 )
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, is_due, is_snapshot_due
 from skerry.protocol.subjects import Subjects
-from skerry_syncer.loading import FragmentVectors
+from skerry_syncer.restoring import FragmentVectors
 from skerry_syncer.telemetry import CommitTimes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Committer:
         batch = Batch.take(shard, state)
         first = first_parameters(batch, state)
         master = await asyncio.to_thread(first_master, first.contribution)
-        vectors = FragmentVectors(master, self.outer.init(master))
+        vectors = FragmentVectors(1, master, self.outer.init(master))
         return await self._write(state, batch, [first], vectors, closing)
 
     async def merge(
@@ -125,7 +125,7 @@ class Committer:
             fragments.averaged(self.writer.plan, fragment),
             self.spare,
         )
-        return FragmentVectors(merged, outer_state, held.shared, held.uncovered)
+        return replace(held, master=merged, outer=outer_state)
 
     async def _write(
         self,
@@ -148,19 +148,21 @@ class Committer:
             merge_s=self.spent.merge_s,
         )
         vectors.uncovered = Uncovered.oldest(vectors.uncovered, (w.contribution for w in weighed))
+        if (lapse := vectors.lapse) is not None:
+            commit = replace(commit, master_origin=lapse.origin, outer_version=lapse.outer_version)
         whole = await self._is_snapshot(commit, state.manifest, vectors.uncovered)
-        if whole:
-            vectors.uncovered = None
-        else:
+        if not whole:
             digest = await asyncio.to_thread(vector_digest, vectors.master)
             commit = replace(commit, master_digest=digest)
         parts = self._parts(commit.version, vectors, state.manifest, whole=whole)
         manifest = await writer.commit(commit, parts, state.manifest)
         self.spent.written_ns = self.wall_ns()
         held = self.vectors.get(state.fragment.index)
-        before = (held.master, held.outer) if held else ()
-        replaced = [v for v in before if v is not vectors.master and v is not vectors.outer]
-        self.spare = tuple(cast("Vector", v) for v in replaced if isinstance(v, np.ndarray))
+        before = vectors_of(held.master, held.outer) if held else ()
+        self.spare = tuple(v for v in before if v is not vectors.master and v is not vectors.outer)
+        vectors.version, vectors.lapse = commit.version, None
+        if whole:
+            vectors.uncovered = None
         self.vectors[state.fragment.index] = vectors
         state.commit(manifest, [c.id for c in batch.pending], batch.floor)
         if refused.unnamed:

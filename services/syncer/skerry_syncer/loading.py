@@ -3,62 +3,38 @@
 from __future__ import annotations
 
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from skerry.errors import Corrupt, StateLost, WireError
+from skerry.errors import WireError
 from skerry.log import ledger, run_records
-from skerry.log.base import Deliver
-from skerry.log.global_fragments import GlobalReader, Held, Meters
-from skerry.log.ledger import state_lost
-from skerry.log.state import read_part
-from skerry.log.state_writer import StateWriter
+from skerry.log.replay import newest_sequence, read_up_to
 from skerry.protocol.contribution import ContributionRules
 from skerry.protocol.messages import Commit, Round, Start
-from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER
+from skerry.protocol.parts import snapshot_version
 from skerry.protocol.records import decode, read
 from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
 from skerry.protocol.subjects import Subjects
+from skerry_syncer.restoring import Restorer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Mapping
 
     from skerry.algorithm.fragments import Plan
     from skerry.algorithm.outer import Outer
-    from skerry.algorithm.planes import Planes
-    from skerry.log.base import Bus, Record, StreamInfo
-    from skerry.log.window import Uncovered
+    from skerry.log.base import Bus, StreamInfo
+    from skerry.log.state_writer import StateWriter
     from skerry.protocol.contribution import Incarnations
     from skerry.protocol.messages import Manifest
     from skerry.settings.models import RunConfig, SyncConfig
+    from skerry_syncer.restoring import FragmentVectors
 
 log = structlog.get_logger()
 
-READ_ATTEMPTS = 3
-"""How often a part is read whose bytes are wrong: they may have been damaged on the way."""
 MOST_RECENT = 2000
 MOST_ATTEMPTS = 10**6
 """No honest round is opened again so often; numbers stay far from what a record can hold."""
-
-
-@dataclass(slots=True)
-class FragmentVectors:
-    """A fragment's master f32 (padded_size,) and the outer optimizer's state of it.
-
-    ``shared`` is the global fragment that learners have, in the run's global scheme; None where it
-    is not known, and the next version is to be a keyframe. ``uncovered`` is the oldest contribution
-    in them that no snapshot covers.
-    """
-
-    master: NDArray[np.float32]
-    outer: object
-    shared: Planes | None = None
-    uncovered: Uncovered | None = None
 
 
 class LoadedShard(NamedTuple):
@@ -76,10 +52,12 @@ async def load(
     outer: Outer,
     *,
     on_bytes: Callable[[int], None] | None = None,
+    restorer: Restorer | None = None,
 ) -> LoadedShard:
     """Rebuild the writer's shard from manifests and slots; append what the ledger lacks first.
 
-    Raises StateLost where the log lacks what its own records name.
+    ``restorer`` holds what this process has of the fragments already. Raises StateLost where the
+    log lacks what its own records name.
     """
     manifests = await writer.recover()
     streams = {info.name: info for info in await bus.streams()}
@@ -101,11 +79,17 @@ async def load(
             for f in writer.fragments
         ],
     )
+    ledger_info = streams.get(Subjects(writer.run).stream("LEDGER"))
+    commits = await _commits(bus, writer.run, manifests, sync, ledger_info) if ledger_info else {}
+    restorer = restorer or Restorer.of(bus, writer.run, plan, sync, outer)
+    restorer.on_bytes = on_bytes
     vectors = {
-        index: await _restore(bus, plan, manifest, outer, sync.global_scheme, on_bytes)
+        index: await restorer.restore(manifest, commits.get(index, {}))
         for index, manifest in manifests.items()
     }
-    await _settle(bus, shard, sync, streams)
+    for index, settled in commits.items():  # what they merged and refused may be read again
+        for commit in settled.values():
+            shard.fragments[index].settle_all(commit)
     await _read_starts(bus, writer.run, shard.assembler.incarnations, streams)
     shard.again = await _asked_again(bus, shard, streams, restarted=bool(manifests) and not floors)
     return LoadedShard(shard, vectors)
@@ -143,77 +127,33 @@ async def _asked_again(
     return {index: 1 + min(asked.get(index, 0), MOST_ATTEMPTS) for index in gone}
 
 
-async def _restore(
-    bus: Bus,
-    plan: Plan,
-    manifest: Manifest,
-    outer: Outer,
-    scheme: str,
-    on_bytes: Callable[[int], None] | None,
-) -> FragmentVectors:
-    """Read a fragment's vectors; StateLost where bytes of a part stay wrong."""
-    commit, vectors = manifest.commit, dict[str, "NDArray[np.float32]"]()
-    run = commit.run
-    for name in sorted({p.name for p in manifest.parts if p.name not in {DELTA, KEYFRAME}}):
-        attempts = READ_ATTEMPTS
-        while name not in vectors:
-            try:
-                vectors[name] = await read_part(bus, run, plan, manifest, name, on_bytes=on_bytes)
-            except Corrupt as error:
-                attempts -= 1
-                if not attempts:
-                    what = f"its {name!r} cannot be read ({error})"
-                    lost = await state_lost(bus, run, commit.fragment, commit.version, what)
-                    raise lost from error
-    master = vectors.pop(MASTER)
-    leaves = {name.removeprefix(OUTER): vector for name, vector in vectors.items()}
-    held = await _shared(bus, plan, manifest, on_bytes)
-    shared = held.planes if held is not None and held.scheme == scheme else None
-    return FragmentVectors(master, outer.restore(master, leaves), shared)
-
-
-async def _shared(
-    bus: Bus, plan: Plan, manifest: Manifest, on_bytes: Callable[[int], None] | None
-) -> Held | None:
-    """Return the global fragment that learners have; None where the log has lost it.
-
-    They cannot read it either, and the next version makes it whole.
-    """
-    commit = manifest.commit
-    reader = GlobalReader(bus, commit.run, plan)
-    for _ in range(READ_ATTEMPTS):
-        try:
-            await reader.read(manifest, Meters(on_bytes))
-        except StateLost as error:
-            about = {"fragment": commit.fragment, "version": commit.version}
-            log.warning("keyframe_lost", **about, cause=str(error))
-            return None
-        except WireError:
-            continue
-        return reader.held[commit.fragment]
-    return None
-
-
-async def _settle(
-    bus: Bus, shard: Shard, config: SyncConfig, streams: dict[str, StreamInfo]
-) -> None:
-    """Note what the newest commits merged and refused: it may be read again.
+async def _commits(
+    bus: Bus, run: str, manifests: Mapping[int, Manifest], config: SyncConfig, info: StreamInfo
+) -> dict[int, dict[int, Commit]]:
+    """Return commits by fragment and version: all since the snapshots, and the newest before.
 
     What lies above a fragment's floor was sent at most ``max_staleness`` versions ago, since
     nothing older holds a floor down. A ledger holds one commit per fragment and version, and half
-    as many other records at the very most.
+    as many other records at the very most; where there are more, all of a fragment's are read.
     """
-    run = shard.assembler.run
-    if (info := streams.get(Subjects(run).stream("LEDGER"))) is None:
-        return
-    count = min(MOST_RECENT, 2 * config.fragments * (config.max_staleness + 2))
-    commits = _records(bus, Subjects(run).commit(), after=max(0, info.last_seq - count))
-    async with aclosing(commits):
-        async for record in commits:
-            with suppress(WireError):
-                commit = decode(Commit, record.payload, run=run)
-                if commit.fragment in shard.fragments:
-                    shard.fragments[commit.fragment].settle_all(commit)
+    since = {i: range(snapshot_version(m) + 1, m.commit.version) for i, m in manifests.items()}
+    reach = max([config.max_staleness, *(len(versions) for versions in since.values())]) + 2
+    found: dict[int, dict[int, Commit]] = {index: {} for index in manifests}
+
+    async def collect(pattern: str, after: int) -> None:
+        records = read_up_to(bus, pattern, await newest_sequence(bus, pattern), after)
+        async with aclosing(records):
+            async for record in records:
+                with suppress(WireError):
+                    commit = decode(Commit, record.payload, run=run)
+                    found.get(commit.fragment, {})[commit.version] = commit
+
+    count = min(MOST_RECENT, 2 * config.fragments * reach)
+    await collect(Subjects(run).commit(), max(0, info.last_seq - count))
+    for index, versions in since.items():
+        if not found[index].keys() >= set(versions):
+            await collect(Subjects(run).commit(index), 0)
+    return found
 
 
 async def _read_starts(
@@ -228,20 +168,8 @@ async def _read_starts(
     for member in (await ledger.members(bus, run)).values():
         if 0 < member.contrib_sequence <= (stream.last_seq if stream else 0):
             incarnations.note(member.learner, member.incarnation, member.contrib_sequence)
-    async with aclosing(_records(bus, Subjects(run).start())) as records:
+    pattern = Subjects(run).start()
+    async with aclosing(read_up_to(bus, pattern, await newest_sequence(bus, pattern))) as records:
         async for record in records:
             with suppress(WireError):
                 incarnations.start(read(Start, record, run=run), record.sequence)
-
-
-async def _records(bus: Bus, pattern: str, after: int = 0) -> AsyncGenerator[Record]:
-    """Yield what lies after a sequence by now."""
-    newest = max((record.sequence for record in await bus.last_each(pattern)), default=0)
-    if newest <= after:
-        return
-    follower = bus.follow(pattern, deliver=Deliver.ALL, after=after)
-    async with aclosing(follower):
-        async for record in follower:
-            yield record
-            if record.sequence >= newest:
-                return

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -39,12 +39,14 @@ STALLED_S = 5.0
 """Reading that gets nothing for this long looks whether there is still something to get."""
 
 
-async def newest(bus: Bus, pattern: str) -> int:
+async def newest_sequence(bus: Bus, pattern: str) -> int:
     """Return the sequence of the newest message that matches and is still there, 0 for none."""
     return max((record.sequence for record in await bus.last_each(pattern)), default=0)
 
 
-async def read(bus: Bus, pattern: str, through: int, after: int = 0) -> AsyncGenerator[Record]:
+async def read_up_to(
+    bus: Bus, pattern: str, through: int, after: int = 0
+) -> AsyncGenerator[Record]:
     """Yield what matches after ``after`` and up to ``through``, then end.
 
     Ends early when retention has dropped what is left.
@@ -64,7 +66,7 @@ async def read(bus: Bus, pattern: str, through: int, after: int = 0) -> AsyncGen
                 position = record.sequence
                 yield record
         if position < through:
-            through = min(through, await newest(bus, pattern))
+            through = min(through, await newest_sequence(bus, pattern))
 
 
 def first_master(genesis: Contribution) -> Vector:
@@ -74,9 +76,17 @@ def first_master(genesis: Contribution) -> Vector:
     return np.float32(0) - negated
 
 
+def vectors_of(master: Vector, state: object) -> tuple[Vector, ...]:
+    """Return what of a master and its outer state later merges may write into: plain vectors."""
+    return (master, cast("Vector", state)) if isinstance(state, np.ndarray) else (master,)
+
+
 @dataclass(slots=True)
 class FragmentFold:
-    """One fragment, folded commit by commit: its master and the outer optimizer's state."""
+    """One fragment, folded commit by commit: its master and the outer optimizer's state.
+
+    One that ``recycles`` writes over what it held two merges ago.
+    """
 
     outer: Outer
     fragment: Fragment
@@ -84,6 +94,8 @@ class FragmentFold:
     method: str
     master: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
     state: object = None
+    recycles: bool = False
+    spare: tuple[Vector, ...] = ()
 
     @classmethod
     def of(cls, outer: Outer, plan: Plan, fragment: Fragment, method: str) -> FragmentFold:
@@ -97,6 +109,7 @@ class FragmentFold:
 
     def merge(self, contributions: Sequence[Contribution], shares: Sequence[float]) -> None:
         """Do what the syncer does in a round; Diverged if the result is not finite."""
+        before = self.master, self.state
         self.master, self.state = merge_and_apply(
             self.outer,
             self.master,
@@ -106,7 +119,10 @@ class FragmentFold:
             self.method,
             self.fragment,
             self.averaged,
+            self.spare,
         )
+        if self.recycles:
+            self.spare = vectors_of(*before)
 
 
 @dataclass(slots=True)

@@ -32,12 +32,13 @@ class Uncovered(NamedTuple):
     def share(self, stream: StreamInfo, now_ns: int) -> float:
         """Return the share of the window that lies at or after it, by bytes or by age, if larger.
 
-        Bytes are those of its messages on average: the first chunk of each and no more is of
-        another size.
+        Bytes are those of its messages on average. All of the window, where it is not in it.
         """
-        spec, messages = stream.spec, stream.last_seq - stream.first_seq + 1
-        behind = stream.last_seq - max(self.sequence, stream.first_seq) + 1
-        size = stream.bytes * behind / max(messages, 1)
+        spec = stream.spec
+        if not stream.first_seq <= self.sequence <= stream.last_seq:
+            return 1.0
+        behind = stream.last_seq - self.sequence + 1
+        size = stream.bytes * behind / (stream.last_seq - stream.first_seq + 1)
         age_s = max(0, now_ns - self.time_ns) / 1e9
         return max(
             size / spec.max_bytes if spec.max_bytes > 0 else 0.0,

@@ -43,6 +43,12 @@ def newest(manifest: Manifest, name: str) -> Part | None:
     return max(found, key=lambda part: part.version, default=None)
 
 
+def snapshot_version(manifest: Manifest) -> int:
+    """Return the version of the newest snapshot; 0 where there is none."""
+    found = newest(manifest, MASTER)
+    return found.version if found else 0
+
+
 def is_due(version: int, previous: Manifest | None, name: str, every: int) -> bool:
     """Return True if a part that every N-th version has is to be stored with this one.
 
@@ -56,11 +62,13 @@ def is_snapshot_due(
 ) -> bool:
     """Return True if a commit stores a snapshot of its fragment.
 
-    It does at every N-th version, where no round made it, and at the last. It also does where the
-    contributions since the newest snapshot fill too large a share of the window (``uncovered``):
-    retention drops none that a syncer would have to merge again.
+    It does at every N-th version, where no round made it, at the last, and where it goes on from
+    another master than was committed. It also does where the contributions since the newest
+    snapshot fill too large a share of the window (``uncovered``): retention drops none that a
+    syncer would have to merge again.
     """
-    needed = not is_round(commit) or commit.final or uncovered > MOST_UNCOVERED
+    begins = not is_round(commit) or commit.master_origin is not None
+    needed = begins or commit.final or uncovered > MOST_UNCOVERED
     return needed or is_due(commit.version, previous, MASTER, every)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.errors import StateLost, WireError
-from skerry.log.replay import read
+from skerry.log.replay import read_up_to
 from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, MemberRecord, RunRecord
 from skerry.protocol.records import decode, plan_of
 from skerry.protocol.subjects import Subjects
@@ -81,7 +81,7 @@ class RunLog:
 
     async def ledger(self, through: int, pattern: str | None = None) -> AsyncGenerator[LedgerEntry]:
         """Yield every record of the ledger, or those on a pattern, up to a sequence."""
-        records = read(self.bus, pattern or self.subjects.of_stream("LEDGER")[0], through)
+        records = read_up_to(self.bus, pattern or self.subjects.of_stream("LEDGER")[0], through)
         async with aclosing(records):
             async for record in records:
                 yield self._entry(record)

@@ -17,7 +17,7 @@ import numpy as np
 
 from skerry.algorithm import closed_loop
 from skerry.errors import ContributionGone, Diverged, RunMismatch, StateLost
-from skerry.log.replay import FragmentFold, Payloads, newest, read, redo
+from skerry.log.replay import FragmentFold, Payloads, newest_sequence, read_up_to, redo
 from skerry.log.state import read_manifest
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.contribution import ContributionAssembler, id_of
@@ -261,7 +261,7 @@ class _Worker:
         """Go through the commits; return why it stopped before the version that is wanted."""
         log, subjects = self.log, self.log.subjects
         pattern = subjects.contribution(self.index)
-        records = read(log.bus, pattern, await newest(log.bus, pattern))
+        records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
         entries = log.ledger(self.survey.sequence, subjects.commit(self.index))
         async with aclosing(records), aclosing(entries):
             source = Payloads(records, ContributionAssembler(log.run, log.plan))

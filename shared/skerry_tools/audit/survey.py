@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
-from skerry.log.replay import newest
+from skerry.log.replay import newest_sequence
 from skerry.protocol.messages import Commit, is_from_checkpoint
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class Survey:
         self.versions[fragment], self.sequence = commit.version, sequence
         self.base.setdefault(fragment, 0)
         first = min((c.sequence_first for c in commit.consumed), default=0)
-        if is_from_checkpoint(commit) or 0 < first < self.window.first_sequence:
+        begins = is_from_checkpoint(commit) or commit.master_origin is not None
+        if begins or 0 < first < self.window.first_sequence:
             self.base[fragment] = commit.version
 
     def unreachable(self, fragment: int) -> str:
@@ -102,15 +103,16 @@ class Survey:
         base = self.base[fragment]
         return (
             f"Fragment {fragment} can be replayed from version {base} on: before it, the run was"
-            " restored or the window has dropped contributions. Name a checkpoint of version"
-            f" {base} or newer with --from; a larger log.window_bytes keeps more."
+            " restored, a syncer took over from another master than was committed, or the window"
+            f" has dropped contributions. Name a checkpoint of version {base} or newer with --from;"
+            " a larger log.window_bytes keeps more."
         )
 
 
 async def survey(log: RunLog, moment: ReplayMoment) -> Survey:
     """Find the moment in the ledger; ConfigError where the run had committed nothing by then."""
     found, pattern = Survey(await Window.read(log)), log.subjects.commit()
-    entries = log.ledger(await newest(log.bus, pattern), pattern)
+    entries = log.ledger(await newest_sequence(log.bus, pattern), pattern)
     async with aclosing(entries):
         async for entry in entries:
             if isinstance(entry.value, Commit) and moment.takes(entry.value, entry.raw):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.log import ledger
-from skerry.log.replay import newest, read
+from skerry.log.replay import newest_sequence, read_up_to
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
 from skerry_tools.audit.accounts import Violation, What
@@ -247,7 +247,7 @@ async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
     walk = _Walk(Checks(rules), await Ends.read(log), Survey(await Window.read(log)))
     assembler = ContributionAssembler(log.run, log.plan, keeps_payload=False)
     pattern, done = log.subjects.contribution(), 0
-    records = read(log.bus, pattern, await newest(log.bus, pattern))
+    records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
     async with aclosing(records):
         async for record in records:
             if record.subject.split(".")[-2] != "start":
@@ -258,7 +258,7 @@ async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
             if done % STRIDE == 0:
                 report("window messages", done, walk.survey.window.messages)
     info = await log.stream("LEDGER")
-    through = await newest(log.bus, log.subjects.of_stream("LEDGER")[0])
+    through = await newest_sequence(log.bus, log.subjects.of_stream("LEDGER")[0])
     entries = log.ledger(through)
     async with aclosing(entries):
         async for entry in entries:

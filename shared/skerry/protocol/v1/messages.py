@@ -30,6 +30,7 @@ __all__ = [
     "LearnerPhase",
     "LearnerProgress",
     "Manifest",
+    "MasterOrigin",
     "MemberRecord",
     "Part",
     "Pulse",
@@ -111,6 +112,20 @@ class CloseReason(StrEnum):
     """A final round without any contribution."""
     NOTHING_COUNTS = "nothing_counts"
     """Every contribution was refused, so the new version equals the one before."""
+
+
+class MasterOrigin(StrEnum):
+    """What a commit goes on from where it is not the master that was committed before: the
+    syncer that had it is gone, and merging again what was contributed since the snapshot did not
+    give it back.
+    """
+
+    REPLAYED = "replayed"
+    """What merging again gave: this syncer's machine rounds differently."""
+    GLOBAL = "global"
+    """The global fragment of the version before: the log lacks a contribution that was to be
+    merged.
+    """
 
 
 class RefusalCause(StrEnum):
@@ -585,6 +600,12 @@ class Commit:
     """
     unnamed: tuple[Unnamed, ...] = ()
     """The contributions that were refused beyond those that ``refused`` has room to name."""
+    master_origin: MasterOrigin | None = None
+    """None where a commit goes on from the master that was committed before."""
+    outer_version: int = 0
+    """The version whose outer optimizer's state a commit goes on with where ``master_origin`` is
+    the global fragment.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,30 @@ CLOSE_REASON_NOTHING_COUNTS: CloseReason.ValueType  # 6
 """Every contribution was refused, so the new version equals the one before."""
 Global___CloseReason: _TypeAlias = CloseReason  # noqa: Y015
 
+class _MasterOrigin:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MasterOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MasterOrigin.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MASTER_ORIGIN_UNSPECIFIED: _MasterOrigin.ValueType  # 0
+    MASTER_ORIGIN_REPLAYED: _MasterOrigin.ValueType  # 1
+    """What merging again gave: this syncer's machine rounds differently."""
+    MASTER_ORIGIN_GLOBAL: _MasterOrigin.ValueType  # 2
+    """The global fragment of the version before: the log lacks a contribution that was to be merged."""
+
+class MasterOrigin(_MasterOrigin, metaclass=_MasterOriginEnumTypeWrapper):
+    """What a commit goes on from where it is not the master that was committed before: the syncer that
+    had it is gone, and merging again what was contributed since the snapshot did not give it back.
+    """
+
+MASTER_ORIGIN_UNSPECIFIED: MasterOrigin.ValueType  # 0
+MASTER_ORIGIN_REPLAYED: MasterOrigin.ValueType  # 1
+"""What merging again gave: this syncer's machine rounds differently."""
+MASTER_ORIGIN_GLOBAL: MasterOrigin.ValueType  # 2
+"""The global fragment of the version before: the log lacks a contribution that was to be merged."""
+Global___MasterOrigin: _TypeAlias = MasterOrigin  # noqa: Y015
+
 class _RefusalCause:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -469,6 +493,8 @@ class Commit(_message.Message):
     SOURCE_VERSION_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
     UNNAMED_FIELD_NUMBER: _builtins.int
+    MASTER_ORIGIN_FIELD_NUMBER: _builtins.int
+    OUTER_VERSION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     plan_digest: _builtins.int
     fragment: _builtins.int
@@ -505,6 +531,12 @@ class Commit(_message.Message):
     previous: _builtins.int
     """Digest of the bytes of the fragment's commit record before this one in the ledger, 0 for the
     first. The records of a fragment form a chain, in which a changed one is found.
+    """
+    master_origin: Global___MasterOrigin.ValueType
+    """None where a commit goes on from the master that was committed before."""
+    outer_version: _builtins.int
+    """The version whose outer optimizer's state a commit goes on with where `master_origin` is the
+    global fragment.
     """
     @_builtins.property
     def consumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumed]: ...
@@ -545,15 +577,21 @@ class Commit(_message.Message):
         source_version: _builtins.int | None = ...,
         previous: _builtins.int | None = ...,
         unnamed: _abc.Iterable[Global___Unnamed] | None = ...,
+        master_origin: Global___MasterOrigin.ValueType | None = ...,
+        outer_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_merge_s", b"_merge_s", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "final", b"final", "merge_s", b"merge_s", "previous", b"previous", "reason", b"reason", "source", b"source", "source_version", b"source_version", "trace_id", b"trace_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_master_origin", b"_master_origin", "_merge_s", b"_merge_s", "_outer_version", b"_outer_version", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "final", b"final", "master_origin", b"master_origin", "merge_s", b"merge_s", "outer_version", b"outer_version", "previous", b"previous", "reason", b"reason", "source", b"source", "source_version", b"source_version", "trace_id", b"trace_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_merge_s", b"_merge_s", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "merge_s", b"merge_s", "opened_ns", b"opened_ns", "origin", b"origin", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "previous", b"previous", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "source", b"source", "source_version", b"source_version", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "unnamed", b"unnamed", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_final", b"_final", "_master_origin", b"_master_origin", "_merge_s", b"_merge_s", "_outer_version", b"_outer_version", "_previous", b"_previous", "_reason", b"_reason", "_source", b"_source", "_source_version", b"_source_version", "_trace_id", b"_trace_id", "closed_ns", b"closed_ns", "consumed", b"consumed", "contrib_floor", b"contrib_floor", "fence", b"fence", "final", b"final", "fragment", b"fragment", "grace_s", b"grace_s", "master_digest", b"master_digest", "master_origin", b"master_origin", "merge_s", b"merge_s", "opened_ns", b"opened_ns", "origin", b"origin", "outer_version", b"outer_version", "params_digest", b"params_digest", "plan_digest", b"plan_digest", "previous", b"previous", "progress", b"progress", "quorum_s", b"quorum_s", "reason", b"reason", "refused", b"refused", "run", b"run", "source", b"source", "source_version", b"source_version", "step", b"step", "syncer", b"syncer", "trace_id", b"trace_id", "unnamed", b"unnamed", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__final: _TypeAlias = _typing.Literal["final"]  # noqa: Y015
     _WhichOneofArgType__final: _TypeAlias = _typing.Literal["_final", b"_final"]  # noqa: Y015
+    _WhichOneofReturnType__master_origin: _TypeAlias = _typing.Literal["master_origin"]  # noqa: Y015
+    _WhichOneofArgType__master_origin: _TypeAlias = _typing.Literal["_master_origin", b"_master_origin"]  # noqa: Y015
     _WhichOneofReturnType__merge_s: _TypeAlias = _typing.Literal["merge_s"]  # noqa: Y015
     _WhichOneofArgType__merge_s: _TypeAlias = _typing.Literal["_merge_s", b"_merge_s"]  # noqa: Y015
+    _WhichOneofReturnType__outer_version: _TypeAlias = _typing.Literal["outer_version"]  # noqa: Y015
+    _WhichOneofArgType__outer_version: _TypeAlias = _typing.Literal["_outer_version", b"_outer_version"]  # noqa: Y015
     _WhichOneofReturnType__previous: _TypeAlias = _typing.Literal["previous"]  # noqa: Y015
     _WhichOneofArgType__previous: _TypeAlias = _typing.Literal["_previous", b"_previous"]  # noqa: Y015
     _WhichOneofReturnType__reason: _TypeAlias = _typing.Literal["reason"]  # noqa: Y015
@@ -567,7 +605,11 @@ class Commit(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__final) -> _WhichOneofReturnType__final | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__master_origin) -> _WhichOneofReturnType__master_origin | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__merge_s) -> _WhichOneofReturnType__merge_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_version) -> _WhichOneofReturnType__outer_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__previous) -> _WhichOneofReturnType__previous | None: ...
     @_typing.overload
