@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.log import ledger
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import Commit, CommitOrigin, LearnerProgress, Manifest, RunRecord
 from skerry.settings.models import RunConfig
 from tests.support.builders import commit, run_record
@@ -40,7 +41,7 @@ WINDOW_BYTES = 16 * 1024**2
 
 @dataclass(slots=True)
 class ScriptedRun:
-    """A run in the log; ``vectors`` holds what was committed last, by fragment and part."""
+    """A run in the log; ``vectors`` is each fragment's newest snapshot, by part."""
 
     bus: Bus
     record: RunRecord
@@ -68,8 +69,13 @@ class ScriptedRun:
         writer = await StateWriter.acquire(bus, run, cut, holder="script", now_ns=1)
         return cls(bus, record, cut, writer)
 
-    async def commit(self, index: int, *, step: int = 0, tokens: int = 0) -> Manifest:
-        """Commit the next version of one fragment with vectors that depend on it only."""
+    async def commit(
+        self, index: int, *, step: int = 0, tokens: int = 0, whole: bool = True
+    ) -> Manifest:
+        """Commit the next version of one fragment with vectors that depend on it only.
+
+        ``whole``: with a snapshot, not only what learners read.
+        """
         fragment = self.plan.fragments[index]
         held = self.manifests.get(index)
         version = held.commit.version + 1 if held else 1
@@ -78,13 +84,14 @@ class ScriptedRun:
             "outer.count": np.full(BLOCK, version, np.float32),
             "outer.momentum": walk(fragment, "momentum", version),
         }
-        parts = [
-            NewPart.of("keyframe", "bf16", vectors["master"]),
-            *(NewPart.of(name, "f32", vector) for name, vector in vectors.items()),
-        ]
-        manifest = await self.writer.commit(self._draft(index, version, step, tokens), parts, held)
-        self.manifests[index], self.vectors[index] = manifest, vectors
-        return manifest
+        parts = [NewPart.of("keyframe", "bf16", vectors["master"])]
+        if whole:
+            parts += [NewPart.of(name, "f32", vector) for name, vector in vectors.items()]
+            self.vectors[index] = vectors
+        draft = self._draft(index, version, step, tokens)
+        draft = replace(draft, master_digest=vector_digest(vectors["master"]))
+        self.manifests[index] = await self.writer.commit(draft, parts, held)
+        return self.manifests[index]
 
     async def commit_all(self, *, step: int = 0, tokens: int = 0) -> None:
         """Commit the next version of every fragment."""

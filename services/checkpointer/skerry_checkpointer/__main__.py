@@ -22,6 +22,7 @@ Where = Annotated[
 Replace = Annotated[
     bool, typer.Option("--replace", help="Put back what this run's own log lost or has older.")
 ]
+Exact = Annotated[bool, typer.Option("--exact", help="Go back to each fragment's newest snapshot.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -64,12 +65,17 @@ def restore(
     set_: Sets = None,
     *,
     replace: Replace = False,
+    exact: Exact = False,
 ) -> None:
     """Start a run from a checkpoint in a broker without it, or put a run's state back.
 
     Into a log without the run: its versions go on where the checkpoint's end. First stop all
     processes that still work on a run of that name whose log is gone. ``--set train.steps=…`` and
     ``--set train.duration_s=…`` set how long it goes on; all else is as the checkpoint has it.
+
+    A run goes on with what learners had last and, where ``sync.snapshot_every`` is above 1, with an
+    outer optimizer that is some versions older. With --exact it goes back to those versions: bit by
+    bit the syncer's own state, without the rounds since.
 
     With --replace, into a log that has the run but lost a part of it, or was rolled back. Stop the
     run first. Each fragment that is older there than in the checkpoint, or cannot be read any more,
@@ -85,7 +91,9 @@ def restore(
         local = settings_from(nats, config, machine).local
         bus = bus_from(local.nats, "restore")
     run_service(
-        commands.print_restored(bus, checkpoint, run, extends, local.store, put_back=replace)
+        commands.print_restored(
+            bus, checkpoint, run, extends, local.store, put_back=replace, exact=exact
+        )
     )
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from skerry.errors import ConfigError, StoreError
 from skerry.settings.models import LocalSettings
 from skerry.settings.tree import split_assignment
-from skerry.store.checkpoint import verify
+from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.finding import all_summaries, locate, root_of
 from skerry_checkpointer.restore import restore, span
 
@@ -83,7 +83,14 @@ def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -
 
 
 async def print_restored(
-    bus: Bus, path: str, run: str, extends: Sequence[str], access: StoreSettings, *, put_back: bool
+    bus: Bus,
+    path: str,
+    run: str,
+    extends: Sequence[str],
+    access: StoreSettings,
+    *,
+    put_back: bool,
+    exact: bool,
 ) -> None:
     """Write a checkpoint into the log as ``run``, or put back what the run lost, and print it."""
     if put_back and extends:
@@ -93,13 +100,25 @@ async def print_restored(
     where, what = store.where(name), ""
     async with bus:
         with _working(f"Verifying {where} and writing it into the log"):
-            changes = await restore(bus, where, run, sets=extends, put_back=put_back, access=access)
+            how: dict[str, bool] = {"put_back": put_back, "exact": exact}
+            changes = await restore(bus, where, run, sets=extends, access=access, **how)
     if put_back and changes:
         now = span([change.version for change in changes])
         before = span([change.saved for change in changes])
         what = f": {len(changes)} fragments written again, as version {now}, from version {before}"
     elif put_back:
         what = ": every fragment is as the checkpoint has it"
+    state = read_manifest(store, name).state
+    pairs = [(s.commit.version, s.snapshot.commit.version) for s in state if s.snapshot]
+    if changes and (behind := [pair for pair in pairs if pair[0] != pair[1]]):
+        newest, snapshots = (span(versions) for versions in zip(*behind, strict=True))
+        if exact:
+            what += f", back at its snapshots of version {snapshots}"
+        else:
+            what += (
+                f". What learners had at version {newest} goes on with the outer optimizer of"
+                f" version {snapshots}; --exact goes back to that version"
+            )
     print(f"Run {run} is restored from {where}{what}.")
 
 

@@ -6,9 +6,11 @@ that comes in between only means that the manifests are read again. The ledger d
 manifests: with several shards, commits may enter the ledger in another order than their manifests
 were published.
 
-A fragment's version stays readable until the second commit after it begins to write (the double
-buffer of ``skerry.log.state``), so the version that was committed first is read first. If a
-fragment is overtaken nevertheless, a newer cut is taken, and only what has changed is read again.
+Of each fragment the global parameters are read, and the newest snapshot that its manifest names,
+with the ledger's commit of that version. A manifest's chunks stay readable until commits after it
+write over them (``skerry.protocol.parts``: ``slot``), so the version that was committed first is
+read first. If a fragment is overtaken nevertheless, a newer cut is taken, and only what has changed
+is read again.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.errors import Corrupt, Overtaken, StateLost
-from skerry.log.ledger import follow_commits, last_commits, state_lost
+from skerry.log.global_fragments import GlobalReader
+from skerry.log.ledger import commit_of, follow_commits, last_commits, state_lost
 from skerry.log.state import read_manifests, read_part
-from skerry.protocol.parts import MASTER, OUTER
+from skerry.protocol.parts import MASTER, kind_of, newest
 from skerry.protocol.subjects import Subjects
+from skerry.store.writer import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -32,10 +36,10 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
-    from skerry.protocol.messages import Manifest
+    from skerry.protocol.messages import Commit, Manifest
 
     Vector = NDArray[np.float32]
-    Keep = Callable[[Manifest, Mapping[str, Vector]], Awaitable[None]]
+    Keep = Callable[[Commit, Vector, Snapshot], Awaitable[None]]
 
 LOOKS = 100
 """Reads of all manifests before a run counts as committing too fast."""
@@ -117,19 +121,40 @@ async def _read(
         if fragment in kept:
             continue
         manifest = cut.manifests[fragment]
-        names = {p.name for p in manifest.parts if p.name == MASTER or p.name.startswith(OUTER)}
         try:
-            parts = {
-                name: await read_part(bus, run, plan, manifest, name) for name in sorted(names)
-            }
+            snapshot = await _snapshot(bus, plan, manifest, cut.sequences[fragment])
+            vector = await GlobalReader(bus, run, plan).read(manifest)
         except Overtaken:
             return False
-        if MASTER not in parts or parts[MASTER].size != plan.fragments[fragment].padded_size:
-            msg = f"The manifest of fragment {fragment} of run {run!r} has no whole master."
-            raise Corrupt(msg)
-        await keep(manifest, parts)
+        await keep(manifest.commit, vector, snapshot)
         kept.add(fragment)
     return True
+
+
+async def _snapshot(bus: Bus, plan: Plan, manifest: Manifest, sequence: int) -> Snapshot:
+    """Read the newest snapshot that a manifest names, whose commit the ledger has at ``sequence``.
+
+    Raises Corrupt for one that is not whole, or is not what the ledger says of its version.
+    """
+    commit, master = manifest.commit, newest(manifest, MASTER)
+    run, fragment = commit.run, commit.fragment
+    names = {p.name for p in manifest.parts if kind_of(p.name) == "snapshot"}
+    found = {
+        name: await read_part(bus, run, plan, manifest, name) for name in sorted(names) if master
+    }
+    if master is None or found[MASTER].size != plan.fragments[fragment].padded_size:
+        msg = f"The manifest of fragment {fragment} of run {run!r} has no whole master."
+        raise Corrupt(msg)
+    if master.version != commit.version:
+        earlier = await commit_of(bus, run, fragment, master.version, sequence)
+        if earlier is None or earlier.master_digest != master.digest:
+            msg = (
+                f"The master of fragment {fragment} of run {run!r} is not what the ledger says of"
+                f" version {master.version}: the next snapshot can be saved."
+            )
+            raise Corrupt(msg)
+        commit = earlier
+    return Snapshot(commit, found)
 
 
 async def _sequences(

@@ -1,6 +1,7 @@
 """What a log holds of a run, what works on it, and what a checkpoint may replace.
 
-A fragment is *whole* when the newest version that the log knows of can be read to its last byte.
+A fragment is *whole* when what learners read of the newest version that the log knows of, and the
+newest snapshot, can be read to the last byte.
 What is whole and holds what the checkpoint holds stays. What is whole but older than the checkpoint
 (the broker's store was rolled back) and what is not whole (chunks or manifests are gone) is
 replaced: it is written from the checkpoint as the version after the newest that the log knows of,
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm.liveness import Activity
 from skerry.errors import Overtaken, RunMismatch, StateLost, WireError, WrongPlan
@@ -23,29 +24,54 @@ from skerry.log.ledger import last_commits
 from skerry.log.run_records import newest_each
 from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import LearnerPhase, Pulse, activity
-from skerry.protocol.parts import DELTA, KEYFRAME
+from skerry.protocol.parts import KEYFRAME, MASTER, kind_of, newest
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit, Manifest
     from skerry.settings.models import RunConfig
-    from skerry.store.checkpoint import SavedFragment
+    from skerry.store.checkpoint import SavedFragment, SavedSnapshot
 
 LONGEST_S = 60.0
 """Listening ends then, however slow a learner's steps are."""
+
+
+class Beginning(NamedTuple):
+    """Where a restored fragment goes on: as it was after ``commit``.
+
+    ``master`` names the saved vector that becomes its master; ``digests`` are, by part name, those
+    of the snapshot that is written.
+    """
+
+    commit: Commit
+    master: str
+    digests: Mapping[str, int]
+
+
+def beginning(saved: SavedFragment, snapshot: SavedSnapshot, *, exact: bool) -> Beginning:
+    """Return where a fragment goes on from a checkpoint.
+
+    That is its newest version. Where its snapshot is older, what learners had becomes the master,
+    which differs by no more than one quantisation, and the outer optimizer stays that much behind:
+    less is lost than the rounds in between. ``exact``: it goes back to the snapshot instead.
+    """
+    digests = {part.name: part.digest for part in snapshot.parts}
+    if exact or snapshot.commit.version == saved.commit.version:
+        return Beginning(snapshot.commit, MASTER, digests)
+    return Beginning(saved.commit, KEYFRAME, digests | {MASTER: saved.digest})
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFragment:
     """What the log has of a fragment: the newest commit that it knows of, and what can be read.
 
-    ``readable`` is the manifest's version if every part of it was read and is what it should be,
-    else 0.
+    ``readable`` is the manifest's version if all that learners and syncers need of it was read and
+    is what it should be, else 0.
     """
 
     last: Commit | None
@@ -62,11 +88,15 @@ class HeldFragment:
         """Whether there is a newest version and it cannot be read."""
         return self.readable < self.newest
 
-    def holds(self, saved: SavedFragment) -> bool:
-        """Return True if the newest version is, vector by vector, what was saved."""
-        digests = {part.name: part.digest for part in self.manifest.parts} if self.manifest else {}
-        same = all(digests.get(part.name) == part.digest for part in saved.parts)
-        return same and self.manifest is not None and not self.is_lost
+    def holds(self, wanted: Beginning) -> bool:
+        """Return True if the newest version is what was saved, or what was written of it."""
+        if self.manifest is None or self.is_lost:
+            return False
+        commit, saved = self.manifest.commit, wanted.commit
+        if (commit.version, commit.params_digest) == (saved.version, saved.params_digest):
+            return True
+        written = {p.name: p.digest for p in self.manifest.parts if p.version == commit.version}
+        return written.items() >= wanted.digests.items()
 
 
 async def read_held(bus: Bus, run: str, plan: Plan) -> dict[int, HeldFragment]:
@@ -80,9 +110,9 @@ async def read_held(bus: Bus, run: str, plan: Plan) -> dict[int, HeldFragment]:
             if manifest is not None:
                 await GlobalReader(bus, run, plan).read(manifest)
                 for part in manifest.parts:
-                    if part.name not in {DELTA, KEYFRAME}:
+                    if kind_of(part.name) == "snapshot":
                         await read_part(bus, run, plan, manifest, part)
-                readable = manifest.commit.version
+                readable = manifest.commit.version if newest(manifest, MASTER) else 0
         except Overtaken as error:
             msg = f"A syncer commits to run {run!r} meanwhile: stop all of its syncers first."
             raise RunMismatch(msg) from error
@@ -97,7 +127,7 @@ async def read_held(bus: Bus, run: str, plan: Plan) -> dict[int, HeldFragment]:
 
 
 def to_replace(
-    held: Mapping[int, HeldFragment], saved: Sequence[SavedFragment], origin: str
+    held: Mapping[int, HeldFragment], ours: Mapping[int, Beginning], origin: str
 ) -> frozenset[int]:
     """Return the fragments that the checkpoint replaces; RunMismatch where it must not.
 
@@ -105,7 +135,6 @@ def to_replace(
     If a lost fragment can still be read in a version that is newer than the checkpoint's, a newer
     checkpoint is needed.
     """
-    ours = {s.commit.fragment: s for s in saved}
     differing = {f for f, h in held.items() if not h.holds(ours[f])}
     newer = {f for f in differing if held[f].readable >= ours[f].commit.version}
     lost = {f for f, h in held.items() if h.is_lost}

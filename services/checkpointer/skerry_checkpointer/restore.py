@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, WrongPlan
+from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, StoreError, WrongPlan
 from skerry.log import ledger, recovery
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
@@ -30,7 +30,7 @@ from skerry.protocol.messages import (
     RunRecord,
     RunState,
 )
-from skerry.protocol.parts import KEYFRAME, MASTER
+from skerry.protocol.parts import KEYFRAME, MASTER, OUTER
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.checks import refuse_code
@@ -38,7 +38,7 @@ from skerry.settings.loading import load, run_config_from_json, to_json
 from skerry.settings.tree import split_assignment
 from skerry.store.checkpoint import fragments, plan_of, verify
 from skerry.store.finding import FROM_ENVIRONMENT, locate
-from skerry_checkpointer.held import read_held, refuse_if_alive, to_replace
+from skerry_checkpointer.held import beginning, read_held, refuse_if_alive, to_replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from skerry.settings.models import RunConfig, StoreSettings
     from skerry.store.base import Store
     from skerry.store.checkpoint import Checkpoint
-    from skerry_checkpointer.held import HeldFragment
+    from skerry_checkpointer.held import Beginning, HeldFragment
 
 HOLDER = "restore"
 EXTENDABLE = ("train.steps", "train.duration_s")
@@ -68,6 +68,7 @@ class Replaced(NamedTuple):
 class Restore:
     """A verified checkpoint on its way into a log; ``record`` is None for a run that is new.
 
+    ``beginnings`` say by fragment where it goes on.
     ``is_same_log``: the log is the one in which the checkpoint was written. Learners number their
     starts and contributions by the log that takes them, so those numbers mean nothing in another.
     """
@@ -79,6 +80,7 @@ class Restore:
     run: str
     config: RunConfig
     record: RunRecord | None
+    beginnings: Mapping[int, Beginning]
 
     @property
     def where(self) -> str:
@@ -97,6 +99,7 @@ async def restore(
     *,
     sets: Sequence[str] = (),
     put_back: bool = False,
+    exact: bool = False,
     access: StoreSettings = FROM_ENVIRONMENT,
 ) -> list[Replaced]:
     """Verify a checkpoint and write it into the log as run ``run``; versions go on from there.
@@ -107,10 +110,12 @@ async def restore(
         run: the id of the run to create, or to put back.
         sets: ``train.steps=…`` or ``train.duration_s=…``: how long a new run goes on.
         put_back: if the log holds the run, replace what it lost or has older.
+        exact: go back to each fragment's newest snapshot.
         access: how a remote store is reached.
 
     Raises:
         CheckpointCorrupt: a file is damaged; nothing has been written.
+        StoreError: it holds a moving average, or cannot be read.
         RunMismatch: the log already holds this run and it is not to be put back, or this is no
             checkpoint of it, or is older; or something works on the run, which is named. Also if a
             syncer has started meanwhile: the same command goes on.
@@ -128,7 +133,18 @@ async def restore(
     else:
         config = run_config_from_json(record.config_json)
     plan = plan_of(checkpoint, store.where(name))
-    asked = Restore(store, name, checkpoint, plan, run, config, record)
+    beginnings = {
+        saved.commit.fragment: beginning(saved, saved.snapshot, exact=exact)
+        for saved in checkpoint.state
+        if saved.snapshot is not None
+    }
+    if len(beginnings) < len(plan.fragments):
+        msg = (
+            f"{store.where(name)} holds a moving average, from which no run goes on: name one of"
+            " the run's own checkpoints."
+        )
+        raise StoreError(msg)
+    asked = Restore(store, name, checkpoint, plan, run, config, record, beginnings)
     # Learners whose run lost its log go on for a while, and send pulses into an empty broker at
     # once: at a newer state than the checkpoint's, in a history that this log will not have.
     await refuse_if_alive(bus, run, config)
@@ -236,11 +252,13 @@ async def _write_state(bus: Bus, asked: Restore) -> list[Replaced]:
             index = fragment.commit.fragment
             if index not in wanted:
                 continue
-            before, commit = held[index], _next_commit(asked, fragment.commit, held[index])
-            parts = [NewPart.of(KEYFRAME, sync.global_scheme, vectors[MASTER])]
-            parts += [NewPart.of(name, "f32", vector) for name, vector in vectors.items()]
+            begins, before = asked.beginnings[index], held[index]
+            commit, master = _next_commit(asked, begins.commit, before), vectors[begins.master]
+            parts = [NewPart.of(KEYFRAME, sync.global_scheme, master)]
+            parts += [NewPart.of(MASTER, "f32", master)]
+            parts += [NewPart.of(n, "f32", v) for n, v in vectors.items() if n.startswith(OUTER)]
             await writers[index % len(writers)].commit(commit, parts, before.manifest)
-            saved_as = fragment.commit.version
+            saved_as = begins.commit.version
             written.append(Replaced(index, before.newest, commit.version, saved_as))
     except Fenced as error:
         msg = (
@@ -258,13 +276,12 @@ async def _held(bus: Bus, asked: Restore) -> tuple[Mapping[int, HeldFragment], f
         held = await read_held(bus, asked.run, asked.plan)
     except WrongPlan as error:
         raise _exists(asked.run) from error
-    saved = asked.checkpoint.state
     if asked.record is None:
-        for ours in saved:
-            one = held[ours.commit.fragment]
+        for fragment, ours in asked.beginnings.items():
+            one = held[fragment]
             if one.newest and not (one.newest == ours.commit.version and one.holds(ours)):
                 raise _exists(asked.run)
-    return held, to_replace(held, saved, asked.where)
+    return held, to_replace(held, asked.beginnings, asked.where)
 
 
 def _next_commit(asked: Restore, saved: Commit, held: HeldFragment) -> Commit:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
-    from skerry.protocol.messages import Manifest, RunRecord
+    from skerry.protocol.messages import Commit, RunRecord
     from skerry.settings.models import CheckpointConfig
     from skerry.store.base import Store
     from skerry.store.checkpoint import Checkpoint
-    from skerry.store.writer import Written
+    from skerry.store.writer import Snapshot, Written
     from skerry_checkpointer.cut import ConsistentCut, Vector
 
 log = structlog.get_logger()
@@ -114,7 +114,7 @@ class Checkpointer:
             if cut is None:
                 return None
             commits = [cut.manifests[f.index].commit for f in self.plan.fragments]
-            content = tuple((commit.version, commit.master_digest) for commit in commits)
+            content = tuple((commit.version, commit.params_digest) for commit in commits)
             if content in {checkpoint.content for checkpoint in self.known.values()}:
                 return None
             started = time.monotonic()
@@ -129,8 +129,8 @@ class Checkpointer:
         step = step_of([manifest.commit for manifest in cut.manifests.values()])
         writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
 
-        async def add(manifest: Manifest, parts: Mapping[str, Vector]) -> None:
-            await in_thread(writer.add, manifest, parts)
+        async def add(commit: Commit, vector: Vector, snapshot: Snapshot) -> None:
+            await in_thread(writer.add, commit, vector, snapshot)
 
         try:
             whole = await read_cut(self.bus, run, self.plan, cut, add)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from skerry.algorithm.fragments import gather
-from skerry.protocol.parts import MASTER
 from skerry.store import checkpoint
 from skerry.store.finding import open_store, root_of, summaries
 from skerry.store.writer import CheckpointWriter
@@ -84,7 +83,7 @@ class MovingAverage:
         old = self.store.names()
         try:
             for index, vector in self.vectors.items():
-                writer.add(self.manifests[index], {MASTER: vector})
+                writer.add(self.manifests[index].commit, vector, None)
             counts: dict[str, Any] = {"learners": (), "ledger_sequence": 0}
             written = writer.finish(index=self.index, now_ns=time.time_ns(), **counts)
         finally:

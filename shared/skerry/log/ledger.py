@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CAS_ATTEMPTS = 100
+FIRST_SPAN = 256
+"""Records of the ledger that are looked at first for a commit of a few versions ago."""
 
 
 async def until_granted(attempt: Callable[[], Awaitable[T]], about: str) -> T:
@@ -215,6 +217,24 @@ async def follow_commits(
         async for record in follower:
             if (commit := readable(Commit, record, run)) is not None:
                 yield record.sequence, commit
+
+
+async def commit_of(bus: Bus, run: str, fragment: int, version: int, before: int) -> Commit | None:
+    """Return the commit of a fragment's version; None where the ledger has none.
+
+    It is looked for backwards from ``before``, the sequence of a later commit of the fragment.
+    """
+    span, after = FIRST_SPAN, before
+    while after:
+        after = max(0, before - span)
+        async with aclosing(follow_commits(bus, run, after, fragment=fragment)) as commits:
+            async for sequence, commit in commits:
+                if commit.version == version:
+                    return commit
+                if commit.version > version or sequence >= before:
+                    break
+        span *= 2
+    return None
 
 
 async def begun_ns(bus: Bus, run: str) -> int:

@@ -1,10 +1,11 @@
 """Checkpoints: their files, their manifest, and reading both with every byte verified.
 
-``params.safetensors`` holds the global parameters by leaf, ``outer-NNNN.safetensors`` a fragment's
-outer state, so that a fragment that is committed while the checkpoint is being written is written
-again alone. ``manifest.json`` holds all else that a run needs to go on; its last line has the
-SHA-256 of everything before it, so that one flipped bit anywhere in it, white space included, is
-found.
+``params.safetensors`` holds the global parameters by leaf, as learners have them;
+``snapshot-NNNN.safetensors`` a fragment's newest snapshot, f32 parameters and outer state, which
+may be some versions older. A fragment that is committed while the checkpoint is being written is
+written again alone. ``manifest.json`` holds all else that a run needs to go on; its last line has
+the SHA-256 of everything before it, so that one flipped bit anywhere in it, white space included,
+is found.
 
 The digests form a chain: the manifest's covers the manifest, which covers each file whole, and the
 log's own digest of every vector is checked after the files have been cut into fragments again.
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter
 from skerry.algorithm.fragments import LeafSpec, check, gather, plan, trainable
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.protocol.messages import Commit
-from skerry.protocol.parts import MASTER
+from skerry.protocol.parts import KEYFRAME, MASTER
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import TOKEN
 from skerry.store import tensorfile
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
-FORMAT = 3
+FORMAT = 4
+LEAST_ITEM = min(tensorfile.ITEMS.values())
 PARAMS_FILE = "params.safetensors"
 MOST = 2**64
 MOST_NS = 2**63
@@ -57,11 +59,23 @@ class SavedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedFragment:
-    """A fragment's last commit (version, step, progress of every learner) and its vectors."""
+class SavedSnapshot:
+    """A fragment's newest snapshot: the commit that it is of, and its vectors, the master first."""
 
     commit: Commit
     parts: tuple[SavedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFragment:
+    """A fragment's last commit (version, step, progress of every learner) and what was saved.
+
+    ``digest`` is that of its global parameters. No run goes on from what has no ``snapshot``.
+    """
+
+    commit: Commit
+    digest: int
+    snapshot: SavedSnapshot | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +135,16 @@ class Checkpoint:
     @property
     def content(self) -> tuple[tuple[int, int], ...]:
         """What was saved: version and digest of each fragment."""
-        return tuple((saved.commit.version, saved.commit.master_digest) for saved in self.state)
+        return tuple((saved.commit.version, saved.digest) for saved in self.state)
 
 
-def outer_file(fragment: int) -> str:
-    """Return the name of the file that holds a fragment's outer state."""
-    return f"outer-{fragment:04d}.safetensors"
+def snapshot_file(fragment: int) -> str:
+    """Return the name of the file that holds a fragment's snapshot."""
+    return f"snapshot-{fragment:04d}.safetensors"
 
 
 def tensor_name(fragment: int, part: str) -> str:
-    """Return the name of a fragment's vector in its file of outer state."""
+    """Return the name of a fragment's vector in its snapshot's file."""
     return f"{fragment}/{part}"
 
 
@@ -216,15 +230,23 @@ def _checked(found: Checkpoint) -> Checkpoint:
         and VERSION.fullmatch(found.skerry_version)
         and all(NAME.fullmatch(name) for name in names)
         and len(set(names)) == len(names)
-        and sum(leaf.size for leaf in trainable(found.leaves)) <= params // tensorfile.ITEM
+        and sum(leaf.size for leaf in trainable(found.leaves)) <= params // LEAST_ITEM
         and len(found.state) == found.fragments
         and [saved.commit.fragment for saved in found.state] == list(range(found.fragments))
     )
     if not sound:
         raise ValueError(found.run)
     check(found.leaves, found.fragments)
-    for saved in found.state:  # the log's own door: numbers and names that a commit may have
-        decode(Commit, encode(saved.commit), run=found.run, plan_digest=found.plan_digest)
+    for saved in found.state:
+        commits = [saved.commit]
+        if (snapshot := saved.snapshot) is not None:
+            commits.append(snapshot.commit)
+            is_earlier = snapshot.commit.version <= saved.commit.version
+            is_its = snapshot.commit.fragment == saved.commit.fragment
+            if not is_earlier or not is_its or snapshot.parts[0].name != MASTER:
+                raise ValueError(found.run)
+        for commit in commits:  # the log's own door: numbers and names that a commit may have
+            decode(Commit, encode(commit), run=found.run, plan_digest=found.plan_digest)
     return found
 
 
@@ -259,7 +281,8 @@ def params(store: Store, name: str) -> tuple[Checkpoint, dict[str, Vector]]:
 def fragments(store: Store, name: str) -> Iterator[tuple[SavedFragment, dict[str, Vector]]]:
     """Yield each fragment with its f32 padded vectors by part name, each against its digest.
 
-    Every file is read once: a fragment is yielded after everything that it comes from is verified.
+    Its global parameters are its ``keyframe``; all else is its snapshot's. Every file is read once:
+    a fragment is yielded after everything that it comes from is verified.
     """
     from skerry.protocol.chunks import vector_digest  # loads blosc2, which listing does not need
 
@@ -267,15 +290,15 @@ def fragments(store: Store, name: str) -> Iterator[tuple[SavedFragment, dict[str
     cut = plan_of(checkpoint, store.where(name))
     flat = [tensors[leaf.name].reshape(-1) for leaf in cut.leaves]
     for fragment, saved in zip(cut.fragments, checkpoint.state, strict=True):
-        file = outer_file(fragment.index)
-        outer = _tensors(store, name, checkpoint, file)
-        master = gather(fragment, flat)
+        file = snapshot_file(fragment.index)
+        held = _tensors(store, name, checkpoint, file) if saved.snapshot else {}
+        parts = saved.snapshot.parts if saved.snapshot else ()
         vectors: dict[str, Vector] = {}
-        for part in saved.parts:
-            key = tensor_name(fragment.index, part.name)
-            vector = master if part.name == MASTER else outer.get(key)
+        for part in (SavedPart(KEYFRAME, saved.digest), *parts):
+            vector, at = held.get(tensor_name(fragment.index, part.name)), file
+            if part.name == KEYFRAME:
+                vector, at = gather(fragment, flat), PARAMS_FILE
             if vector is None or vector_digest(vector) != part.digest:
-                at = PARAMS_FILE if part.name == MASTER else file
                 why = f"{part.name} of fragment {fragment.index} is not what the log held"
                 raise _damaged(store, name, at, why)
             vectors[part.name] = vector

@@ -1,4 +1,4 @@
-"""safetensors files of f32 tensors, written and read in place, with every byte checked.
+"""safetensors files of tensors, f32 or bf16, written and read with every byte checked.
 
 Eight bytes of little-endian header length, a JSON header, then the raw tensors: see
 https://github.com/huggingface/safetensors#format. The library opens these files, too; its own
@@ -12,14 +12,14 @@ import json
 import struct
 from itertools import accumulate, pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from skerry.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -27,33 +27,45 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
+Dtype = Literal["F32", "BF16"]
 LENGTH = struct.Struct("<Q")
 ALIGN = 8
 MOST_HEADER_BYTES = 32 * 1024**2
-ITEM = 4
-"""Bytes of one value."""
+ITEMS: dict[str, int] = {"F32": 4, "BF16": 2}
+"""Bytes of one value of each type."""
 
 
-def header(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> bytes:
-    """Return what comes before the tensors; they follow in the mapping's order, as f32."""
+def header(
+    shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str], dtype: str = "F32"
+) -> bytes:
+    """Return what comes before the tensors; they follow in the mapping's order, all of one type."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, shape in shapes.items():
-        end = offset + ITEM * prod(shape)
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        end = offset + ITEMS[dtype] * prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGN)
     return LENGTH.pack(len(text)) + text
 
 
-def raw(tensor: Vector) -> memoryview:
-    """Return the tensor's bytes in row-major little-endian order, without a copy where it is so."""
-    return np.ascontiguousarray(tensor, "<f4").reshape(-1).view(np.uint8).data
+def dtype_of(tensors: Iterable[Vector]) -> Dtype:
+    """Return the type of the fewest bytes that holds all of these tensors as they are."""
+    low = (np.bitwise_or.reduce(t.reshape(-1).view(np.uint32), initial=0) for t in tensors)
+    return "F32" if any(int(bits) & 0xFFFF for bits in low) else "BF16"
+
+
+def raw(tensor: Vector, dtype: Dtype = "F32") -> memoryview:
+    """Return the tensor's bytes in row-major little-endian order; of f32 without a copy."""
+    flat = np.ascontiguousarray(tensor, "<f4").reshape(-1)
+    if dtype == "BF16":
+        return flat.view("<u2")[1::2].copy().view(np.uint8).data
+    return flat.view(np.uint8).data
 
 
 def read(data: memoryview, path: str, expected: StoredFile) -> dict[str, Vector]:
-    """Return the tensors of a file that is, byte for byte, ``expected``: views of ``data``.
+    """Return the tensors of a file that is, byte for byte, ``expected``; in f32 views of ``data``.
 
     CheckpointCorrupt naming ``path`` otherwise. Nothing is parsed before the digests agree.
     """
@@ -75,10 +87,15 @@ def _tensors(data: memoryview) -> dict[str, Vector]:
     entries = cast("dict[str, Any]", json.loads(bytes(data[LENGTH.size :][:length])))
     metadata = entries.pop("__metadata__")
     shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-    is_ours = header(shapes, metadata) == bytes(data[: LENGTH.size + length])
+    dtype = next((entry["dtype"] for entry in entries.values()), "F32")
+    is_ours = header(shapes, metadata, dtype) == bytes(data[: LENGTH.size + length])
     if not is_ours or any(size < 0 for shape in shapes.values() for size in shape):
         raise ValueError(length)
-    flat = np.frombuffer(data, "<f4", offset=LENGTH.size + length).astype(np.float32, copy=False)
+    at = LENGTH.size + length
+    if dtype == "F32":
+        flat = np.frombuffer(data, "<f4", offset=at).astype(np.float32, copy=False)
+    else:
+        flat = (np.frombuffer(data, "<u2", offset=at).astype(np.uint32) << 16).view(np.float32)
     ends = list(accumulate(map(prod, shapes.values()), initial=0))
     if flat.size != ends[-1]:
         raise ValueError(length)

@@ -1,14 +1,15 @@
-"""Writing one checkpoint, a fragment at a time: parameters stay in memory, outer state does not."""
+"""Writing one checkpoint, a fragment at a time: parameters stay in memory, snapshots do not."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from skerry.algorithm.fragments import scatter
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.parts import MASTER
 from skerry.store import tensorfile
 from skerry.store.base import MANIFEST
@@ -19,9 +20,10 @@ from skerry.store.checkpoint import (
     SavedFragment,
     SavedLearner,
     SavedPart,
+    SavedSnapshot,
     dump,
     load,
-    outer_file,
+    snapshot_file,
     step_of,
     tensor_name,
     tokens_of,
@@ -33,10 +35,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Plan
-    from skerry.protocol.messages import Manifest, RunRecord
+    from skerry.protocol.messages import Commit, RunRecord
     from skerry.store.base import Buffer, Draft, Store, StoredFile
+    from skerry.store.tensorfile import Dtype
 
     Vector = NDArray[np.float32]
+
+
+class Snapshot(NamedTuple):
+    """A fragment's snapshot: the commit that it is of, its master and outer state by part name."""
+
+    commit: Commit
+    vectors: Mapping[str, Vector]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +72,18 @@ class CheckpointWriter:
         self._files: dict[str, StoredFile] = {}
         self._draft: Draft = store.draft(f"step-{step:08d}")
 
-    def add(self, manifest: Manifest, parts: Mapping[str, Vector]) -> None:
-        """Take a fragment: ``master`` and every ``outer.<name>``, f32 padded vectors."""
-        index = manifest.commit.fragment
-        scatter(self._plan.fragments[index], parts[MASTER], self._leaves)
-        outer = [name for name in parts if name != MASTER]
-        self._write(outer_file(index), {tensor_name(index, name): parts[name] for name in outer})
-        digests = {part.name: part.digest for part in reversed(manifest.parts)}  # the first counts
-        saved = tuple(SavedPart(name, digests[name]) for name in (MASTER, *outer))
-        self._saved[index] = SavedFragment(manifest.commit, saved)
+    def add(self, commit: Commit, vector: Vector, snapshot: Snapshot | None) -> None:
+        """Take a fragment's global parameters, f32 padded, and the snapshot to go on from."""
+        index, held = commit.fragment, None
+        scatter(self._plan.fragments[index], vector, self._leaves)
+        if snapshot is not None:
+            parts = {name: snapshot.vectors[name] for name in sorted(snapshot.vectors)}
+            parts = {MASTER: parts.pop(MASTER)} | parts
+            tensors = {tensor_name(index, name): parts[name] for name in parts}
+            self._write(snapshot_file(index), tensors, "F32")
+            digests = (SavedPart(name, vector_digest(part)) for name, part in parts.items())
+            held = SavedSnapshot(snapshot.commit, tuple(digests))
+        self._saved[index] = SavedFragment(commit, vector_digest(vector), held)
 
     def finish(
         self,
@@ -82,7 +95,8 @@ class CheckpointWriter:
     ) -> Written:
         """Write the parameters, then the manifest, which makes the checkpoint exist."""
         named = zip(self._plan.leaves, self._leaves, strict=True)
-        self._write(PARAMS_FILE, {leaf.name: flat.reshape(leaf.shape) for leaf, flat in named})
+        params = {leaf.name: flat.reshape(leaf.shape) for leaf, flat in named}
+        self._write(PARAMS_FILE, params, tensorfile.dtype_of(self._leaves))
         state = tuple(self._saved[fragment.index] for fragment in self._plan.fragments)
         commits = [saved.commit for saved in state]
         checkpoint = Checkpoint(
@@ -107,10 +121,10 @@ class CheckpointWriter:
         load(data, MANIFEST)  # what cannot be read is never put in place
         return Written(self._draft.commit(data), checkpoint)
 
-    def _write(self, file: str, tensors: Mapping[str, Vector]) -> None:
+    def _write(self, file: str, tensors: Mapping[str, Vector], dtype: Dtype) -> None:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        head = tensorfile.header(shapes, {"format": "skerry", "run": self._record.run})
-        data: list[Buffer] = [head, *map(tensorfile.raw, tensors.values())]
+        head = tensorfile.header(shapes, {"format": "skerry", "run": self._record.run}, dtype)
+        data: list[Buffer] = [head, *(tensorfile.raw(t, dtype) for t in tensors.values())]
         self._files[file] = self._draft.write(file, data)
 
     def discard(self) -> None:

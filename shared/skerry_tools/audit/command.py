@@ -180,7 +180,7 @@ def parameters(out: Path, plan: Plan, metadata: dict[str, str]) -> Generator[Sin
             final.parent.mkdir(parents=True, exist_ok=True)
             with draft.open("wb") as file:
                 file.write(head)
-                file.truncate(len(head) + tensorfile.ITEM * plan.parameters)
+                file.truncate(len(head) + tensorfile.ITEMS["F32"] * plan.parameters)
             flat = np.memmap(draft, np.dtype("<f4"), "r+", len(head), (plan.parameters,))
             leaves = [flat[int(a) : int(b)] for a, b in itertools.pairwise(ends)]
             yield lambda fragment, vector: scatter(fragment, vector, leaves)

@@ -90,8 +90,8 @@ def from_checkpoint(
 
     def base(fragment: int) -> Base | None:
         for held, vectors in saved:
-            if held.commit.fragment == fragment:
-                return Base(held.commit.version, vectors, origin)
+            if held.commit.fragment == fragment and held.snapshot is not None:
+                return Base(held.snapshot.commit.version, vectors, origin)
         return None
 
     return base

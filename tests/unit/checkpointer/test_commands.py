@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
-from skerry.store.checkpoint import outer_file
+from skerry.log.memory import MemoryBroker
+from skerry.store.checkpoint import snapshot_file
+from skerry.store.finding import FROM_ENVIRONMENT
+from skerry.store.local import LocalStore
 from skerry_checkpointer.__main__ import checkpoints as app
+from skerry_checkpointer.commands import print_restored
+from tests.support.checkpoints import begun, save
 
 
 def run(*words: object) -> Result:
@@ -41,10 +47,10 @@ def test_verify_says_whether_a_checkpoint_is_whole_and_which_file_is_damaged(sav
     whole = run("verify", saved)
     assert (whole.exit_code, "is whole: run run, step 7" in whole.stdout) == (0, True)
     assert json.loads(run("verify", "--json", saved).stdout)["ok"]
-    (saved / outer_file(0)).write_bytes(b"")
+    (saved / snapshot_file(0)).write_bytes(b"")
     damaged, as_json = run("verify", saved), run("verify", "--json", saved)
     assert (damaged.exit_code, as_json.exit_code) == (1, 1)
-    assert str(saved / outer_file(0)) in damaged.stderr
+    assert str(saved / snapshot_file(0)) in damaged.stderr
     assert "Traceback" not in damaged.output
     assert not json.loads(as_json.stdout)["ok"]
 
@@ -53,3 +59,25 @@ def test_a_path_without_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     result = run("verify", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: There is no checkpoint at")
+
+
+@pytest.mark.parametrize(
+    ("exact", "said"),
+    [
+        (False, "What learners had at version 3 goes on with the outer optimizer of version 1; "),
+        (True, ", back at its snapshots of version 1."),
+    ],
+)
+async def test_a_restore_says_from_which_versions_the_run_goes_on(
+    store: LocalStore, capsys: pytest.CaptureFixture[str], exact: bool, said: str
+) -> None:
+    scripted = await begun()
+    await scripted.commit_all()
+    for _ in range(2):
+        await scripted.commit(1, whole=False)
+    where = store.where(await save(scripted, store))
+    bus = MemoryBroker().connect()
+    how = {"put_back": False, "exact": exact}
+    await print_restored(bus, where, "again", [], FROM_ENVIRONMENT, **how)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert said in line

@@ -16,7 +16,8 @@ from skerry.log import recovery, state_writer
 from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBus
 from skerry.log.run_records import readable
-from skerry.protocol.messages import Commit, Manifest
+from skerry.protocol.messages import Commit
+from skerry.protocol.parts import MASTER, newest
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.store.checkpoint import Checkpoint, verify
@@ -35,14 +36,17 @@ class Act:
     """What the syncers do while the checkpointer waits for one answer of the bus.
 
     ``commit`` publishes a fragment's next manifest; its ledger record waits until an act says
-    ``append``, as that of another shard may.
+    ``append``, as that of another shard may; ``whole``: with a snapshot.
     """
 
     commit: int | None = None
     append: bool = False
+    whole: bool = True
 
 
-acts = st.builds(Act, st.one_of(st.none(), st.integers(0, FRAGMENTS - 1)), st.booleans())
+acts = st.builds(
+    Act, st.one_of(st.none(), st.integers(0, FRAGMENTS - 1)), st.booleans(), st.booleans()
+)
 
 
 class BusyBus(MemoryBus):
@@ -53,6 +57,7 @@ class BusyBus(MemoryBus):
         super().__init__(scripted.bus.broker)
         self.scripted, self.acts = scripted, list(acts)
         self.unwritten: dict[int, Commit] = {}
+        self.snapshots = {(fragment, 1): 1 for fragment in range(FRAGMENTS)}
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         await self.go_on()
@@ -82,7 +87,10 @@ class BusyBus(MemoryBus):
         if act.commit is not None and act.commit not in self.unwritten:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(state_writer, "append_commit", self.later)
-                await self.scripted.commit(act.commit)
+                made = await self.scripted.commit(act.commit, whole=act.whole)
+            master = newest(made, MASTER)
+            assert master is not None
+            self.snapshots[act.commit, made.commit.version] = master.version
         if act.append:
             for fragment in sorted(self.unwritten, reverse=True):
                 await recovery.append_commit(self.scripted.bus, self.unwritten.pop(fragment))
@@ -118,7 +126,7 @@ async def state_after(scripted: ScriptedRun, sequence: int) -> tuple[tuple[int, 
         if ".commit." in record.subject:
             commit = readable(Commit, record, scripted.record.run)
             assert commit is not None
-            found[commit.fragment] = (commit.version, commit.master_digest)
+            found[commit.fragment] = (commit.version, commit.params_digest)
     return tuple(found[i] for i in range(FRAGMENTS))
 
 
@@ -128,6 +136,10 @@ async def saved_under(acts: Sequence[Act], store: LocalStore) -> tuple[ScriptedR
     written = await Checkpointer.of(busy, scripted.record, store).save()
     assert written is not None
     assert verify(store, written.name) == written.checkpoint
+    for saved in written.checkpoint.state:
+        assert saved.snapshot is not None
+        of = saved.commit.fragment, saved.commit.version
+        assert saved.snapshot.commit.version == busy.snapshots[of]
     return scripted, written.checkpoint
 
 
@@ -171,8 +183,8 @@ async def test_a_newer_cut_reads_again_what_has_changed_and_only_that(
     scripted = await committed()
     kept: list[tuple[int, int]] = []
 
-    async def keep(manifest: Manifest, _parts: object) -> None:
-        kept.append((manifest.commit.fragment, manifest.commit.version))
+    async def keep(commit: Commit, *_given: object) -> None:
+        kept.append((commit.fragment, commit.version))
         if len(kept) == 1:
             for fragment in committed_meanwhile:
                 await scripted.commit(fragment)

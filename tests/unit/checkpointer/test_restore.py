@@ -10,13 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from skerry.errors import BrokerUnavailable, CheckpointCorrupt, ConfigError, Fenced, RunMismatch
+from skerry.errors import (
+    BrokerUnavailable,
+    CheckpointCorrupt,
+    ConfigError,
+    Fenced,
+    RunMismatch,
+    StoreError,
+)
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.log.streams import specs
+from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import LearnerProgress, Manifest, RunState, why
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
@@ -33,6 +42,7 @@ from tests.support.checkpoints import (
     pulsing,
     save,
 )
+from tests.support.log import newest_parts
 from tests.support.scripted_run import ScriptedRun
 
 Scene = tuple[ScriptedRun, MemoryBus, Path]
@@ -368,6 +378,92 @@ class TestALogThatLostAPart:
         bus.broker.streams["SKERRY_run_STATE"] = older
         with pytest.raises(RunMismatch, match="use a newer checkpoint"):
             await put_back(bus, saved, "run")
+
+
+class TestOlderSnapshots:
+    """The checkpoint has version 3 of fragment 1 as learners read it, and its snapshot of 1."""
+
+    @pytest.fixture
+    async def scene(self, store: LocalStore) -> Scene:
+        scripted = await begun()
+        await scripted.commit_all(step=1, tokens=10)
+        older = rolled_back(scripted)
+        for number in (2, 3):
+            await scripted.commit(1, step=number, tokens=10 * number, whole=False)
+        return scripted, older, store.root / await save(scripted, store)
+
+    async def vectors(self, bus: MemoryBus, run: str, index: int) -> dict[str, Any]:
+        cut = plan_of(await ledger.read_run(bus, run))
+        names = ["keyframe", "master", "outer.momentum"]
+        return dict((await newest_parts(bus, run, cut, index, names))[1])
+
+    async def test_a_run_goes_on_from_what_learners_had_last(
+        self, scene: Scene, empty: MemoryBus
+    ) -> None:
+        scripted, _, saved = scene
+        await restore(empty, saved, "again")
+        commits = await ledger.last_commits(empty, "again")
+        assert [commits[f].version for f in range(3)] == [1, 3, 1]
+        assert (commits[1].progress[0].tokens, commits[1].step) == (30, 3)
+        held = await self.vectors(empty, "again", 1)
+        read, _ = await newest_parts(memory(scripted), "run", scripted.plan, 1, [])
+        assert vector_digest(held["master"]) == read.commit.params_digest
+        assert vector_digest(held["keyframe"]) == read.commit.params_digest
+        momentum = scripted.vectors[1]["outer.momentum"]
+        np.testing.assert_array_equal(held["outer.momentum"], momentum)
+        assert (await audit(empty, "again")).violations == ()
+
+    async def test_it_goes_back_to_the_snapshot_exactly(
+        self, scene: Scene, empty: MemoryBus
+    ) -> None:
+        scripted, _, saved = scene
+        await restore(empty, saved, "again", exact=True)
+        commits = await ledger.last_commits(empty, "again")
+        assert [commits[f].version for f in range(3)] == [1, 1, 1]
+        assert (commits[1].progress[0].tokens, commits[1].step) == (10, 1)
+        held = await self.vectors(empty, "again", 1)
+        np.testing.assert_array_equal(held["master"], scripted.vectors[1]["master"])
+        assert (await audit(empty, "again")).violations == ()
+
+    @pytest.mark.parametrize("exact", [False, True])
+    async def test_an_interrupted_restore_goes_on(
+        self, scene: Scene, empty: MemoryBus, exact: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        saved = scene[2]
+        with monkeypatch.context() as patch:
+            patch.setattr(StateWriter, "commit", dying_at_the_second())
+            with pytest.raises(BrokerUnavailable):
+                await restore(empty, saved, "again", exact=exact)
+        changes = await restore(empty, saved, "again", exact=exact)
+        assert [change.fragment for change in changes] == [1, 2]
+
+    async def test_what_was_rolled_back_is_put_back_once(self, scene: Scene) -> None:
+        _, older, saved = scene
+        assert await put_back(older, saved, "run") == [Replaced(1, 1, 2, 3)]
+        assert await put_back(older, saved, "run") == []
+        assert (await ledger.last_commits(older, "run"))[1].source_version == 3
+
+    async def test_a_log_that_holds_the_checkpoint_is_left_alone(self, scene: Scene) -> None:
+        scripted, _, saved = scene
+        assert await put_back(scripted.bus, saved, "run") == []
+        assert scripted.manifests == await state.read_manifests(scripted.bus, "run", scripted.plan)
+
+    async def test_a_fragment_whose_snapshot_is_gone_is_lost(self, scene: Scene) -> None:
+        scripted, _, saved = scene
+        lose(memory(scripted), "state.1.snapshot.")
+        assert await put_back(scripted.bus, saved, "run") == [Replaced(1, 3, 4, 3)]
+
+    async def test_no_run_goes_on_from_what_has_no_snapshots(
+        self, scene: Scene, empty: MemoryBus
+    ) -> None:
+        saved = scene[2]
+        store = LocalStore(saved.parent)
+        held = read_manifest(store, saved.name)
+        bare = replace(held, state=tuple(replace(s, snapshot=None) for s in held.state))
+        (saved / "manifest.json").write_bytes(dump(bare)[0])
+        with pytest.raises(StoreError, match="holds a moving average, from which no run goes on"):
+            await restore(empty, saved, "again")
+        assert await empty.streams() == []
 
 
 class TestALiveRun:

@@ -11,13 +11,14 @@ import pytest
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
-from skerry.errors import CheckpointCorrupt
-from skerry.log.memory import MemoryBus
+from skerry.errors import StoreError
+from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.models.base import leaves_by_name, specs_of
 from skerry.models.export import export_hf
 from skerry.settings.models import EvalConfig, RunConfig, StoreSettings
 from skerry.store import checkpoint
 from skerry.store.finding import locate, open_store, root_of
+from skerry_checkpointer.restore import restore as continue_from
 from skerry_evaluator.checkpoints import evaluate, print_sample, restore
 from skerry_evaluator.service import Evaluator
 from tests.support.s3_server import BUCKET, S3Server
@@ -106,8 +107,10 @@ async def test_no_run_goes_on_from_it(run: CommittedRun, tmp_path: Path) -> None
     for seed in range(2):
         await run.commit(seed)
         await evaluator.evaluate()
-    with pytest.raises(CheckpointCorrupt, match="not what the log held"):
-        checkpoint.verify(*locate(tmp_path / "run" / "ema"))
+    average = tmp_path / "run" / "ema"
+    checkpoint.verify(*locate(average))
+    with pytest.raises(StoreError, match="holds a moving average, from which no run goes on"):
+        await continue_from(MemoryBroker().connect(), average, "again")
 
 
 async def test_a_store_that_cannot_be_written_costs_the_save_alone(

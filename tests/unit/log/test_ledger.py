@@ -14,7 +14,7 @@ from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBus
 from skerry.protocol.messages import Evaluation, RunState
 from skerry.protocol.subjects import Subjects
-from tests.support.builders import evaluation, run_record
+from tests.support.builders import commit, evaluation, run_record
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -74,6 +74,25 @@ async def test_learners_that_join_at_once_get_different_shards(bus: MemoryBus) -
         *(ledger.join(bus, RUN, name, "h", i) for i, name in enumerate(names))
     )
     assert sorted(m.shard for m in joined) == list(range(8))
+
+
+@pytest.mark.parametrize("span", [1, 256])
+async def test_a_commit_of_long_ago_is_found_backwards(
+    bus: MemoryBus, span: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "FIRST_SPAN", span)
+    for version in range(3, 12):
+        for fragment in range(2):
+            await run_records.publish(
+                bus, commit(version, fragment, run=RUN), msg_id=f"{fragment}/{version}"
+            )
+    newest = await bus.last(Subjects(RUN).commit(1))
+    assert newest is not None
+    for version in (3, 7, 11):
+        found = await ledger.commit_of(bus, RUN, 1, version, newest.sequence)
+        assert found == commit(version, 1, run=RUN)
+    for version in (2, 12):
+        assert await ledger.commit_of(bus, RUN, 1, version, newest.sequence) is None
 
 
 def judged(version: int, **changes: Any) -> Evaluation:

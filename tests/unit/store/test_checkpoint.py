@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import gather
 from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.log.state_writer import NewPart
+from skerry.protocol.chunks import vector_digest
 from skerry.store import checkpoint as reading
 from skerry.store import tensorfile
 from skerry.store.base import MANIFEST, StoredFile
@@ -29,18 +31,19 @@ from skerry.store.checkpoint import (
     dump,
     fragments,
     load,
-    outer_file,
     params,
     read_manifest,
+    snapshot_file,
     verify,
 )
 from skerry.store.finding import all_summaries, locate, summaries
 from skerry.store.local import LocalStore
 from tests.support.checkpoints import begun, flip_bit, save
 
-FILES = (PARAMS_FILE, outer_file(0), MANIFEST)
+FILES = (PARAMS_FILE, snapshot_file(0), MANIFEST)
 
 Values = dict[str, Any]
+F32s = NDArray[np.float32]
 
 
 def of(saved: Path) -> tuple[LocalStore, str]:
@@ -76,18 +79,47 @@ async def test_everything_reads_back_as_it_was_committed(store: LocalStore) -> N
     found, tensors = params(store, name)
     flat = [tensors[leaf.name].reshape(-1) for leaf in scene.plan.leaves]
     for fragment in scene.plan.fragments:
-        master = scene.vectors[fragment.index]["master"]
-        np.testing.assert_array_equal(gather(fragment, flat), master)
+        read = NewPart.of("keyframe", "bf16", scene.vectors[fragment.index]["master"])
+        assert vector_digest(gather(fragment, flat)) == read.digest
     assert (name, found.step, found.tokens) == ("step-00000009", 9, 90)
     assert (found.versions, found.index) == ((1, 1, 2), 0)
     assert found.config == json.loads(scene.record.config_json)
 
 
+async def test_it_holds_what_learners_read_last_and_the_newest_snapshot_with_its_own_commit(
+    store: LocalStore,
+) -> None:
+    scene = await begun()
+    await scene.commit_all(step=7, tokens=70)
+    snapshots = dict(scene.manifests)
+    for version in (2, 3):
+        await scene.commit(1, step=10 * version, tokens=100 * version, whole=False)
+    held = [saved for saved, _ in fragments(store, await save(scene, store))]
+    assert [saved.commit.version for saved in held] == [1, 3, 1]
+    for saved in held:
+        assert saved.commit == scene.manifests[saved.commit.fragment].commit
+        assert saved.digest == saved.commit.params_digest
+        assert saved.snapshot is not None
+        assert saved.snapshot.commit == snapshots[saved.commit.fragment].commit
+        assert saved.snapshot.parts[0].digest == saved.snapshot.commit.master_digest
+
+
+@given(st.lists(npst.arrays(np.float32, 5), max_size=3))
+def test_parameters_are_kept_in_the_fewest_bytes_that_hold_them(vectors: list[F32s]) -> None:
+    kept = tensorfile.dtype_of(vectors)
+    tensors = {str(number): vector for number, vector in enumerate(vectors)}
+    head = tensorfile.header(dict.fromkeys(tensors, (5,)), {}, kept)
+    data = head + b"".join(bytes(tensorfile.raw(vector, kept)) for vector in vectors)
+    assert same(read_file(data), tensors)
+    low = [np.frombuffer(v.tobytes(), "<u2")[::2].any() for v in vectors]
+    assert kept == ("F32" if any(low) else "BF16")
+
+
 def test_the_safetensors_library_opens_both_files(saved: Path) -> None:
     names = {leaf.name for leaf in read_manifest(*of(saved)).leaves}
     assert set(safetensors.numpy.load_file(saved / PARAMS_FILE)) == names
-    outer = safetensors.numpy.load_file(saved / outer_file(0))
-    assert set(outer) == {"0/outer.count", "0/outer.momentum"}
+    outer = safetensors.numpy.load_file(saved / snapshot_file(0))
+    assert set(outer) == {"0/master", "0/outer.count", "0/outer.momentum"}
 
 
 def test_a_whole_checkpoint_verifies_and_its_manifest_reads_back(saved: Path) -> None:
@@ -146,6 +178,11 @@ class TestAForgedManifest:
             ("state.0.commit.fragment", 1),
             ("state.0.commit.version", 2**70),
             ("state.0.commit.run", "another"),
+            ("state.0.snapshot.commit.fragment", 1),
+            ("state.0.snapshot.commit.version", 2),
+            ("state.0.snapshot.commit.run", "another"),
+            ("state.0.snapshot.parts", []),
+            ("state.0.snapshot.parts.0.name", "outer.count"),
             ("leaves.0.shape", [2**40, 2**20]),
             ("leaves.0.shape", [-64, -16]),
             ("leaves.0.name", "block/w"),
@@ -192,7 +229,7 @@ class TestAForgedManifest:
             read_manifest(*of(saved))
 
 
-@pytest.mark.parametrize(("format_", "release"), [(2, "0.1.0"), (9, "9.1")])
+@pytest.mark.parametrize(("format_", "release"), [(2, "0.1.0"), (3, "0.2.0"), (9, "9.1")])
 def test_another_format_says_which_release_reads_it(
     saved: Path, format_: int, release: str
 ) -> None:
@@ -245,7 +282,7 @@ def test_a_place_without_a_checkpoint_that_can_be_read_says_so(saved: Path, tmp_
             locate(path)
 
 
-Tensors = dict[str, NDArray[np.float32]]
+Tensors = dict[str, F32s]
 
 shapes = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 tensors = st.dictionaries(
@@ -312,6 +349,9 @@ def test_a_whole_file_is_read() -> None:
         framed([]),
         framed({"w": []}),
         framed({"w": {**ONE, "dtype": "F16"}}),
+        framed({"w": {**ONE, "dtype": "BF16"}}),
+        framed({"w": {**ONE, "dtype": []}}),
+        framed({"w": ONE, "v": {**ONE, "dtype": "BF16", "data_offsets": [4, 6]}}, b"\0" * 6),
         framed({"w": {**ONE, "shape": [2]}}),
         framed({"w": {**ONE, "shape": [-1]}}),
         framed({"w": {**ONE, "shape": [1] * 100}}),
