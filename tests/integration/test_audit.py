@@ -239,6 +239,36 @@ async def test_damage_to_a_log_is_found(
     assert all(sentence in said for sentence in words)
 
 
+RARE = CONFIG.model_copy(
+    update={"sync": CONFIG.sync.model_copy(update={"keyframe_every": 64, "snapshot_every": 64})}
+)
+
+
+async def test_what_a_syncer_has_to_merge_again_must_be_in_the_window() -> None:
+    bus = await trained(6, config=RARE)
+    assert (await verified(bus)).violations == ()
+    needed = next(c.consumed[0].sequence_last for _, c in commits_of(bus, 0) if c.version == 3)
+    for sequence in [*bus.broker.streams[SUBJECTS.stream("CONTRIB")].records]:
+        if sequence <= needed:
+            drop(bus, "CONTRIB", sequence)
+    report = await verified(bus)
+    (found,) = [v for v in report.violations if v.fragment == 0]
+    assert (found.what, found.version) == (What.STATE, 3)
+    words = "Fragment 0, versions 2 to 3: the window has dropped contributions that a syncer"
+    assert words in found.sentence
+
+
+async def test_an_earlier_snapshot_is_the_one_that_the_ledger_tells_of() -> None:
+    bus = await trained(config=RARE)
+    held = (await state.read_manifests(bus, RUN, PLAN))[0]
+    sequence, first = commits_of(bus, 0)[0]
+    tamper(bus, sequence, encode(replace(first, master_digest=7)))
+    report = await verified(bus)
+    said = [v.sentence for v in report.violations if v.what is What.STATE]
+    assert held.commit.version > 1
+    assert any("its snapshot is not what the ledger says of version 1" in text for text in said)
+
+
 async def test_manifest_without_its_ledger_record_is_a_note() -> None:
     bus = await trained()
     stream = bus.broker.streams[SUBJECTS.stream("LEDGER")]

@@ -10,9 +10,11 @@ import numpy as np
 from skerry.algorithm.fragments import BLOCK
 from skerry.errors import Overtaken, StateLost, WireError
 from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.ledger import commit_of
+from skerry.log.replay import newest_sequence
 from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import Manifest
-from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, newest
+from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, kind_of, newest
 from skerry.protocol.records import decode, encode
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.whatif import WhatIfPolicy
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Fragment
     from skerry_tools.audit.log import RunLog
+    from skerry_tools.audit.survey import Survey
 
     OnBytes = Callable[[int], None]
 
@@ -85,23 +88,24 @@ class Ends:
 
 
 async def check_parts(
-    log: RunLog, versions: dict[int, int], on_bytes: OnBytes | None = None
+    log: RunLog, known: Survey, on_bytes: OnBytes | None = None
 ) -> list[Violation]:
-    """Read all of the global state, part by part; it must be no older than ``versions``.
+    """Read all of the global state, part by part; it must be no older than the ledger.
 
-    Its parts must be those that the run's settings need, and the vectors that its commits tell of.
+    Its parts must be those that the run's settings need, and the vectors that its commits tell of;
+    what was contributed since its snapshots must be in the window.
     """
     found = [
-        await _check_fragment(log, fragment, versions.get(fragment.index, 0), on_bytes)
-        for fragment in log.plan.fragments
+        await _check_fragment(log, fragment, known, on_bytes) for fragment in log.plan.fragments
     ]
     return [problem for problem in found if problem is not None]
 
 
 async def _check_fragment(
-    log: RunLog, fragment: Fragment, wanted: int, on_bytes: OnBytes | None
+    log: RunLog, fragment: Fragment, known: Survey, on_bytes: OnBytes | None
 ) -> Violation | None:
     index, seen, held = fragment.index, -1, 0
+    wanted = known.versions.get(index, 0)
     blocks = _wanted_blocks(log, fragment)
     for _ in range(ATTEMPTS):
         try:
@@ -111,7 +115,7 @@ async def _check_fragment(
                 there = f"is at version {held}" if held else "is not there at all"
                 return _state(index, wanted, f"the state {there}, the ledger at {wanted}")
             if manifest is None:
-                return None
+                break
             gone = "a chunk that its manifest names is gone" if held == seen else ""
             if text := gone or contradiction(manifest, blocks):
                 return _state(index, held, text)
@@ -126,8 +130,32 @@ async def _check_fragment(
         except WireError as error:
             return _state(index, wanted, f"the state cannot be read ({error})")
         else:
-            break
+            return await _check_snapshot(log, manifest, known)
     return None
+
+
+async def _check_snapshot(log: RunLog, manifest: Manifest, known: Survey) -> Violation | None:
+    """Check that the newest snapshot is what the ledger says, and what came since can be merged."""
+    master, commit = newest(manifest, MASTER), manifest.commit
+    assert master is not None  # it has its blocks
+    index, version, first = commit.fragment, commit.version, master.version + 1
+    if {p.version for p in manifest.parts if kind_of(p.name) == "snapshot"} != {master.version}:
+        return _state(index, version, "its snapshot is of several versions")
+    if first <= version:
+        end = await newest_sequence(log.bus, log.subjects.commit(index))
+        earlier = await commit_of(log.bus, log.run, index, master.version, end)
+        if earlier is None or earlier.master_digest != master.digest:
+            text = f"its snapshot is not what the ledger says of version {master.version}"
+            return _state(index, version, text)
+    if first > (last := known.base.get(index, 0)):
+        return None
+    versions = f"version {last}" if first == last else f"versions {first} to {last}"
+    sentence = (
+        f"Fragment {index}, {versions}: the window has dropped contributions that a syncer has to"
+        f" merge again, for the newest snapshot is of version {master.version}: one that takes over"
+        " goes on from what learners hold. Raise log.window_bytes or log.window_s."
+    )
+    return Violation(What.STATE, sentence, index, last)
 
 
 def _wanted_blocks(log: RunLog, fragment: Fragment) -> dict[str, int]:

@@ -216,7 +216,7 @@ async def verify(
         read_bytes += size
         on_progress("state bytes", read_bytes, 0)
 
-    walk.report(await check_parts(log, walk.survey.versions, on_bytes))
+    walk.report(await check_parts(log, walk.survey, on_bytes))
     replayed = None
     if replay:
         from skerry_tools.audit import replay as replaying
