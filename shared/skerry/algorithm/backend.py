@@ -40,6 +40,9 @@ class MergeBackend(Protocol):
     def accumulate(
         self, contributions: Sequence[OuterGradient], coefficients: F32s, spans: Spans, out: F32s
     ) -> NDArray[np.float64]: ...
+    def trimmed(
+        self, values: F32s, weights: NDArray[np.float64], dropped: int, out: F32s
+    ) -> None: ...
     def step(
         self,
         out: F32s,

@@ -9,6 +9,9 @@ so that the merged norm does not shrink as more, nearly orthogonal learners join
 shrinks it by ``sqrt((1 + (M-1) rho) / M)``. Embeddings are averaged. Where the unit vectors cancel
 (``|d| <= 1e-6``) or every norm is zero there is no direction, and the average is taken.
 
+A contribution that is too long is merged as if it were shorter by its ``cut``. The rules of
+``skerry.algorithm.merge_robust`` hold for embeddings, too.
+
 Contributions are put into an order that depends on their contents only, and added in f32 in that
 order: a permutation changes no bit, and a second run on a machine gives the same bits.
 """
@@ -25,8 +28,9 @@ from skerry import code
 from skerry.algorithm import backend
 from skerry.algorithm.fragments import BLOCK, padded
 from skerry.algorithm.merge_numpy import OuterGradient, Spans, spans_of
+from skerry.algorithm.merge_robust import robust
 from skerry.algorithm.planes import check_planes, peak
-from skerry.algorithm.presets import MERGES
+from skerry.algorithm.presets import MERGES, ROBUST
 from skerry.algorithm.weighting import by_slice
 from skerry.errors import ConfigError, Diverged
 
@@ -120,7 +124,7 @@ def merge(
     """Merge contributions to one outer gradient f32 (padded_size,).
 
     Args:
-        method: the rule for every slice that ``averaged`` does not mark: ``average``, ``rda`` or
+        method: the rule for every slice that ``averaged`` does not mark: one of ``MERGES`` or
             the ``module:function`` of a MergeRule.
         contributions: quantised outer gradients of this fragment; missing norms are computed.
         weights: one per contribution, none negative, sum one; else ValueError.
@@ -162,18 +166,24 @@ def direction(
     idle = np.asarray(shares.max(axis=0) == 0)
     present = norms > _NO_NORM
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=present)
-    radii = (shares * np.where(present, norms, 0.0)).sum(axis=0)
-    coefficients = np.where(radial, shares * inverse, shares).astype(np.float32)
+    kept = np.array([[1.0 - item.cut] for item in ordered])
+    radii = (shares * np.where(present, norms * kept, 0.0)).sum(axis=0)
+    averages = shares * kept
+    coefficients = np.where(radial, shares * inverse, averages).astype(np.float32)
 
     out = np.empty(fragment.padded_size, np.float32) if into is None else into
     accumulate = backend.merger().accumulate
     lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
-    if rule is not None:
-        _apply_rule(rule, ordered, shares, fragment, ~np.asarray(averaged, np.bool_) & ~idle, out)
+    if method in ROBUST:
+        robust(method, ordered, shares[:, ~idle], kept[:, 0], spans.only(~idle), out)
+    elif rule is not None:
+        chosen = ~np.asarray(averaged, np.bool_) & ~idle
+        _apply_rule(rule, ordered, shares, kept[:, 0], fragment, chosen, out)
+    if rule is not None or method in ROBUST:
         lengths = np.sqrt(backend.merger().segment_squares(out, spans))
     lost = radial & (lengths <= DEGENERATE)
     if bool(lost.any()):
-        average = shares[:, lost].astype(np.float32)
+        average = averages[:, lost].astype(np.float32)
         lengths[lost] = np.sqrt(accumulate(ordered, average, spans.only(lost), out))
     kept = radial & ~lost
     gains = np.divide(radii, lengths, out=np.ones_like(lengths), where=kept).astype(np.float32)
@@ -187,6 +197,7 @@ def _apply_rule(
     rule: MergeRule,
     ordered: Sequence[OuterGradient],
     shares: NDArray[np.float64],
+    kept: NDArray[np.float64],
     fragment: Fragment,
     chosen: NDArray[np.bool_],
     out: NDArray[np.float32],
@@ -199,7 +210,9 @@ def _apply_rule(
         stop = start + padded(piece.size)
         decode, blocks = backend.cpu().dequantise, slice(start // BLOCK, stop // BLOCK)
         values = [decode(i.scheme, i.planes.part(blocks))[: piece.size] for i in ordered]
-        merged = np.asarray(rule(np.stack(values), shares[:, number]))
+        merged = np.asarray(
+            rule(np.stack(values) * kept[:, None].astype(np.float32), shares[:, number])
+        )
         if merged.shape != (piece.size,):
             msg = f"sync.merge returned shape {merged.shape} for {piece.size} values"
             raise ConfigError(msg, path="sync.merge")
@@ -267,7 +280,7 @@ def _in_order(
         return slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
 
     keys = [
-        (weight, item.scheme, norms(item), item.reach)
+        (weight, item.scheme, norms(item), item.reach, item.cut)
         for weight, item in zip(weights, contributions, strict=True)
     ]
     tied = len(set(keys)) < len(keys)

@@ -233,6 +233,30 @@ def accumulate(
     return squares
 
 
+@compiled(array(f32, 2), array(f64, 1), i64, array(f32, 1, written=True))
+def _trimmed(values: F32s, weights: F64s, dropped: int, out: F32s) -> None:
+    count = values.shape[0]
+    order = np.empty(count, np.int64)
+    for column in range(values.shape[1]):
+        for row in range(count):  # a stable insertion sort
+            place = row
+            while place > 0 and values[order[place - 1], column] > values[row, column]:
+                order[place] = order[place - 1]
+                place -= 1
+            order[place] = row
+        total = mean = 0.0
+        for place in range(dropped, count - dropped):
+            row = order[place]
+            mean += weights[row] * np.float64(values[row, column])
+            total += weights[row]
+        out[column] = mean / total
+
+
+def trimmed(values: F32s, weights: F64s, dropped: int, out: F32s) -> None:
+    """Like ``merge_numpy.trimmed``."""
+    _trimmed(values, weights, dropped, out)
+
+
 def _compiled_form(item: OuterGradient) -> OuterGradient:
     """Return a contribution whose scheme has no kernel as its decoded f32."""
     if item.scheme in COMPILED:

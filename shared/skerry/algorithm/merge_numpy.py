@@ -29,12 +29,14 @@ class OuterGradient:
     """One outer gradient as it travelled; ``norms`` are L2 norms of the decoded slices, or ().
 
     ``reach`` is the part of its tokens that reached each slice, or () where all of them did.
+    ``cut`` is the share of its length that a merge leaves out.
     """
 
     scheme: str
     planes: Planes
     norms: tuple[float, ...] = ()
     reach: tuple[float, ...] = ()
+    cut: float = 0.0
 
 
 class Spans(NamedTuple):
@@ -86,6 +88,25 @@ def accumulate(
             value *= coefficients[number, index]
             out[part] += value
     return segment_squares(out, spans)
+
+
+def trimmed(
+    values: NDArray[np.float32],
+    weights: NDArray[np.float64],
+    dropped: int,
+    out: NDArray[np.float32],
+) -> None:
+    """Write the weighted mean of each column of ``values`` f32 (m, n) into ``out`` f32 (n,).
+
+    Without its ``dropped`` largest and as many smallest values; sums ascend, in f64.
+    """
+    order = np.argsort(values, axis=0, kind="stable")[dropped : len(values) - dropped]
+    kept, shares = np.take_along_axis(values, order, axis=0).astype(np.float64), weights[order]
+    total, mean = np.zeros(values.shape[1]), np.zeros(values.shape[1])
+    for value, share in zip(kept, shares, strict=True):
+        mean += share * value
+        total += share
+    out[:] = mean / total
 
 
 def step(

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 INNERS = ("adamw", "muon", "gradient")
 """Values of ``train.inner``: what a learner's step does."""
-MERGES = ("average", "rda")
+MERGES = ("average", "rda", "trimmed_mean", "median_of_means")
 """Values of ``sync.merge``: how outer gradients become one (``skerry.algorithm.merge``)."""
+ROBUST = MERGES[2:]
+"""Those of them that outvote a minority (``skerry.algorithm.merge_robust``)."""
 OUTERS = ("auto", "nesterov", "direct", "adamw")
 """Values of ``outer.preset``: what the syncer does with a merged outer gradient."""
 MOMENTUM_FROM_H = 64

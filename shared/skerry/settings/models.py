@@ -225,8 +225,9 @@ class SyncConfig(Table):
     """Factor on a contribution's weight for each version that its base is old: experiment
     ``lateness``. With the grace window few are, unless rounds take longer than H steps."""
     merge: str = "rda"
-    """How outer gradients are merged: ``average``, ``rda`` (experiment ``outer``), or
-    ``module:function`` as ``skerry.algorithm.merge.MergeRule``. Embeddings are always averaged."""
+    """How outer gradients are merged: ``average``, ``rda`` (experiment ``outer``), which average
+    embeddings; ``trimmed_mean``, ``median_of_means``, which outvote a hostile minority value by
+    value; or ``module:function`` as ``skerry.algorithm.merge.MergeRule``."""
     adoption: Literal["overwrite", "blend", "rebase"] = "rebase"
     """How a learner combines its own progress with a new global fragment: experiment
     ``adoption``."""

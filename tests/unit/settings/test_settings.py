@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from skerry.algorithm.presets import MERGES
 from skerry.errors import ConfigError
 from skerry.settings.checks import masked_url
 from skerry.settings.loading import (
@@ -127,7 +128,10 @@ def test_unknown_key_of_the_environment_or_a_file_names_its_source(tmp_path: Pat
         ("sync.h_steps=many", 'is "many", but it must be a whole number.'),
         ("train.lr=inf", "but it must be a finite number."),
         ("train.lr=nan", "but it must be a finite number."),
-        ("sync.merge=mean", 'is "mean", but it must be average, rda, or module:function.'),
+        (
+            "sync.merge=mean",
+            f'is "mean", but it must be {", ".join(MERGES)}, or module:function.',
+        ),
         ("sync.adoption=mix", "must be one of 'overwrite', 'blend' or 'rebase'."),
         ("sync.global_scheme=e3m0", "must be one of 'f32' or 'bf16'."),
         ("data.paths=src", 'is "src", but it must be a list such as ["a", "b"].'),
