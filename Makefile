@@ -80,7 +80,7 @@ bench: .venv/.ready ## measure what docs/results quotes (ARGS="codec --json out.
 gpu: .venv/.ready ## what a learner makes of this machine's accelerator, in under ten minutes
 	PYTHONPATH=. $(BIN)/python tests/bench/bench_gpu.py $(ARGS)
 
-secrets: infra/secrets/nats_password ## write the broker's password for docker compose
+secrets: infra/secrets/nats_password infra/secrets/page_token ## write what docker compose keeps secret
 
 clean: ## remove environments, builds and caches; runs in .skerry stay
 	rm -rf .venv .tools build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -107,9 +107,9 @@ $(UV):
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check torch==2.13.0 lightning accelerate
 	@touch $@
 
-# The folder keeps other users out; the file itself is readable because containers see it under
-# another user id.
-infra/secrets/nats_password:
+# The folder keeps other users out; the files themselves are readable because containers see them
+# under another user id.
+infra/secrets/nats_password infra/secrets/page_token:
 	@mkdir -p -m 700 $(@D)
 	$(PYTHON) -c "import secrets; print(secrets.token_urlsafe(24))" > $@
 	@chmod 644 $@

@@ -1,14 +1,20 @@
-"""Folders of weights that this machine's owner has named: where a run's frozen weights may lie.
+"""Folders that this machine's owner has named: what a run may have this process read.
 
 A run's config names weights by digest only. They are read from a folder that this process was given
-with ``model.path``, never from one that the config of a run names.
+with ``model.path``, never from one that the config of a run names. Text and tokenizers it names by
+path: they are read below what this process's own settings name, and nowhere else.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _offered: list[Path] = []
+_allowed: set[str] = set()
 
 
 def offer(folder: str) -> None:
@@ -19,3 +25,21 @@ def offer(folder: str) -> None:
 def offered() -> tuple[Path, ...]:
     """Return the folders, the newest first."""
     return tuple(reversed(_offered))
+
+
+def allow(names: Iterable[str]) -> None:
+    """Let this process read text at these paths, patterns and bucket addresses, and below them."""
+    _allowed.update(filter(None, names))
+
+
+def is_allowed(name: str) -> bool:
+    """Return True for text that this process may read because somebody else names it."""
+    if name in _allowed:
+        return True
+    if ".." in name.split("/") or "\0" in name:  # up from where a pattern's link leads
+        return False
+    if "://" in name:
+        return any(name.startswith(f"{root.rstrip('/')}/") for root in _allowed if "://" in root)
+    roots = (Path(root).expanduser().resolve() for root in _allowed if "://" not in root)
+    path = Path(name).expanduser().resolve()
+    return any(path.is_relative_to(root) for root in roots)

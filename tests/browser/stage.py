@@ -34,7 +34,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import HealthSettings, RunConfig
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject
-from skerry_health_monitor.web.server import Connections, listen, serve_http
+from skerry_health_monitor.web.server import listen, serve_http
 from tests.support.builders import (
     background,
     checkpoint_record,
@@ -315,9 +315,8 @@ async def served(
 ) -> AsyncGenerator[tuple[str, Monitor]]:
     """Yield the address of a monitor's page over a stage, and the monitor."""
     monitor = Monitor(stage.broker.connect(), RUN, until_finished=False, clock_s=clock_s)
-    connections = Connections()
-    hub, app = page_of(monitor, connections, health or HealthSettings(), faults)
+    hub, app = page_of(monitor, health or HealthSettings(), faults)
     listening = listen("127.0.0.1", port)
-    serving = serve_http(app, listening, connections, hub.close)
+    serving = serve_http(app, listening, hub.close)
     async with background(monitor.follow(), hub.run(), serving):
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/", monitor

@@ -274,3 +274,11 @@ def test_the_collector_is_reached_where_compose_says_so_and_hands_on_to_its_back
     handed = [exporter["endpoint"] for exporter in collector["exporters"].values()]
     assert {endpoint.split("//")[1].split(":")[0] for endpoint in handed} <= observed.keys()
     assert observed.keys() >= BACKENDS
+
+
+def test_the_page_and_who_scrapes_it_have_its_token(observed: Services) -> None:
+    local = loading.load(None, (), observed["health-monitor"]["environment"]).local
+    assert str(local.health.token_file) == "/run/secrets/page_token"
+    assert local.health.names == ("health-monitor",)
+    for name in ("health-monitor", "prometheus"):
+        assert "page_token" in {secret["source"] for secret in observed[name]["secrets"]}, name

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from skerry import folders
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.settings.models import (
     DataConfig,
@@ -30,6 +31,7 @@ def config(tmp_path: Path) -> RunConfig:
     """A run small enough to compile in a second or two."""
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    folders.allow([str(tmp_path)])  # as for the owner of every machine that reads it
     return RunConfig(
         model=ModelConfig(layers=1, d_model=16, heads=2, kv_heads=1, d_ff=24),
         data=DataConfig(source="text", paths=(str(text),), batch=2, seq_len=16, streams=2),

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from skerry import folders
 from skerry.algorithm.fragments import trainable
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.data.shards import MANIFEST
@@ -28,6 +29,7 @@ from skerry.models.base import (
 )
 from skerry.models.mesh import frozen_leaves
 from skerry.settings import loading
+from skerry.settings.checks import refuse_data
 from skerry.settings.models import DataConfig, RunConfig
 from skerry.store import checkpoint
 from skerry.store.finding import is_url, locate
@@ -108,12 +110,14 @@ def print_scores(
     ``text`` are files and folders to judge on instead of a run's own: for a run that was trained on
     tokens prepared ones, or text for a ``tokenizer``. In JSON infinity and NaN are null.
     """
+    folders.allow(map(str, filter(None, (*text, tokenizer))))
     corpora: dict[str, Corpus] = {}
     for path in paths:
         restored = restore(path, sets)
         data = restored.config.data
         if text:
             data = _on_other_text(data, text, tokenizer)
+        refuse_data(data)
         key = data.model_dump_json()
         if key not in corpora:
             corpora[key] = load_corpus(data)

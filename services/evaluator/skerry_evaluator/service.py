@@ -24,6 +24,7 @@ from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
+from skerry.settings.checks import refuse_data
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import step_of, tokens_of
 from skerry.store.finding import FROM_ENVIRONMENT
@@ -77,9 +78,10 @@ class Evaluator:
         """Return the evaluator of a run; RunMismatch if its plan differs from ours.
 
         ``access`` says where a moving average is kept, if the run wants one. ModelError if no
-        config says what its model computes.
+        config says what its model computes, ConfigError for text that this machine does not offer.
         """
         plan, config = plan_of(record), run_config_from_json(record.config_json)
+        refuse_data(config.data)
         if not config.model.factory:
             arch_of(config.model)
         made = cls(bus, record, name, config, plan, GlobalReader(bus, record.run, plan))

@@ -28,17 +28,18 @@ from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.exporting import export, metrics_route
 from skerry_health_monitor.metrics.figures import Observed, figures
 from skerry_health_monitor.metrics.outlets import Row, write_rows
-from skerry_health_monitor.web.faults import fault_route, inject, read_token
+from skerry_health_monitor.web.faults import fault_route, inject
+from skerry_health_monitor.web.gate import gate_for, read_token
 from skerry_health_monitor.web.sections import marks, sections
-from skerry_health_monitor.web.server import Connections, application, serve_http
+from skerry_health_monitor.web.server import application, serve_http
 from skerry_health_monitor.web.stream import EventStream, Hub, PageFrame
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from starlette.applications import Starlette
     from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp
 
     from skerry.log.base import Bus, Room, StreamInfo
     from skerry.settings.models import HealthSettings, LocalSettings
@@ -194,24 +195,24 @@ class Monitor:
 
 
 def page_of(
-    monitor: Monitor,
-    connections: Connections,
-    health: HealthSettings,
-    faults: Inject | None = None,
-) -> tuple[Hub, Starlette]:
-    """Return what feeds the monitor's page, and the application; ConfigError for a token file."""
+    monitor: Monitor, health: HealthSettings, faults: Inject | None = None
+) -> tuple[Hub, ASGIApp]:
+    """Return what feeds the monitor's page, and the application behind its gate.
+
+    Raises ConfigError for a token file that cannot be used, or beyond the loopback for none.
+    """
     feed = monitor.feed
     hub = Hub(monitor.frame, feed.changed)
     monitor.facts["trace_url"] = health.trace_url
     more: list[BaseRoute] = [
-        Route("/api/stream", EventStream(hub, connections.cut)),
+        Route("/api/stream", EventStream(hub)),
         metrics_route(monitor.figures),
     ]
     if faults is not None and health.token_file is not None:
         token = read_token(health.token_file)
         more.append(fault_route(faults, token, lambda: monitor.allows_chaos))
         monitor.may_inject = True
-    return hub, application(feed, more)
+    return hub, gate_for(application(feed, more), health)
 
 
 async def health_monitor(
@@ -226,19 +227,17 @@ async def health_monitor(
 ) -> None:
     """Serve one run's health until stopped, or until the run is finished where asked.
 
-    ``outlets`` are given its metrics besides those who ask for them. Raises ConfigError for a
-    token file that cannot be used.
+    ``outlets`` are given its metrics besides those who ask for them. Raises what ``page_of`` does.
     """
     brokers = Brokers(local.metrics.broker_urls)
     monitor = Monitor(bus, run, until_finished=until_finished, link=link, brokers=brokers)
-    connections = Connections()
     cluster = local.health.cluster
     faults = None if cluster is None else partial(inject, cluster)
-    hub, app = page_of(monitor, connections, local.health, faults)
+    hub, app = page_of(monitor, local.health, faults)
     loops = {
         "follow": monitor.follow,
         "page": hub.run,
-        "http": lambda: serve_http(app, listening, connections, hub.close),
+        "http": lambda: serve_http(app, listening, hub.close),
         "broker": brokers.run,
         "metrics": lambda: write_rows(outlets, monitor.row, local.metrics.every_s),
         "otlp": lambda: export(monitor.figures),

@@ -135,6 +135,7 @@ async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
         for sentence in ignored(record, config, cluster.settings.run):
             on.say(sentence)
     refuse_code(config)
+    loading.with_own_data(config, cluster.settings.run)  # refuses what learners would refuse
     chaos = config.chaos.allow
     learners, clocks = team.learners or config.sync.learners, chaos and config.chaos.clocks
     team = replace(team, learners=learners, chaos=chaos, clocks=clocks)

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from skerry import code
+from skerry import code, folders
 from skerry.algorithm.presets import INNERS, MERGES, OUTERS
 from skerry.errors import ConfigError
 from skerry.settings.models import store_kinds
@@ -19,7 +19,7 @@ from skerry.settings.modes import clauses
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from skerry.settings.models import LocalSettings, NatsSettings, RunConfig
+    from skerry.settings.models import DataConfig, LocalSettings, NatsSettings, RunConfig
 
 BROKERS = ("nats", "tls", "ws", "wss")
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -49,6 +49,22 @@ def refuse_code(run: RunConfig) -> None:
     """Raise CodeRefused if a run names code that this machine does not allow."""
     for path, value in named_code(run):
         code.refuse(value, path)
+
+
+def refuse_data(data: DataConfig) -> None:
+    """Raise ConfigError if a run names text that this machine's own settings do not allow."""
+    for setting, names in (
+        ("paths", data.paths),
+        ("tokenizer_folder", (data.tokenizer_folder,)),
+    ):
+        for name in filter(None, names):
+            if not folders.is_allowed(name):
+                msg = (
+                    f"The run's data.{setting} is {name}, which this machine does not offer: name "
+                    "your own text with data.paths, or if you trust the run, add --set allow_data="
+                    f"{name}."
+                )
+                raise ConfigError(msg, path=f"data.{setting}")
 
 
 def named_code(run: RunConfig) -> Iterator[tuple[str, str]]:

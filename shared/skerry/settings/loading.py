@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from skerry import code, folders
 from skerry.algorithm.presets import resolved
 from skerry.errors import ConfigError
-from skerry.settings.checks import check_local, check_run, named_code
+from skerry.settings.checks import check_local, check_run, named_code, refuse_data
 from skerry.settings.models import LocalSettings, OuterConfig, RunConfig, Settings
 from skerry.settings.tree import (
     Known,
@@ -57,7 +57,8 @@ def load(
 ) -> Settings:
     """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
 
-    The code that these settings name is thereby allowed in this process (``skerry.code``).
+    The code and the text that these settings name are thereby allowed in this process
+    (``skerry.code``, ``skerry.folders``).
     OpenTelemetry's own variables are defaults: any setting of ours wins over them.
 
     Args:
@@ -84,6 +85,7 @@ def load(
     check_local(local)
     named = (code.module_of(value) for _, value in named_code(run))
     code.allow((*local.allow_code, *filter(None, named)))
+    folders.allow((*local.allow_data, *run.data.paths, run.data.tokenizer_folder))
     if run.model.path:
         folders.offer(run.model.path)
     return Settings(run=run, local=local)
@@ -181,10 +183,12 @@ OWN_DATA = (
 def with_own_data(config: RunConfig, given: RunConfig) -> RunConfig:
     """Return a run's config with this machine's own data, where ``given`` names some.
 
-    Raises ConfigError where those are bytes and the run's are tokens, or the other way round.
+    Raises ConfigError where those are bytes and the run's are tokens, or the other way round, and
+    what ``refuse_data`` does where the run's own are read.
     """
     own = given.data
     if not (own.paths or own.factory):
+        refuse_data(config.data)
         return config
     if own.of_bytes != config.data.of_bytes:
         kinds = "tokens", "bytes"

@@ -435,6 +435,13 @@ class LearnerSettings(Table):
     """How far a learner on a CPU lowers its priority, so that it yields to other work here."""
 
 
+def _by_comma(value: object) -> object:
+    """Return names as a tuple; text, as --set and the environment give it, is split."""
+    if isinstance(value, str):
+        return tuple(value.replace(",", " ").split())
+    return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType] - pydantic judges the elements
+
+
 class HealthSettings(Table):
     """The health monitor's HTTP server."""
 
@@ -445,8 +452,12 @@ class HealthSettings(Table):
     trace_url: str = Field(default="", pattern=r"^(https?://[^\s]*\{trace_id\}[^\s]*)?$")
     """Address of a trace in your backend, such as http://127.0.0.1:16686/trace/{trace_id}; the page
     links each round to its trace."""
+    names: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
+    """Host names by which the page is reached, in lower case; localhost and addresses always
+    are."""
     token_file: Path | None = None
-    """File with the token for faults from the page; ``skerry up`` sets it."""
+    """File with a token: who looks at the page or at /metrics needs it where ``host`` is not the
+    loopback, and who injects faults always; ``skerry up`` sets it for a run that allows faults."""
     cluster: Path | None = None
     """Folder of the cluster that the page injects faults into; ``skerry up`` sets it."""
 
@@ -505,13 +516,6 @@ class MetricsSettings(Table):
         return tuple(url.strip() for url in self.broker.split(",") if url.strip())
 
 
-def _by_comma(value: object) -> object:
-    """Return names as a tuple; text, as --set and the environment give it, is split."""
-    if isinstance(value, str):
-        return tuple(value.replace(",", " ").split())
-    return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType] - pydantic judges the elements
-
-
 class LocalSettings(Table):
     """The settings of one machine; the log never stores them."""
 
@@ -524,6 +528,9 @@ class LocalSettings(Table):
     allow_code: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
     """Modules whose functions a run or a checkpoint may name (model.factory, train.inner,
     sync.merge, outer.preset); those that this machine's own settings name are allowed as well."""
+    allow_data: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
+    """Folders and bucket addresses below which a run's record or a checkpoint may name text and
+    tokenizers; what this machine's own settings name is allowed as well."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines that are written."""
     shutdown_s: float = Field(default=10.0, gt=0)

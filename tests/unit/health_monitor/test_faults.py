@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 
 from skerry.errors import ConfigError
 from skerry.service.control import CONTROL, listening
-from skerry_health_monitor.web.faults import fault_route, inject, read_token
+from skerry_health_monitor.web.faults import fault_route, inject
+from skerry_health_monitor.web.gate import read_token
 
 TOKEN = "a-token-of-24-characters"  # noqa: S105 - of this test
 ALLOWED = {"authorization": f"Bearer {TOKEN}"}

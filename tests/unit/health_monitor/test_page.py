@@ -18,7 +18,7 @@ from skerry.settings.models import HealthSettings, RunConfig
 from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject
-from skerry_health_monitor.web.server import FILES, Connections, listen, serve_http
+from skerry_health_monitor.web.server import FILES, listen, serve_http
 from tests.support.builders import background, until
 from tests.support.scripted_run import ScriptedRun
 
@@ -36,9 +36,9 @@ async def served(
     scripted: ScriptedRun, health: HealthSettings | None = None, faults: Inject | None = None
 ) -> AsyncGenerator[httpx.AsyncClient]:
     monitor = Monitor(scripted.bus, "run", until_finished=False)
-    connections, listening = Connections(), listen("127.0.0.1", 0)
-    hub, app = page_of(monitor, connections, health or HealthSettings(), faults)
-    serving = serve_http(app, listening, connections, hub.close)
+    listening = listen("127.0.0.1", 0)
+    hub, app = page_of(monitor, health or HealthSettings(), faults)
+    serving = serve_http(app, listening, hub.close)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     async with background(monitor.follow(), serving), httpx.AsyncClient(base_url=url) as client:
         feed = monitor.feed

@@ -12,8 +12,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from skerry_health_monitor.web import stream
-from skerry_health_monitor.web.server import Connections, listen, serve_http
+from skerry_health_monitor.web import connections, stream
+from skerry_health_monitor.web.connections import PageProtocol
+from skerry_health_monitor.web.server import listen, serve_http
 from skerry_health_monitor.web.stream import (
     MOST_CLIENTS,
     MOST_WAITING,
@@ -155,7 +156,7 @@ async def test_a_queue_that_is_full_is_dropped_and_the_others_go_on() -> None:
         source.sections["run"]["step"] = step
         hub._push()
         quick.waiting.clear()
-    assert (slow.dropped.is_set(), quick.dropped.is_set()) == (True, False)
+    assert (slow.ended, quick.ended) == (True, False)
     assert hub.clients == {quick}
     assert not slow.waiting
 
@@ -167,12 +168,17 @@ async def test_no_more_clients_than_there_is_room_for() -> None:
     assert hub.join() is None
 
 
-async def test_a_browser_that_stops_reading_loses_its_connection() -> None:
+async def test_a_browser_that_stops_reading_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = asyncio.Event()
+    monkeypatch.setattr(connections, "TAKE_S", 0.1)
+    monkeypatch.setattr(PageProtocol, "connection_lost", lambda *_: lost.set())
     source, changed = Source({"run": {"text": ""}}), asyncio.Event()
-    hub, connections = Hub(source.frame, changed), Connections()
-    app = Starlette(routes=[Route("/api/stream", EventStream(hub, connections.cut))])
+    hub = Hub(source.frame, changed)
+    app = Starlette(routes=[Route("/api/stream", EventStream(hub))])
     listening = listen("127.0.0.1", 0)
-    async with background(serve_http(app, listening, connections, hub.close)):
+    async with background(serve_http(app, listening, hub.close)):
         with socket.create_connection(listening.getsockname()) as reader:
             reader.sendall(b"GET /api/stream HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: hub.clients)
@@ -181,9 +187,7 @@ async def test_a_browser_that_stops_reading_loses_its_connection() -> None:
                 source.sections["run"]["text"] = f"{number:1000000}"
                 hub._push()
                 await asyncio.sleep(0)
-            await until(
-                lambda: not (connections.server and connections.server.server_state.connections)
-            )
+            await asyncio.wait_for(lost.wait(), DEADLINE_S)
             assert (hub.dropped, hub.clients) == (1, set())
 
 

@@ -6,7 +6,6 @@ control socket. That command ends each fault in time, whatever becomes of the mo
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ from starlette.routing import Route
 
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import CONTROL, ask
+from skerry_health_monitor.web.gate import has_token
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,6 @@ log = structlog.get_logger()
 FAULTS = ("kill", "pause", "partition")
 HEAL = "heal"
 LONGEST_S = 300.0
-LEAST_TOKEN = 16
 MOST_BODY = 1024
 
 
@@ -50,27 +49,13 @@ async def inject(folder: Path, name: str, action: str, duration_s: float) -> str
     return sentence
 
 
-def read_token(path: Path) -> str:
-    """Return the token that a file holds; ConfigError for one that cannot be used."""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"health.token_file is {path}, which cannot be read: name a file that you may read."
-        raise ConfigError(msg, path="health.token_file") from error
-    if len(token) < LEAST_TOKEN:
-        msg = f"The token in {path} is shorter than {LEAST_TOKEN} characters: make a longer one."
-        raise ConfigError(msg, path="health.token_file")
-    return token
-
-
 def fault_route(inject: Inject, token: str, allowed: Callable[[], bool]) -> Route:
     """Return the route on which the page asks for faults; ``allowed``: this run permits them."""
 
     async def answer(request: Request) -> JSONResponse:
         if not allowed():
             return _no(403, "This run was not created with --set chaos.allow=true.")
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
+        if not has_token(request.headers, token):
             return _no(401, "This needs the token that `skerry up` printed with the address.")
         name, action = request.path_params["name"], request.path_params["action"]
         if action not in {*FAULTS, HEAL}:

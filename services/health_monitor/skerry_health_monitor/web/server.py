@@ -26,12 +26,14 @@ from skerry.errors import BrokerUnavailable, ConfigError
 from skerry.log import ledger
 from skerry.protocol.messages import why
 from skerry.status.format import clip
+from skerry_health_monitor.web.connections import ACCEPTED_AT_ONCE, PageProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp
 
     from skerry.protocol.messages import Commit
     from skerry.status.feed import RunFeed
@@ -48,6 +50,8 @@ HEADERS = [
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
     ("cache-control", "no-cache"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
 ]
 LOOK_UP_S = 10.0
 NUMBER = re.compile(r"[0-9]{1,20}")
@@ -63,7 +67,7 @@ def application(feed: RunFeed, more: Sequence[BaseRoute] = ()) -> Starlette:
 
     async def healthz(_: Request) -> JSONResponse:
         status = "waiting" if feed.model is None else "following"
-        return JSONResponse({"ok": True, "run": feed.name, "status": status})
+        return JSONResponse({"ok": True, "status": status})
 
     async def whole(_: Request) -> JSONResponse:
         now = feed.report()
@@ -149,21 +153,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Connections:
-    """The connections of a server that runs, to end one that takes nothing any more."""
-
-    def __init__(self) -> None:
-        self.server: uvicorn.Server | None = None
-
-    def cut(self, address: tuple[str, int]) -> None:
-        """End the connection from this address at once; what waits to be sent is dropped."""
-        state = self.server.server_state if self.server is not None else None
-        for connection in tuple(state.connections) if state is not None else ():
-            transport = getattr(connection, "transport", None)
-            if getattr(connection, "client", None) == address and transport is not None:
-                transport.abort()
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Bind the server's socket; ConfigError with the fix when that is not possible."""
     try:
@@ -187,9 +176,8 @@ def _joined(host: str, port: int) -> str:
 
 
 async def serve_http(
-    app: Starlette,
+    app: ASGIApp,
     listening: socket.socket,
-    connections: Connections,
     closing: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer requests until cancelled, then close the connections in order.
@@ -202,10 +190,13 @@ async def serve_http(
         log_config=None,
         access_log=False,
         lifespan="off",
+        http=PageProtocol,
+        ws="none",
+        backlog=ACCEPTED_AT_ONCE,
         timeout_graceful_shutdown=1,
         headers=HEADERS,
     )
-    connections.server = server = _Server(config)
+    server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
     log.info("health_listening", url=f"http://{_joined(host, port)}/", port=port)
     try:

@@ -1,7 +1,7 @@
 """Server-sent events: the whole page to a client that connects, then what changes, to all at once.
 
-A client that does not read is cut off: its queue holds ``MOST_WAITING`` messages and no more, and
-its connection is ended, so that nothing waits in memory for it.
+A client that does not read is dropped: its queue holds ``MOST_WAITING`` messages and no more, and
+its connection ends as that of any client that takes no answer does (``web.connections``).
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ LOOK_S = 0.5
 BEAT_S = 2.0
 """Where nothing has changed for this long, that is said: silence tells a page that we are away."""
 
-Cut = Callable[[tuple[str, int]], None]
-"""Ends the connection of a client, by its address, whatever still waits to be sent on it."""
-
 
 @dataclass(frozen=True, slots=True)
 class PageFrame:
@@ -59,7 +56,6 @@ class Client:
 
     waiting: deque[bytes] = field(default_factory=deque[bytes])
     ended: bool = False
-    dropped: asyncio.Event = field(default_factory=asyncio.Event)
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def offer(self, message: bytes, *, last: bool = False) -> bool:
@@ -68,7 +64,6 @@ class Client:
         if fits:
             self.waiting.append(message)
         else:
-            self.dropped.set()
             self.waiting.clear()
         self.ended |= last or not fits
         self._ready.set()
@@ -188,9 +183,8 @@ def event(name: str, data: object) -> bytes:
 class EventStream:
     """An ASGI application: one client of the hub for as long as the request lasts."""
 
-    def __init__(self, hub: Hub, cut: Cut) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._cut = cut
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = self._hub.join()
@@ -200,17 +194,13 @@ class EventStream:
             return
         writing = asyncio.ensure_future(_write(client, send))
         leaving = asyncio.ensure_future(_left(receive))
-        stuck = asyncio.ensure_future(client.dropped.wait())
         try:
-            await asyncio.wait({writing, leaving, stuck}, return_when=asyncio.FIRST_COMPLETED)
-            if stuck.done() and not leaving.done():
-                self._cut(scope["client"])
-                await leaving
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._hub.clients.discard(client)
-            for task in (writing, leaving, stuck):
+            for task in (writing, leaving):
                 task.cancel()
-            await asyncio.gather(writing, leaving, stuck, return_exceptions=True)
+            await asyncio.gather(writing, leaving, return_exceptions=True)
 
 
 async def _write(client: Client, send: Send) -> None:

@@ -1,0 +1,78 @@
+"""Which text a run may have a machine read: what its owner named, and what lies below that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skerry import folders
+from skerry.errors import ConfigError
+from skerry.log.memory import MemoryBus
+from skerry.settings.loading import load, with_own_data
+from skerry.settings.models import RunConfig
+from skerry_evaluator.service import Evaluator
+from skerry_learner.work import find_or_create
+from tests.support.scripted_run import ScriptedRun
+from tests.support.small_run import bus
+
+__all__ = ["bus"]
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with text, a file beside it, and a link from inside to that."""
+    monkeypatch.setattr(folders, "_allowed", set[str]())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "books").mkdir(parents=True)
+    (tmp_path / "data" / "books" / "a.txt").write_text("text")
+    (tmp_path / "secret").write_text("word")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "secret")
+    return tmp_path / "data"
+
+
+def naming(path: object) -> RunConfig:
+    return RunConfig.model_validate({"data": {"source": "text", "paths": [str(path)]}})
+
+
+@pytest.mark.parametrize(
+    "name", ["{0}", "{0}/books", "{0}/books/*.txt", "data/books", "s3://mine/text", "s3://mine/x/y"]
+)
+def test_what_lies_below_an_allowed_folder_is_read(root: Path, name: str) -> None:
+    load(None, [f"allow_data={root},s3://mine"])
+    with_own_data(naming(name.format(root)), RunConfig())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("/etc/passwd", "{0}/../secret", "{0}/link", "{0}/*/../../secret", "{0}2", "secret"),
+        *("s3://mine2/x", "s3://min", "s3://mine/../x", "~/.ssh/id_rsa", "{0}/\x00"),
+    ],
+)
+def test_what_lies_elsewhere_is_refused_with_what_to_do(root: Path, name: str) -> None:
+    load(None, [f"allow_data={root},s3://mine"])
+    with pytest.raises(ConfigError, match="add --set allow_data=") as caught:
+        with_own_data(naming(name.format(root)), RunConfig())
+    assert (caught.value.exit_code, caught.value.path) == (2, "data.paths")
+
+
+def test_what_a_machine_names_itself_is_read(root: Path) -> None:
+    given = load(None, ["data.source=text", f'data.paths=["{root}/books"]']).run
+    assert with_own_data(naming("/etc/passwd"), given).data.paths == (f"{root}/books",)
+    with_own_data(naming(f"{root}/books"), RunConfig())  # as an evaluator with those settings does
+
+
+async def test_no_service_reads_what_a_runs_creator_names(bus: MemoryBus) -> None:
+    scripted = await ScriptedRun.begin(bus, config=naming("/etc/passwd"))
+    with pytest.raises(ConfigError, match="/etc/passwd, which this machine does not offer"):
+        await find_or_create(bus, "run", RunConfig())
+    with pytest.raises(ConfigError, match="/etc/passwd, which this machine does not offer"):
+        Evaluator.of(bus, scripted.record, "e")
+
+
+def test_a_tokenizer_is_text_of_this_machine_too(root: Path) -> None:
+    table = {"source": "text", "paths": ["books"], "tokenizer_folder": "/home/me"}
+    load(None, [f"allow_data={root.parent}/books"])
+    with pytest.raises(ConfigError, match=r"data\.tokenizer_folder is /home/me"):
+        with_own_data(RunConfig.model_validate({"data": table}), RunConfig())
