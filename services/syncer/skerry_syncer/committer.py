@@ -154,7 +154,7 @@ class Committer:
         if not whole:
             digest = await asyncio.to_thread(vector_digest, vectors.master)
             commit = replace(commit, master_digest=digest)
-        parts = self._parts(commit.version, vectors, state.manifest, whole=whole)
+        parts = self._parts(commit, vectors, state.manifest, whole=whole)
         manifest = await writer.commit(commit, parts, state.manifest)
         self.spent.written_ns = self.wall_ns()
         held = self.vectors.get(state.fragment.index)
@@ -193,7 +193,7 @@ class Committer:
         return is_snapshot_due(commit, previous, every, share)
 
     def _parts(
-        self, version: int, vectors: FragmentVectors, previous: Manifest | None, *, whole: bool
+        self, commit: Commit, vectors: FragmentVectors, previous: Manifest | None, *, whole: bool
     ) -> Iterator[NewPart]:
         """Yield what is stored of a version, and take ``vectors.shared`` on to it."""
         sync, master = self.config, vectors.master
@@ -203,8 +203,8 @@ class Committer:
         del new  # its vector is as long as the fragment
         if delta is not None:
             yield NewPart(DELTA, sync.delta_scheme, delta, digest)
-        rare = whole and sync.snapshot_every > 1
-        if delta is None or rare or is_due(version, previous, KEYFRAME, sync.keyframe_every):
+        at, every = (commit.fragment, commit.version), sync.keyframe_every
+        if delta is None or is_due(*at, previous, KEYFRAME, every):
             yield NewPart(KEYFRAME, sync.global_scheme, held, digest)
         if not whole:
             return

@@ -26,8 +26,9 @@ KEYFRAME = "keyframe"
 MASTER = "master"
 OUTER = "outer."
 """What the names of an outer optimizer's parts begin with."""
-MOST_UNCOVERED = 0.5
-"""Share of the window that contributions since a fragment's newest snapshot may fill."""
+MOST_UNCOVERED = 0.85
+"""Share of the window that contributions may fill by the next version that a fragment's newest
+snapshot does not cover."""
 
 
 def kind_of(name: str) -> Kind:
@@ -49,12 +50,14 @@ def snapshot_version(manifest: Manifest) -> int:
     return found.version if found else 0
 
 
-def is_due(version: int, previous: Manifest | None, name: str, every: int) -> bool:
+def is_due(fragment: int, version: int, previous: Manifest | None, name: str, every: int) -> bool:
     """Return True if a part that every N-th version has is to be stored with this one.
 
-    N divides the versions of all fragments alike, so that what is stored belongs together.
+    Fragments take turns, those of a shard too: what is whole is most of what a log stores, and no
+    link or disk has to be wide enough for that of all fragments at once.
     """
-    return version % every == 0 or previous is None or newest(previous, name) is None
+    turn = fragment + fragment // every
+    return (version + turn) % every == 0 or previous is None or newest(previous, name) is None
 
 
 def is_snapshot_due(
@@ -64,12 +67,13 @@ def is_snapshot_due(
 
     It does at every N-th version, where no round made it, at the last, and where it goes on from
     another master than was committed. It also does where the contributions since the newest
-    snapshot fill too large a share of the window (``uncovered``): retention drops none that a
-    syncer would have to merge again.
+    snapshot, which fill a share of the window (``uncovered``), would fill too much of it with one
+    version more: retention drops none that a syncer would have to merge again.
     """
     begins = not is_round(commit) or commit.master_origin is not None
-    needed = begins or commit.final or uncovered > MOST_UNCOVERED
-    return needed or is_due(commit.version, previous, MASTER, every)
+    since = max(1, commit.version - snapshot_version(previous)) if previous else 1
+    needed = begins or commit.final or uncovered * (1 + 1 / since) > MOST_UNCOVERED
+    return needed or is_due(commit.fragment, commit.version, previous, MASTER, every)
 
 
 def slot(name: str, version: int, previous: Manifest | None, every: int) -> int:

@@ -142,12 +142,6 @@ def _of_sync(run: RunConfig) -> Iterator[str]:
             f"sync.shards is {sync.shards} but sync.fragments is {sync.fragments}: a shard without "
             f"a fragment has nothing to do; set sync.shards to at most {sync.fragments}."
         )
-    if sync.snapshot_every > 1 and sync.snapshot_every % sync.keyframe_every:
-        yield (
-            f"sync.snapshot_every is {sync.snapshot_every} but sync.keyframe_every is "
-            f"{sync.keyframe_every}: a snapshot comes with a keyframe; set snapshot_every to 1, or "
-            f"to a multiple of {sync.keyframe_every}."
-        )
     if liveness.gone_phi <= liveness.suspect_phi:
         yield (
             f"liveness.gone_phi is {liveness.gone_phi} but liveness.suspect_phi is "

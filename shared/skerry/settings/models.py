@@ -245,8 +245,8 @@ class SyncConfig(Table):
     behind."""
     snapshot_every: int = Field(default=1, ge=1, le=4096)
     """Versions between two of which the log keeps the syncer's f32 parameters and outer optimizer
-    (a snapshot): 1, or a multiple of ``keyframe_every``. A syncer that takes over reads the newest
-    and merges again what was contributed since."""
+    (a snapshot). A syncer that takes over reads the newest and merges again what was contributed
+    since; more are stored where ``log.window_bytes`` would not keep that."""
     chunk_bytes: int = Field(default=524_288, ge=4096)
     """Largest payload of one message, in bytes, without its envelope."""
 

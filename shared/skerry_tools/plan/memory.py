@@ -62,22 +62,9 @@ def syncer_bytes(at: Deployment) -> float:
     return whole + at.learners * load.fragment * load.up_bits / 8
 
 
-def initial_bytes(at: Deployment) -> float:
-    """Return what all learners send when a run begins, in f32: more than in any round."""
-    return 4 * at.learners * at.load.parameters
-
-
 def contributions_bytes(at: Deployment) -> float:
-    """Return what the log keeps of contributions, one replica: of its window, by age and size.
-
-    Left alone, the window holds twice what all learners send at the beginning.
-    """
-    log, load = at.run.log, at.load
-    sent_s = at.learners * load.parameters * load.up_bits / 8 / at.period_s
-    most = float(log.window_bytes)
-    if "window_bytes" not in log.model_fields_set:
-        most = max(most, 2 * initial_bytes(at))
-    return min(most, sent_s * log.window_s)
+    """Return what the log keeps of contributions, one replica: of its window, by age and size."""
+    return min(at.window_bytes, at.contributed_bytes / at.period_s * at.run.log.window_s)
 
 
 def state_disk_bytes(at: Deployment) -> float:
@@ -87,5 +74,23 @@ def state_disk_bytes(at: Deployment) -> float:
     """
     load = at.load
     whole = load.whole_bits / 8
-    deltas = (load.parts.delta_bits or 0.0) / 8 * (load.parts.keyframe_every + 1)
+    deltas = load.delta_bits / 8 * (load.keyframe_every + 1)
     return STATE_COPIES * (whole + deltas / 2 + load.snapshot_bytes) * load.parameters
+
+
+def recovery(at: Deployment) -> tuple[float, float]:
+    """Return the most bytes that a syncer reads which takes a shard over, and seconds that takes.
+
+    It waits for the lease's end, reads a snapshot, the global fragments and what was contributed
+    since, from a broker that reads as fast as it stores, and merges that again.
+    """
+    load, speeds, cores, sync = at.load, at.speeds, at.hub.cores, at.load.sync
+    params, again, up = load.parameters / sync.shards, at.uncovered - 1, sync.contribution_scheme
+    redone = again * at.contributed_bytes / sync.shards
+    read = (load.snapshot_bytes + load.catch_up_bits / 8) * params + redone
+    once_s = speeds.decode_s("f32", load.snapshot_bytes / 4 * params, cores)
+    once_s += speeds.decode_s(sync.global_scheme, params, cores)
+    once_s += (load.keyframe_every - 1) * speeds.decode_s(load.down_scheme, params, cores)
+    each_s = at.learners * speeds.decode_s(up, params, cores)
+    each_s += speeds.merge_s(up, params, at.learners)
+    return read, sync.lease_s + read / at.hub.write + once_s + again * each_s

@@ -16,12 +16,7 @@ from typing import NamedTuple
 from skerry_tools.plan.answer import shown
 from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
-from skerry_tools.plan.memory import (
-    contributions_bytes,
-    initial_bytes,
-    learner_need,
-    state_disk_bytes,
-)
+from skerry_tools.plan.memory import contributions_bytes, learner_need, state_disk_bytes
 from skerry_tools.plan.question import OPEN, Question, check_plan
 from skerry_tools.plan.traffic import Deployment
 from skerry_tools.plan.trained import deployment
@@ -161,7 +156,7 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
         yield Constraint(what, need, has, "B", held, more, fixed=True)
     if "window_bytes" in at.run.log.model_fields_set:
         why = "log.window_bytes must hold every learner's initial parameters, in f32"
-        need, more = initial_bytes(at), f"log.window_bytes={math.ceil(initial_bytes(at))}"
+        need, more = at.initial_bytes, f"log.window_bytes={math.ceil(at.initial_bytes)}"
         yield Constraint("log window", need, at.run.log.window_bytes, "B", why, more, fixed=True)
     if (need := at.load.message_bytes) > at.hub.max_payload:  # no matter of degree
         why = "hub.max_payload must hold a chunk and its header"
@@ -199,8 +194,8 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
         whose = ", all global fragments"
         yield _rate("hub egress", hub.egress_bits_s, at.hub.up, factor, whose)
     why = "contributions and committed state"
-    more = f"hub.write of {shown(hub.broker_bytes_s, 'B/s')}"
-    yield Constraint("broker", hub.broker_bytes_s, at.hub.write, "B/s", why, more)
+    more = f"hub.write of {shown(hub.broker_most_bytes_s, 'B/s')}"
+    yield Constraint("broker", hub.broker_most_bytes_s, at.hub.write, "B/s", why, more)
     if at.hub.disk:
         need, why = state_disk_bytes(at) + contributions_bytes(at), "state and contributions"
         more = f"hub.disk of {shown(need, 'B')}, or less log.window_s"

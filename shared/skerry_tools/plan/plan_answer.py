@@ -143,7 +143,7 @@ def _taken(at: Deployment) -> Iterator[str]:
     if at.hub.disk is None:
         disk = shown(memory.state_disk_bytes(at) + memory.contributions_bytes(at), "B")
         yield f"not judged: {disk} of disk for each replica of the log (hub.disk)"
-    initial, log = memory.initial_bytes(at), at.run.log
+    initial, log = at.initial_bytes, at.run.log
     if "window_bytes" not in log.model_fields_set and initial > log.window_bytes:
         twice = f"the broker reserves {shown(2 * initial, 'B')} for contributions"
         least = f"log.window_bytes={initial:.0f} at least, if that is too much"
@@ -221,6 +221,8 @@ def _rounds(at: Deployment) -> Figures:
 def _site(at: Deployment, site: PlannedSite) -> Figures:
     one, need = at.site_rounds[site.name], memory.learner_need(at, site)
     average, held = "all fragments pass once in H steps", "on each chip of its mesh"
+    whole = at.load.catch_up_bits * at.load.parameters
+    caught_s = (whole / 8 / at.hub.write) if site.local else whole / at.link(site)[1]
     parts = ("state", "gradients", "activations", "flight")
     return {
         "step": Figure(site.step_s, "s", "of each of its learners"),
@@ -228,6 +230,7 @@ def _site(at: Deployment, site: PlannedSite) -> Figures:
         "down_average": Figure(one.down_bits_s, "bit/s", average),
         "round": Figure(one.round_s, "s", "stages one after another"),
         "slack": Figure(one.slack_steps, "step", "the room less the round"),
+        "catch_up": Figure(caught_s, "s", "at most, to read a keyframe and the deltas since"),
         **{f"{name}_memory": Figure(getattr(need, name), "B", held) for name in parts},
         "memory_per_chip": Figure(need.total, "B", "all of that at once"),
     }
@@ -238,11 +241,19 @@ def _hub(at: Deployment) -> Figures:
     hub, load, newest = at.hub_round, at.load, at.run.checkpoint.keep_newest
     fed_back = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
     hours = f"of the last {at.run.log.window_s / 3600:.3g} h, up to log.window_bytes"
-    saved = newest * load.snapshot_bytes * load.parameters
+    saved = (
+        newest
+        * (load.snapshot_bytes + measured.RAW_BITS[load.sync.global_scheme] / 8)
+        * load.parameters
+    )
+    (read, recovery_s), rare = memory.recovery(at), f"{1 / at.snapshots:.3g} versions, on average"
     return {
         "ingress": Figure(hub.ingress_bits_s, "bit/s", "all contributions, on average"),
         "egress": Figure(hub.egress_bits_s, "bit/s", "all global fragments, on average"),
         "broker_stores": Figure(hub.broker_bytes_s, "B/s", "contributions, state; one replica"),
+        "broker_stores_at_most": Figure(hub.broker_most_bytes_s, "B/s", f"snapshots: every {rare}"),
+        "recovery": Figure(recovery_s, "s", "at most, of a syncer that takes a shard over"),
+        "recovery_reads": Figure(read, "B", "a snapshot, global fragments, contributions since"),
         "syncer_cores": Figure(hub.busy_cores, "core", "of each syncer, for whole commits"),
         "syncer_busy": Figure(hub.busy_share, "share", "of its time: decode, merge, encode"),
         "syncer_in_a_round": Figure(hub.syncer_s, "s", "decode, merge, encode, write"),
@@ -250,5 +261,5 @@ def _hub(at: Deployment) -> Figures:
         "learner_host": Figure(fed_back, "B", "what int2 feeds back, beside devices' memory"),
         "disk_of_state": Figure(memory.state_disk_bytes(at), "B", "one replica, slots included"),
         "disk_of_contributions": Figure(memory.contributions_bytes(at), "B", hours),
-        "disk_of_checkpoints": Figure(saved, "B", f"the newest {newest}: f32, outer state"),
+        "disk_of_checkpoints": Figure(saved, "B", f"the newest {newest}: bf16, f32, outer state"),
     }

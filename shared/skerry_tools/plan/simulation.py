@@ -123,11 +123,12 @@ def _sited(asked: Question) -> Setup:
     Where learners stop for rounds, a commit is readable once the slowest site has it.
     """
     plan, timing = make(asked), asked.tables.timing
-    at, commit_s, learners = plan.at, plan.at.hub_round.syncer_s, list[SimulatedLearner]()
+    at, learners, hub = plan.at, list[SimulatedLearner](), plan.at.hub_round
+    commit_s = hub.syncer_s - hub.spared_s
     for name, site in at.sites.items():
         one = at.site_rounds[name]
         if not at.load.sync.overlap_steps:
-            commit_s = max(commit_s, one.round_s - one.upload_s)
+            commit_s = max(commit_s, one.round_s - one.upload_s - hub.spared_s)
         tokens = timing.tokens_per_step or site.step_tokens
         learner = SimulatedLearner(name, site.table.chips, site.step_s, one.upload_s, tokens)
         learners += [learner] * site.table.learners

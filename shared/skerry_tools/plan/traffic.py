@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm.fragments import plan
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
+from skerry.protocol.parts import MOST_UNCOVERED
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
@@ -28,18 +29,6 @@ ROUND_TRIPS = 2.0
 SENT_AHEAD, AHEAD_BYTES = 62, 32 * 1024**2
 """Chunks of contributions that a learner may have on their way (``log.contributions``), and bytes
 of them, and of what it reads (``log.nats.follow``)."""
-
-
-class CommitParts(NamedTuple):
-    """What commits carry: a delta of so many bits a parameter, the whole every N-th version.
-
-    Without a delta learners read the whole global fragment at each version. ``snapshot_every``:
-    versions between two that store master and outer state.
-    """
-
-    delta_bits: float | None = None
-    keyframe_every: int = 1
-    snapshot_every: int = 1
 
 
 @lru_cache(maxsize=256)
@@ -65,13 +54,6 @@ class SyncLoad:
     parameters: float
     leaves: tuple[LeafSpec, ...] = ()
     outer_vectors: int = 0
-
-    @property
-    def parts(self) -> CommitParts:
-        """What the commits of these settings carry."""
-        if self.sync.delta_scheme == "none":
-            return CommitParts()
-        return CommitParts(WIRE_BITS[self.sync.delta_scheme], self.sync.keyframe_every)
 
     @property
     def fragment(self) -> float:
@@ -106,20 +88,36 @@ class SyncLoad:
         return WIRE_BITS[self.down_scheme]
 
     @property
+    def delta_bits(self) -> float:
+        """Bits per parameter of a delta; 0 where learners read each version whole."""
+        scheme = self.sync.delta_scheme
+        return 0.0 if scheme == "none" else WIRE_BITS[scheme]
+
+    @property
+    def keyframe_every(self) -> int:
+        """Versions between two that are stored whole."""
+        return self.sync.keyframe_every if self.delta_bits else 1
+
+    @property
+    def catch_up_bits(self) -> float:
+        """Most bits per parameter that a learner reads that was away: a keyframe, deltas since."""
+        return self.whole_bits + (self.keyframe_every - 1) * self.delta_bits
+
+    @property
     def snapshot_bytes(self) -> float:
         """Bytes per parameter of a master and its outer state."""
         return 4.0 + 4.0 * self.outer_vectors
 
-    @property
-    def state_bytes(self) -> float:
-        """Bytes per parameter that a commit stores on average: delta, keyframe, snapshot."""
-        whole = self.whole_bits / 8
-        delta = (self.parts.delta_bits or 0.0) / 8
-        return (
-            delta
-            + whole / self.parts.keyframe_every
-            + self.snapshot_bytes / self.parts.snapshot_every
-        )
+    def state_bytes(self, keyframes: float, snapshots: float) -> float:
+        """Return the bytes per parameter of commits of which these shares store such parts."""
+        return (self.delta_bits + keyframes * self.whole_bits) / 8 + snapshots * self.snapshot_bytes
+
+    def at_once(self, every: int) -> float:
+        """Return by how much more of a part of every N-th version H steps may store than others.
+
+        Fragments take turns (``parts.is_due``).
+        """
+        return every * math.ceil(self.sync.fragments / every) / self.sync.fragments
 
     @property
     def room_steps(self) -> float:
@@ -179,9 +177,11 @@ class HubRound(NamedTuple):
     ingress_bits_s: float
     egress_bits_s: float
     broker_bytes_s: float
+    broker_most_bytes_s: float  # in those H steps in which most fragments store a snapshot
     busy_share: float  # of one syncer's time, where each shard has a syncer of its own
     busy_cores: float  # of it, for whole commits
-    syncer_s: float  # decode the last contribution, merge, encode, write
+    syncer_s: float  # decode the last contribution, merge, encode, write with a snapshot
+    spared_s: float  # what rounds take less of that on average, of which few store a snapshot
     transfer_s: float  # on the hub's own links, where all sites meet; 0 if they are not judged
 
 
@@ -244,30 +244,72 @@ class Deployment:
         """Fragments that are due at the same step, as ``schedule.offset`` spreads them."""
         return math.ceil(self.load.sync.fragments / self.load.sync.h_steps)
 
+    @property
+    def contributed_bytes(self) -> float:
+        """Bytes that all learners contribute in H steps."""
+        return self.learners * self.load.parameters * self.load.up_bits / 8
+
+    @property
+    def initial_bytes(self) -> float:
+        """What all learners send when a run begins, in f32: more than in any round."""
+        return 4 * self.learners * self.load.parameters
+
+    @property
+    def window_bytes(self) -> float:
+        """Bytes of contributions that the log keeps: left alone, twice the first ones'."""
+        log = self.run.log
+        if "window_bytes" in log.model_fields_set:
+            return float(log.window_bytes)
+        return max(float(log.window_bytes), 2 * self.initial_bytes)
+
+    @property
+    def uncovered(self) -> int:
+        """Most versions from a snapshot to the next: N, or as many as the window has room for.
+
+        The rule is ``parts.is_snapshot_due``.
+        """
+        filled = self.window_bytes / self.contributed_bytes, self.run.log.window_s / self.period_s
+        return min(self.load.sync.snapshot_every, max(1, int(MOST_UNCOVERED * min(*filled, 1e9))))
+
+    @property
+    def snapshots(self) -> float:
+        """Share of the versions that store a snapshot."""
+        every = self.load.sync.snapshot_every
+        return math.ceil(every / self.uncovered) / every
+
     @cached_property
     def hub_round(self) -> HubRound:
         load, hub, whole, burst = self.load, self.hub, self.load.parameters, self.due_together
         up, down = load.sync.contribution_scheme, load.down_scheme
         remote = sum(site.table.learners for site in self.sites.values() if not site.local)
-        stored = self.learners * load.up_bits / 8 + load.state_bytes
+        keyframes, snapshots, all_parts = (
+            1 / load.keyframe_every,
+            self.snapshots,
+            load.state_bytes(1, 1),
+        )
+        state = load.state_bytes(keyframes, snapshots)
+        keyframes *= load.at_once(load.keyframe_every)
+        most = load.state_bytes(keyframes, snapshots * load.at_once(load.sync.snapshot_every))
 
         speeds, cores = self.speeds, hub.cores
         busy_s = speeds.work_s(up, down, whole, self.learners, cores) / load.sync.shards
         last = math.ceil(burst / load.sync.shards) * load.fragment
         syncer_s = speeds.work_s(up, down, last, self.learners, cores)
         syncer_s -= speeds.decode_s(up, last, cores) * (self.learners - 1)  # as they come
-        syncer_s += burst * load.fragment * load.state_bytes / hub.write
+        syncer_s += burst * load.fragment * all_parts / hub.write
         ways = ((load.up_bits, hub.down), (load.down_bits, hub.up))
         return HubRound(
             ingress_bits_s=remote * load.up_bits * whole / self.period_s,
             egress_bits_s=remote * load.down_bits * whole / self.period_s,
-            broker_bytes_s=stored * whole / self.period_s,
+            broker_bytes_s=(self.contributed_bytes + state * whole) / self.period_s,
+            broker_most_bytes_s=(self.contributed_bytes + most * whole) / self.period_s,
             busy_share=busy_s / self.period_s,
             busy_cores=self.speeds.commit_cpu_s[load.outer_vectors > 0]
             * whole
             / load.sync.shards
             / self.period_s,
             syncer_s=syncer_s,
+            spared_s=burst * load.fragment * (all_parts - state) / hub.write,
             transfer_s=sum(remote * burst * load.fragment * b / rate for b, rate in ways if rate),
         )
 
@@ -307,7 +349,7 @@ class Deployment:
     @property
     def cycle_s(self) -> float:
         """How long H steps take learners that stop for rounds: P stops, for the slowest."""
-        stop_s = max(one.round_s for one in self.site_rounds.values())
+        stop_s = max(one.round_s for one in self.site_rounds.values()) - self.hub_round.spared_s
         return self.load.sync.h_steps * self.slowest_s + self.load.sync.fragments * stop_s
 
     @property

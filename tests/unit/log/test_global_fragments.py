@@ -64,7 +64,7 @@ class Committing:
             new = closed_loop.follow("bf16", "int4", self.held, self.master)
             self.held, digest = new.held, vector_digest(new.vector)
             parts = [NewPart(DELTA, "int4", new.delta, digest)] if new.delta else []
-            if not parts or is_due(version, before, KEYFRAME, EVERY):
+            if not parts or is_due(0, version, before, KEYFRAME, EVERY):
                 parts.append(NewPart(KEYFRAME, "bf16", new.held, digest))
             parts.append(NewPart.of(MASTER, "f32", self.master))
             drafted = commit(version, run=RUN, plan_digest=PLAN.digest)

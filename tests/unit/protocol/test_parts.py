@@ -34,10 +34,10 @@ def history(
     found: list[Manifest] = []
     for version in range(1, versions + 1):
         previous = found[-1] if found else None
-        names = [MASTER, MOMENTUM] if is_due(version, previous, MASTER, snapshots) else []
+        names = [MASTER, MOMENTUM] if is_due(0, version, previous, MASTER, snapshots) else []
         delta = previous is not None and version not in lost
         names += [DELTA] * delta
-        if not delta or is_due(version, previous, KEYFRAME, every):
+        if not delta or is_due(0, version, previous, KEYFRAME, every):
             names.append(KEYFRAME)
         fresh = [
             part(
@@ -130,6 +130,19 @@ def test_a_manifest_names_the_newest_snapshot_whole_until_the_next_one() -> None
         held = [p for p in manifest.parts if kind_of(p.name) == "snapshot"]
         assert sorted(p.name for p in held) == [MASTER, MOMENTUM]
         assert {p.version for p in held} == {max(1, manifest.commit.version // 8 * 8)}
+
+
+@given(st.integers(1, 64), st.sampled_from([1, 2, 4, 8, 16]), st.integers(0, 99))
+def test_fragments_take_turns_those_of_a_shard_too(
+    fragments: int, shards: int, version: int
+) -> None:
+    every = 16
+    held = history(1, 1)[0]
+    due = [f for f in range(fragments) if is_due(f, version, held, KEYFRAME, every)]
+    assert fragments // every <= len(due) <= -(-fragments // every)
+    for shard in range(shards):
+        of_it = len(range(shard, fragments, shards))
+        assert sum(f % shards == shard for f in due) <= -(-of_it // every) + 1
 
 
 ROUND = CommitOrigin.ROUND

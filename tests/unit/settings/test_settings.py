@@ -150,7 +150,6 @@ def test_wrong_value_names_path_value_and_bound(assignment: str, sentence: str) 
         (["sync.quorum=3"], "sync.quorum is 3 but sync.learners is 2: "),
         (["sync.overlap_steps=24"], "sync.overlap_steps is 24 but sync.h_steps is 24: "),
         (["sync.shards=9"], "sync.shards is 9 but sync.fragments is 8: "),
-        (["sync.snapshot_every=24"], "sync.snapshot_every is 24 but sync.keyframe_every is 16: "),
         (["model.heads=3", "model.d_model=64"], "model.heads is 3 but model.d_model is 64: "),
         (["model.heads=4", "model.kv_heads=3"], "model.kv_heads is 3 but model.heads is 4: "),
         (["model.options.x=1"], "model.options is set but model.factory is empty: "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,20 @@ from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.schedule import Schedule, offset, room_steps
 from skerry.algorithm.schemes import raw_bytes
 from skerry.protocol.chunks import seal_chunk
-from skerry.settings.models import SyncConfig
+from skerry.protocol.messages import Manifest
+from skerry.protocol.parts import KEYFRAME, MOST_UNCOVERED, is_due
+from skerry.settings.models import RunConfig, SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS
+from skerry_tools.plan.memory import recovery
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
+from tests.support.builders import commit, part
 from tests.support.learners import encode_vector
 
-SYNC = SyncConfig(fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1, chunk_bytes=2**60)
+SYNC = SyncConfig(
+    fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1, chunk_bytes=2**60,
+    snapshot_every=16,
+)  # fmt: skip
 LOAD = SyncLoad(SYNC, 12e9, outer_vectors=1)
 HUB = HubTable.model_validate({"cores": 16, "write": "100 PB/s"})
 
@@ -166,11 +174,74 @@ def test_the_merge_is_the_line_through_what_was_measured(
 
 
 def test_deltas_keyframes_and_snapshots_are_counted_as_often_as_they_are_stored() -> None:
-    whole = replace(LOAD, outer_vectors=1).changed(delta_scheme="none")
-    assert (whole.down_bits, whole.state_bytes) == (11.07, pytest.approx(11.07 / 8 + 8))
-    rare = whole.changed(delta_scheme="int4", keyframe_every=8)
+    whole = LOAD.changed(delta_scheme="none", snapshot_every=1)
+    found = at(site_of(), load=whole)
+    assert (found.snapshots, whole.down_bits) == (1, 11.07)
+    assert whole.state_bytes(1, 1) == pytest.approx(11.07 / 8 + 8)
+    rare = whole.changed(delta_scheme="int4", keyframe_every=8, snapshot_every=32)
     assert rare.down_bits == 3.33
-    assert rare.state_bytes == pytest.approx((3.33 + 11.07 / 8) / 8 + 8)
+    assert rare.catch_up_bits == pytest.approx(11.07 + 7 * 3.33)
+    assert rare.state_bytes(1 / 8, 1 / 32) == pytest.approx((3.33 + 11.07 / 8) / 8 + 8 / 32)
+    window = {"window_bytes": math.ceil(20 * 12e9 * 3.33 / 8)}  # a snapshot after 17 versions
+    narrow = replace(at(site_of(), load=rare), run=RunConfig.model_validate({"log": window}))
+    assert narrow.snapshots == 2 / 32
+
+
+@given(st.integers(1, 64), st.integers(1, 100), st.integers(0, 200))
+def test_no_pass_over_the_model_stores_more_fragments_whole_than_is_planned(
+    every: int, fragments: int, version: int
+) -> None:
+    load = LOAD.changed(fragments=fragments)
+    held = Manifest(commit(1), (part(KEYFRAME),))
+    whole = sum(is_due(f, version, held, KEYFRAME, every) for f in range(fragments))
+    assert whole / fragments <= load.at_once(every) / every * (1 + 1e-9)
+
+
+@given(st.sampled_from([1, 16, 64]), st.floats(0.1, 300.0), st.floats(0.1, 300.0))
+def test_snapshots_come_every_nth_version_or_before_the_window_is_full(
+    every: int, by_bytes: float, by_age: float
+) -> None:
+    """``by_bytes`` and ``by_age``: versions whose contributions the window holds."""
+    load = LOAD.changed(snapshot_every=every)
+    window = math.ceil(by_bytes * 2 * 12e9 * 3.33 / 8)
+    log = {"window_bytes": window, "window_s": by_age * 24 * 2.0}
+    found = replace(at(site_of(), site_of(), load=load), run=RunConfig.model_validate({"log": log}))
+    newest, stored, longest = 0, 0, 0
+    for version in range(1, 10 * every + 1):
+        since = version - newest
+        if version % every == 0 or (since + 1) / min(by_bytes, by_age) > MOST_UNCOVERED:
+            newest, stored, longest = version, stored + 1, max(longest, since)
+    assert found.uncovered == longest
+    assert found.snapshots == pytest.approx(stored / (10 * every))
+
+
+def test_a_round_of_snapshots_is_judged_and_an_average_one_is_waited_for() -> None:
+    hub = HUB.model_copy(update={"write": 1e9})
+    found, free = (at(site_of(), site_of(), hub=one).hub_round for one in (hub, HUB))
+    all_bytes, mean_bytes = (7.5 + 11.07) / 8 + 8, (7.5 + 11.07 / 16) / 8 + 8 / 16
+    assert found.syncer_s - free.syncer_s == pytest.approx(5e8 * all_bytes / 1e9, rel=1e-3)
+    assert found.spared_s == pytest.approx(5e8 * (all_bytes - mean_bytes) / 1e9)
+    sent = 2 * 3.33 / 8
+    assert found.broker_bytes_s == pytest.approx((sent + mean_bytes) * 12e9 / 48)
+    twice = (7.5 + 11.07 * 2 / 24) / 8 + 8 * 2 / 24  # of 24 fragments two have their turn at once
+    assert found.broker_most_bytes_s == pytest.approx((sent + twice) * 12e9 / 48)
+    stops = {"fragments": 1, "overlap_steps": 0}
+    stopped = at(site_of(), hub=hub, load=LOAD.changed(**stops))
+    took_s = stopped.site_rounds["s0"].round_s - 12e9 * (all_bytes - mean_bytes) / 1e9
+    assert stopped.cycle_s == pytest.approx(24 * 2.0 + took_s)
+
+
+def test_recovery_reads_a_snapshot_and_merges_again_what_was_contributed_since() -> None:
+    found = at(site_of(), site_of(), hub=HUB.model_copy(update={"cores": 1, "write": 1e9}))
+    read, seconds = recovery(found)
+    assert read == pytest.approx(12e9 * (8 + (11.07 + 15 * 7.5) / 8 + 15 * 2 * 3.33 / 8))
+    slowest = 4 / (0.14 * 15.4e9)  # of a value in bf16, and in f32, which was not measured
+    once_s = 2 * slowest + slowest + 15 * 4 / 3.8e9
+    each_s = 2 * 4 / 6.5e9 + DEFAULT.merge_s("int4", 1.0, 2)
+    assert seconds == pytest.approx(2.0 + read / 1e9 + 12e9 * (once_s + 15 * each_s))
+    soon, soon_s = recovery(at(site_of(), site_of(), load=LOAD.changed(snapshot_every=1)))
+    assert soon == pytest.approx(12e9 * (8 + (11.07 + 15 * 7.5) / 8))
+    assert soon_s < seconds
 
 
 @pytest.mark.parametrize("scheme", sorted(WIRE_BITS))
