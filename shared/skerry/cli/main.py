@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from skerry.cli import keys
 from skerry.cli.programs import (
     COMMANDS,
     PROGRAMS,
@@ -212,6 +213,7 @@ app.command()(status)
 app.command()(top)
 _listed("data", "tools", "lab")
 app.command()(doctor)
+app.add_typer(keys.app, name="keys", help="Make, renew and revoke the keys of a broker.")
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from skerry.cli.cluster.cluster import (
     stages,
 )
 from skerry.cli.cluster.faults import FaultControl
-from skerry.cli.cluster.folder import RunFolder, last_event, private_file, size_of, writing
+from skerry.cli.cluster.folder import RunFolder, last_event, size_of
 from skerry.cli.cluster.proxy import Proxy
 from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
 from skerry.cli.programs import argv_of
@@ -33,6 +33,7 @@ from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
 from skerry.service.control import CONTROL, listening
 from skerry.service.entry import bus_from
+from skerry.service.private import private_file, writing
 from skerry.settings import loading
 from skerry.settings.checks import masked_url, refuse_code
 from skerry.settings.models import RunConfig

@@ -17,14 +17,13 @@ from skerry.cli.cluster.folder import (
     last_event,
     last_sentence,
     log_file,
-    private_file,
     resting,
     size_of,
-    write_private,
 )
 from skerry.cli.cluster.processes import ProcessTable
 from skerry.errors import ConfigError
 from skerry.service.clusters import running
+from skerry.service.private import private_file, write_private
 from skerry.settings.loading import load
 from skerry.settings.models import NatsSettings, Settings
 from tests.support.processes import full_disk

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
 
-from skerry.cli.cluster.folder import size_of, write_private
+from skerry.cli.cluster.folder import size_of
 from skerry.cli.cluster.processes import BROKER
 from skerry.cli.cluster.supervisor import Command, RestartPolicy
 from skerry.errors import BrokerUnavailable, ConfigError
+from skerry.service.private import write_private
 
 USER = "skerry"
 FOREVER = RestartPolicy(first_s=0.1, most_s=1.0, attempts=float("inf"), final=frozenset())

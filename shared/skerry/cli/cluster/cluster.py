@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from skerry import code
 from skerry.cli.cluster import clock, devices
 from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
-from skerry.cli.cluster.folder import last_sentence, size_of, write_private
+from skerry.cli.cluster.folder import last_sentence, size_of
 from skerry.cli.cluster.processes import BROKER, ProcessTable
 from skerry.cli.cluster.proxy import HOST
 from skerry.cli.cluster.supervisor import (
@@ -27,6 +27,7 @@ from skerry.cli.cluster.supervisor import (
 )
 from skerry.cli.programs import SERVICES, argv, computing, require
 from skerry.errors import SkerryError
+from skerry.service.private import write_private
 from skerry.settings.loading import child_environment, control_variable, to_toml
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from skerry.cli.cluster.processes import TABLE
-from skerry.errors import ConfigError, SkerryError
+from skerry.errors import ConfigError
 from skerry.protocol.subjects import checked_token
 from skerry.service.clusters import ANNOUNCEMENT, ROOT, RunningCluster
+from skerry.service.private import private_file, writing
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,48 +27,11 @@ MOST_LOG_BYTES = 65_536
 """So much of the end of a log is looked at."""
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Generator[None]:
-    """Turn the OSError of a write to the run folder into a ConfigError that says what to do."""
-    try:
-        yield
-    except SkerryError:  # some are OSErrors, too, and say what to do
-        raise
-    except OSError as error:
-        msg = (
-            f"{path.absolute()} cannot be written ({error.strerror or error}): start this command "
-            "in a folder of your own, where there is room."
-        )
-        raise ConfigError(msg, path="run") from error
-
-
 def log_file(path: Path) -> BinaryIO:
     """Open a log to append to, and make its folder; ConfigError if it cannot be written."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab")
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only its owner may read; ConfigError if that fails."""
-    draft = path.with_name(f"{path.name}.draft")
-    with writing(path):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        draft.replace(path)
-
-
-@contextlib.contextmanager
-def private_file(path: Path, text: str) -> Generator[None]:
-    """Keep a file that only its owner may read while the context lasts."""
-    try:
-        write_private(path, text)
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 class RunInUse(ConfigError):

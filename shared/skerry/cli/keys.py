@@ -1,0 +1,131 @@
+"""``skerry keys``: make, renew and revoke the keys of a broker of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skerry.protocol.roles import Grant, Role
+from skerry.service.entry import Run, application, exit_on_error
+
+if TYPE_CHECKING:
+    from skerry.service.keyring import Keyring
+
+Name = Annotated[str, typer.Argument(help="Whose key; a service's --name.", metavar="NAME")]
+Folder = Annotated[Path, typer.Option("--keys", help="Folder of the keys.", metavar="FOLDER")]
+PidFile = Annotated[
+    Path | None,
+    typer.Option(help="The broker's pid_file: reload it at once.", metavar="FILE"),
+]
+KEYS = Path("keys")
+
+app = application(bare_shows_help=True)
+
+
+@app.command()
+def init(
+    *,
+    run: Run = "main",
+    learner: Annotated[
+        list[str] | None, typer.Option(help="Make a learner's key, too.", metavar="NAME")
+    ] = None,
+    keys: Folder = KEYS,
+) -> None:
+    """Make the keys of a run: for each service, an auditor and an admin."""
+    from skerry.errors import ConfigError
+    from skerry.service.keyring import ACCOUNTS, REGISTER, Keyring, services_of
+
+    with exit_on_error():
+        if (keys / REGISTER).exists():
+            msg = f"{keys} holds keys already: `skerry keys add` adds to them."
+            raise ConfigError(msg, path="keys")
+        held = Keyring(keys)
+        held.add(*services_of(run), *(Grant(Role.LEARNER, name, run) for name in learner or ()))
+        _show(held)
+        print(f"Put `include {keys / ACCOUNTS}` into the broker's config file: the path as it is")
+        print("from that file's folder.")
+
+
+@app.command()
+def add(
+    name: Name,
+    *,
+    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.LEARNER,
+    run: Run = "main",
+    keys: Folder = KEYS,
+    pid_file: PidFile = None,
+) -> None:
+    """Make one key more."""
+    with exit_on_error():
+        held = _opened(keys)
+        held.add(Grant(role, name, run))
+        print(
+            f"Carry {held.seed(name)} to the machine of {role} {name}: only its user may read it."
+        )
+        print("There, name its file: --set nats.credentials=FILE.")
+        _reload(pid_file)
+
+
+@app.command()
+def rotate(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
+    """Replace a key by a new one."""
+    with exit_on_error():
+        held = _opened(keys)
+        held.rotate(name)
+        print(f"Carry {held.seed(name)} to where the old one is: it is read at the next login.")
+        _reload(pid_file)
+
+
+@app.command()
+def revoke(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
+    """Make a key worthless; everybody else stays connected."""
+    with exit_on_error():
+        _opened(keys).revoke(name)
+        _reload(pid_file)
+
+
+@app.command()
+def show(
+    *,
+    keys: Folder = KEYS,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with what each may publish.")
+    ] = False,
+) -> None:
+    """Name all keys, with roles and runs; no secrets."""
+    with exit_on_error():
+        _show(_opened(keys), as_json=as_json)
+
+
+def _opened(keys: Path) -> Keyring:
+    from skerry.service.keyring import Keyring
+
+    return Keyring.opened(keys)
+
+
+def _show(held: Keyring, *, as_json: bool = False) -> None:
+    rows = [(grant.name, grant.role.value, grant.run, key) for key, grant in held.grants.items()]
+    if as_json:
+        given = [grant.publishes() for grant in held.grants.values()]
+        columns = ("name", "role", "run", "key", "publishes")
+        lines = [
+            dict(zip(columns, (*row, p), strict=True)) for row, p in zip(rows, given, strict=True)
+        ]
+        print(json.dumps(lines, indent=1))
+        return
+    for name, role, run, key in rows:
+        print(f"{name:<24} {role:<16} {run:<16} {key}")
+
+
+def _reload(pid_file: Path | None) -> None:
+    """Have the broker read its keys again, or say how that is done."""
+    from skerry.service.keyring import reload
+
+    if pid_file is None:
+        print("Then reload the broker: `nats-server --signal reload`, or SIGHUP.")
+        return
+    reload(pid_file)
+    print("The broker reads its keys again.")

@@ -1,0 +1,107 @@
+"""What each role of a run may say to the broker: one table, from which its configuration is made.
+
+Learners live in an account of their own, EDGE, and reach the log in CORE through service imports:
+in one account a learner could have the broker answer onto a subject of the log, and so write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from skerry.protocol.subjects import ANY, PREFIX, STREAM_KINDS, StreamKind, Subjects
+
+API = "$JS.API"
+MANY_ANSWERS = (f"{API}.DIRECT.GET.", f"{API}.CONSUMER.MSG.NEXT.")
+"""Requests that more than one message may answer."""
+
+
+class Role(StrEnum):
+    """Who a key is for; ``FOUNDER`` is a learner that may also create its run."""
+
+    LEARNER = "learner"
+    FOUNDER = "founder"
+    SYNCER = "syncer"
+    CHECKPOINTER = "checkpointer"
+    EVALUATOR = "evaluator"
+    HEALTH_MONITOR = "health-monitor"
+    AUDIT = "audit"
+    ADMIN = "admin"
+
+    @property
+    def account(self) -> str:
+        """The account that its keys belong to."""
+        return "EDGE" if self in {Role.LEARNER, Role.FOUNDER} else "CORE"
+
+
+READ: Mapping[Role, tuple[StreamKind, ...]] = {
+    Role.LEARNER: STREAM_KINDS,
+    Role.FOUNDER: STREAM_KINDS,
+    Role.SYNCER: STREAM_KINDS,
+    Role.CHECKPOINTER: ("STATE", "LEDGER"),
+    Role.EVALUATOR: ("STATE", "LEDGER"),
+    Role.HEALTH_MONITOR: ("STATE", "LEDGER", "PULSE"),
+    Role.AUDIT: STREAM_KINDS,
+}
+LISTING = frozenset({Role.SYNCER, Role.HEALTH_MONITOR, Role.AUDIT})
+"""Those that look at the sizes of streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A role in a run, under a name; a name of ``*`` stands for every one. Admins have all runs."""
+
+    role: Role
+    name: str = ANY
+    run: str = "main"
+
+    def publishes(self) -> tuple[str, ...]:
+        """Return the subjects that it may publish on, requests to the broker among them."""
+        if self.role is Role.ADMIN:
+            return (f"{PREFIX}.>", f"{API}.>")
+        listing = [f"{API}.STREAM.LIST"] if self.role in LISTING else []
+        reads = (s for kind in READ[self.role] for s in self._reading(kind))
+        return (f"{API}.INFO", *listing, *reads, *self._writing())
+
+    def _reading(self, kind: StreamKind) -> tuple[str, ...]:
+        """Return the requests by which a stream is read: ``MSG.GET`` asks a cluster's leader."""
+        stream = Subjects(self.run).stream(kind)
+        of_stream = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+        of_consumer = ("CONSUMER.CREATE", "CONSUMER.DELETE", "CONSUMER.MSG.NEXT")
+        return (
+            *(f"{API}.{request}.{stream}" for request in of_stream),
+            *(f"{API}.{request}.{stream}.*" for request in of_consumer),
+        )
+
+    def _writing(self) -> tuple[str, ...]:
+        names = Subjects(self.run)
+        named = names.contribution(learner=self.name), names.member(self.name)
+        match self.role:
+            case Role.LEARNER:
+                return (*named, names.pulse(self.name))
+            case Role.FOUNDER:
+                declared = (
+                    f"{API}.STREAM.{request}.{names.stream(kind)}"
+                    for request in ("CREATE", "UPDATE")
+                    for kind in STREAM_KINDS
+                )
+                return (*named, names.pulse(self.name), names.ledger("run"), *declared)
+            case Role.SYNCER:
+                # A single server forgets what it held in memory.
+                again = f"{API}.STREAM.CREATE.{names.stream('PULSE')}"
+                writes = (*names.of_stream("STATE"), names.commit(), names.ledger("run"))
+                return (*writes, names.round(), names.syncer(self.name), again)
+            case Role.CHECKPOINTER:
+                return (names.ledger("checkpoint"),)
+            case Role.EVALUATOR:
+                return (names.ledger("eval"),)
+            case _:
+                return ()
+
+
+def services_for_edge(grants: Iterable[Grant]) -> dict[str, str]:
+    """Return what CORE does for learners: the response type of each request, by its subject."""
+    edge = {Grant(g.role, run=g.run): None for g in grants if g.role.account == "EDGE"}
+    subjects = dict.fromkeys(subject for grant in edge for subject in grant.publishes())
+    return {s: "stream" if s.startswith(MANY_ANSWERS) else "singleton" for s in subjects}

@@ -1,0 +1,157 @@
+"""The keys of one broker: an NKey for each learner and service, and the accounts that they open.
+
+A folder holds it all, for its owner alone: a seed ``NAME.nk`` for each key, which its machine names
+in ``nats.credentials``; ``keys.json``, who they are; ``accounts.conf``, which the broker's
+configuration includes. A broker that reloads drops clients whose key is gone, and no others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import nkeys  # type: ignore[import-untyped] # ships no types
+
+from skerry.errors import ConfigError
+from skerry.protocol.roles import Grant, Role, services_for_edge
+from skerry.protocol.subjects import checked_token
+from skerry.service.private import write_private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+ACCOUNTS = "accounts.conf"
+REGISTER = "keys.json"
+CORE, EDGE = "CORE", "EDGE"
+SEED_BYTES = 32
+
+
+@dataclass(slots=True)
+class Keyring:
+    """The keys in ``folder``: what each is granted, by its public name, and who has it, by name."""
+
+    folder: Path
+    grants: dict[str, Grant] = field(default_factory=dict[str, Grant])
+
+    @classmethod
+    def opened(cls, folder: Path) -> Keyring:
+        """Return the keys of a folder; ConfigError where it holds none that can be read."""
+        path = folder / REGISTER
+        try:
+            rows = json.loads(path.read_text("utf-8"))
+            granted = {str(r["key"]): Grant(Role(r["role"]), r["name"], r["run"]) for r in rows}
+            for grant in granted.values():
+                checked_token(grant.name, "name")
+                checked_token(grant.run, "run")
+        except FileNotFoundError as error:
+            msg = f"{folder} holds no keys: `skerry keys init` makes them, or name their folder."
+            raise ConfigError(msg, path="keys") from error
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            msg = f"{path} cannot be read ({error}): restore it, or make the keys again."
+            raise ConfigError(msg, path="keys") from error
+        return cls(folder, granted)
+
+    def seed(self, name: str) -> Path:
+        """Return the file with the secret of a key."""
+        return self.folder / f"{checked_token(name, 'name')}.nk"
+
+    def add(self, *grants: Grant) -> None:
+        """Make a key for each grant; ConfigError for a name that has one."""
+        for grant in grants:
+            if self._find(grant.name):
+                msg = (
+                    f"{grant.name!r} has a key already: take another name, or"
+                    f" `skerry keys rotate {grant.name}`."
+                )
+                raise ConfigError(msg, path="name")
+            self._make(grant)
+        self._write()
+
+    def rotate(self, name: str) -> None:
+        """Replace a key: its user is dropped, and comes back with the new one."""
+        old = self._known(name)
+        self._make(self.grants.pop(old))
+        self._write()
+
+    def revoke(self, name: str) -> None:
+        """Make a key worthless, and remove its seed."""
+        del self.grants[self._known(name)]
+        self._write()
+        self.seed(name).unlink(missing_ok=True)
+
+    def _find(self, name: str) -> str:
+        return next((key for key, grant in self.grants.items() if grant.name == name), "")
+
+    def _known(self, name: str) -> str:
+        if not (key := self._find(name)):
+            msg = f"No key in {self.folder} is named {name!r}: `skerry keys show` lists them."
+            raise ConfigError(msg, path="name")
+        return key
+
+    def _make(self, grant: Grant) -> None:
+        """Write the seed of a new key; the grant is its own from now on."""
+        checked_token(grant.run, "run")
+        seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), nkeys.PREFIX_BYTE_USER)
+        pair: Any = nkeys.from_seed(seed)
+        write_private(self.seed(grant.name), seed.decode() + "\n")
+        self.grants[pair.public_key.decode()] = grant
+
+    def _write(self) -> None:
+        rows = [
+            {"name": grant.name, "role": grant.role, "run": grant.run, "key": key}
+            for key, grant in self.grants.items()
+        ]
+        write_private(self.folder / REGISTER, json.dumps(rows, indent=1) + "\n")
+        # The server's language has JSON as a part.
+        accounts = json.dumps(accounts_of(self.grants), indent=1)
+        write_private(self.folder / ACCOUNTS, f'"accounts": {accounts}\n')
+
+
+def accounts_of(grants: Mapping[str, Grant]) -> dict[str, Any]:
+    """Return the broker's accounts for these keys, as its configuration has them."""
+    services = services_for_edge(grants.values())
+    exports = [{"service": s, "response_type": kind} for s, kind in services.items()]
+    imports = [{"service": {"account": CORE, "subject": subject}} for subject in services]
+    return {
+        CORE: {"jetstream": "enabled", "users": _users(grants, CORE), "exports": exports},
+        EDGE: {"users": _users(grants, EDGE), "imports": imports},
+    }
+
+
+def _users(grants: Mapping[str, Grant], account: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "nkey": key,
+            "permissions": {
+                "publish": {"allow": list(grant.publishes())},
+                "subscribe": {"allow": [f"_INBOX.{key}.>"]},
+            },
+        }
+        for key, grant in grants.items()
+        if grant.role.account == account
+    ]
+
+
+def services_of(run: str) -> Iterable[Grant]:
+    """Return what a run needs beside learners, each under its role's name."""
+    return (Grant(role, role, run) for role in Role if role.account == CORE)
+
+
+def reload(pid_file: Path) -> None:
+    """Have the broker with this pid file read its configuration again; ConfigError if none runs."""
+    import psutil  # not for those who only read keys
+
+    try:
+        broker = psutil.Process(int(pid_file.read_text("utf-8")))
+        if "nats-server" in broker.name():
+            broker.send_signal(signal.SIGHUP)
+            return
+        why = f"process {broker.pid} is {broker.name()}"
+    except (OSError, ValueError, psutil.Error) as error:
+        why = str(error)
+    msg = f"{pid_file} names no broker that runs here ({why}): reload it where it does."
+    raise ConfigError(msg, path="pid-file")

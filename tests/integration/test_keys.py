@@ -1,0 +1,141 @@
+"""Keys of one's own broker: learners in an account of their own, keys renewed and revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Generator
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from skerry.cli.main import app
+from skerry.errors import BrokerUnfit
+from skerry.log.nats.bus import NatsBus
+from skerry.protocol.roles import Grant, Role
+from skerry.protocol.subjects import Subjects
+from skerry.service.keyring import Keyring, services_of
+from tests.support.keyed import KeyedBroker, keyed_broker
+from tests.support.log import all_of, specs, take
+
+pytestmark = pytest.mark.nats
+
+RUN = "r"
+NAMES = Subjects(RUN)
+MANY = 20
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Generator[KeyedBroker]:
+    learners = (Grant(Role.LEARNER, name, RUN) for name in ("a", "b"))
+    grants = (*services_of(RUN), *learners, Grant(Role.FOUNDER, "first", RUN))
+    with keyed_broker(tmp_path, *grants) as held:
+        yield held
+
+
+async def test_a_learner_works_as_before_from_an_account_of_its_own(broker: KeyedBroker) -> None:
+    async with broker.bus("admin") as admin, broker.bus("a") as learner, broker.bus("b") as other:
+        await admin.declare(specs(RUN))
+        pulse, mine = NAMES.pulse("a"), NAMES.contribution(0, "a")
+        await learner.publish(pulse, b"pulse", msg_id="p")
+        receipts = [await learner.publish(mine, b"%d" % n, msg_id=f"{n}") for n in range(MANY)]
+        sequences = [receipt.sequence for receipt in receipts]
+        found = await other.last(pulse)
+        assert found is not None
+        assert found.payload == b"pulse"
+        assert [r.payload for r in await other.last_each(NAMES.pulse())] == [b"pulse"]
+        read = await all_of(other.get_each(NAMES.contribution(), sequences))
+        assert [record.sequence for record in read] == sequences
+        async with aclosing(other.follow(NAMES.contribution())) as coming:
+            assert len(await take(coming, MANY)) == MANY
+
+
+async def test_a_founder_creates_the_run_that_others_join(broker: KeyedBroker) -> None:
+    async with broker.bus("first") as founder, broker.bus("syncer") as syncer:
+        assert await founder.declare(specs(RUN)) == ()
+        await syncer.publish(NAMES.round(0), b"open", msg_id="1")
+
+
+async def publish_until_refused(learner: NatsBus) -> None:
+    async with asyncio.timeout(20.0):
+        while True:
+            await learner.publish(NAMES.pulse("a"), b"x", msg_id="1")
+
+
+async def test_a_revoked_key_is_worthless_at_once_and_nobody_else_notices(
+    broker: KeyedBroker,
+) -> None:
+    seen: list[str] = []
+    others = broker.bus("b", on_event=lambda event, _: seen.append(event))
+    async with broker.bus("admin") as admin, others as other:
+        await admin.declare(specs(RUN))
+        async with broker.bus("a", login_patience_s=0.0) as learner:
+            await learner.publish(NAMES.pulse("a"), b"x", msg_id="1")
+            secret = broker.keyring.seed("a")
+            kept = secret.read_text()
+            broker.keyring.revoke("a")
+            assert not secret.exists()
+            secret.write_text(kept)  # it still has its copy
+            broker.reload()
+            with pytest.raises(BrokerUnfit, match="refused the login"):
+                await publish_until_refused(learner)
+        await other.publish(NAMES.pulse("b"), b"y", msg_id="1")
+        assert seen == []
+
+
+async def test_a_key_that_is_rotated_costs_a_dial(broker: KeyedBroker) -> None:
+    async with broker.bus("admin") as admin, broker.bus("a") as learner:
+        await admin.declare(specs(RUN))
+        await learner.publish(NAMES.pulse("a"), b"x", msg_id="1")
+        broker.keyring.rotate("a")
+        broker.reload()
+        async with asyncio.timeout(20.0):
+            await learner.publish(NAMES.pulse("a"), b"y", msg_id="2")
+
+
+def test_the_command_makes_keys_and_has_a_running_broker_take_them(
+    tmp_path: Path, broker: KeyedBroker
+) -> None:
+    folder, pid_file = str(broker.keyring.folder), tmp_path / "pid"
+    pid_file.write_text(f"{broker.server.pid}\n")
+
+    def keys(*words: str) -> str:
+        done = CliRunner().invoke(app, ["keys", *words, "--keys", folder])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    async def enters(name: str) -> None:
+        async with broker.bus(name) as bus:
+            await bus.rooms()
+
+    async def logs_in_soon(name: str) -> None:
+        async with asyncio.timeout(20.0):
+            while True:
+                try:
+                    return await enters(name)
+                except BrokerUnfit:  # the broker reads its keys in its own time
+                    await asyncio.sleep(0.01)
+
+    keys("add", "laptop", "--run", RUN, "--pid-file", str(pid_file))
+    asyncio.run(logs_in_soon("laptop"))
+    rows = json.loads(keys("show", "--json"))
+    assert NAMES.pulse("laptop") in next(r for r in rows if r["name"] == "laptop")["publishes"]
+    secret = broker.keyring.seed("laptop").read_text().strip()
+    assert secret not in keys("show")
+    keys("revoke", "laptop")
+    assert "laptop" not in keys("show")
+
+
+def test_no_process_but_a_broker_is_told_to_reload(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    made = Keyring(tmp_path / "keys")
+    made.add(Grant(Role.ADMIN, "admin", RUN))
+    for text in (str(psutil.Process().pid), "x", "999999999"):
+        pid_file.write_text(text)
+        words = ["keys", "add", f"n{len(text)}", "--pid-file", str(pid_file)]
+        done = CliRunner().invoke(app, [*words, "--keys", str(made.folder)])
+        assert done.exit_code == 2
+        assert "names no broker" in done.stderr

@@ -1,0 +1,100 @@
+"""The folder of a broker's keys."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import ConfigError
+from skerry.log.nats.login import NatsOptions, login_of
+from skerry.protocol.roles import Grant, Role
+from skerry.service.keyring import ACCOUNTS, REGISTER, Keyring
+
+A = Grant(Role.LEARNER, "a", "r")
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Keyring:
+    made = Keyring(tmp_path / "keys")
+    made.add(Grant(Role.ADMIN, "admin", "r"), A)
+    return made
+
+
+def test_only_the_owner_reads_keys_and_no_file_but_its_own_holds_a_secret(
+    keyring: Keyring,
+) -> None:
+    paths = [*keyring.folder.iterdir()]
+    assert {path.name for path in paths} == {"admin.nk", "a.nk", REGISTER, ACCOUNTS}
+    assert stat.S_IMODE(keyring.folder.stat().st_mode) == 0o700
+    secret = keyring.seed("a").read_text().strip()
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert (secret in path.read_text()) == (path.name == "a.nk")
+
+
+def test_a_key_opens_the_account_of_its_role_and_is_found_again(keyring: Keyring) -> None:
+    name = login_of(NatsOptions(credentials=keyring.seed("a"))).name
+    again = Keyring.opened(keyring.folder)
+    assert again.grants == keyring.grants
+    assert again.grants[name] == A
+    edge = (keyring.folder / ACCOUNTS).read_text().partition('"EDGE"')[2]
+    assert name in edge
+    assert len(again.grants) == 2
+
+
+def test_a_key_that_is_rotated_or_revoked_is_in_no_account(keyring: Keyring) -> None:
+    old = login_of(NatsOptions(credentials=keyring.seed("a"))).name
+    keyring.rotate("a")
+    new = login_of(NatsOptions(credentials=keyring.seed("a"))).name
+    accounts = (keyring.folder / ACCOUNTS).read_text()
+    assert (old in accounts, new in accounts) == (False, True)
+    keyring.revoke("a")
+    assert new not in (keyring.folder / ACCOUNTS).read_text()
+    assert not keyring.seed("a").exists()
+
+
+@pytest.mark.parametrize(
+    ("grant", "words"),
+    [
+        (A, "'a' has a key already"),
+        (Grant(Role.LEARNER, "b.>", "r"), "name 'b.>' cannot"),
+        (Grant(Role.LEARNER, "../b", "r"), "name '../b' cannot"),
+        (Grant(Role.LEARNER, "b", "*"), r"run '\*' cannot"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused_and_leaves_nothing(
+    keyring: Keyring, grant: Grant, words: str
+) -> None:
+    before = {path: path.read_bytes() for path in keyring.folder.iterdir()}
+    with pytest.raises(ConfigError, match=words):
+        keyring.add(grant)
+    assert {path: path.read_bytes() for path in keyring.folder.iterdir()} == before
+
+
+def test_a_name_without_a_key_is_one_sentence(keyring: Keyring) -> None:
+    for act in (keyring.rotate, keyring.revoke):
+        with pytest.raises(ConfigError, match=r"No key in .* is named 'x'"):
+            act("x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{}x",
+        "[1]",
+        '[{"key": "U", "role": "boss", "name": "a", "run": "r"}]',
+        '[{"key": "U", "role": "learner", "name": "a\\"}", "run": "r"}]',
+        '[{"key": "U", "role": "learner", "name": "a", "run": 7}]',
+    ],
+)
+def test_a_folder_without_keys_that_can_be_read_is_one_sentence(
+    tmp_path: Path, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / REGISTER).write_text(text)
+    with pytest.raises(ConfigError, match="holds no keys" if text is None else "cannot be read"):
+        Keyring.opened(tmp_path)
