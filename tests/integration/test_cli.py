@@ -27,6 +27,7 @@ from skerry.service.entry import bus_from
 from skerry.settings.loading import to_json
 from skerry.settings.models import NatsSettings, RunConfig
 from tests.support.builders import run_record, wait_until
+from tests.support.keyed import refusals
 from tests.support.nats_server import NatsServer
 from tests.support.processes import SKERRY, call, skerry
 
@@ -88,7 +89,7 @@ def test_a_cluster_is_alone_in_its_folder_private_and_safe_and_ctrl_c_ends_it(
     tmp_path: Path,
 ) -> None:
     with cluster(tmp_path) as up:
-        lets_other_commands_in_and_keeps_its_password_private(up)
+        lets_other_commands_in_and_keeps_its_keys_private(up)
         with resting_learners(up):
             refuses_a_second_cluster(up)
             is_touched_by_no_chaos_that_it_does_not_allow(up)
@@ -115,7 +116,7 @@ def refuses_a_second_cluster(up: RunningUp) -> None:
     assert up.process.poll() is None
 
 
-def lets_other_commands_in_and_keeps_its_password_private(up: RunningUp) -> None:
+def lets_other_commands_in_and_keeps_its_keys_private(up: RunningUp) -> None:
     wait_until((up.folder / "cluster.json").exists, "announcing the cluster")
 
     def has_a_run() -> bool:
@@ -124,12 +125,13 @@ def lets_other_commands_in_and_keeps_its_password_private(up: RunningUp) -> None
         return shown.returncode == 0
 
     wait_until(has_a_run, "creating the run")
-    password = (up.folder / "broker" / "password").read_text().strip()
-    assert not any(password in line for line in processes(up.run).values())
+    seeds = [path.read_text().strip() for path in (up.folder / "broker" / "keys").glob("*.nk")]
+    assert len(seeds) > len(processes(up.run)) - 2, "each service has a key of its own"
     for path in up.folder.rglob("*"):
-        if path.is_file() and password in path.read_text(errors="replace"):
+        text = path.read_text(errors="replace") if path.is_file() else ""
+        if any(seed in text for seed in seeds):
             assert not path.stat().st_mode & 0o077, f"others may read {path}"
-    assert "password" not in skerry(up.cwd, "status", "--json").stderr
+    assert refusals(up.folder / "broker") == [], "each service may do what it does"
 
 
 def is_touched_by_no_chaos_that_it_does_not_allow(up: RunningUp) -> None:

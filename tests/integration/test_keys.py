@@ -6,18 +6,23 @@ import asyncio
 import json
 from collections.abc import Generator
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.cli.main import app
-from skerry.errors import BrokerUnfit
+from skerry.client import joining
+from skerry.errors import BrokerUnfit, Denied
 from skerry.log.nats.bus import NatsBus
+from skerry.protocol.messages import RunRecord
 from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import Subjects
 from skerry.service.keyring import Keyring, services_of
+from skerry.settings.models import RunConfig
 from tests.support.keyed import KeyedBroker, keyed_broker
 from tests.support.log import all_of, specs, take
 
@@ -26,6 +31,17 @@ pytestmark = pytest.mark.nats
 RUN = "r"
 NAMES = Subjects(RUN)
 MANY = 20
+CONFIG = RunConfig.model_validate({"sync": {"fragments": 2}, "log": {"window_bytes": 16 * 1024**2}})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a learner makes of the run's config."""
+
+    plan: Plan
+
+
+CUT = Cut(plan([LeafSpec("w", (64, 256))], 2))
 
 
 @pytest.fixture
@@ -57,6 +73,21 @@ async def test_a_founder_creates_the_run_that_others_join(broker: KeyedBroker) -
     async with broker.bus("first") as founder, broker.bus("syncer") as syncer:
         assert await founder.declare(specs(RUN)) == ()
         await syncer.publish(NAMES.round(0), b"open", msg_id="1")
+
+
+async def test_a_learner_waits_for_the_run_that_it_may_not_create(broker: KeyedBroker) -> None:
+    async def joined(bus: NatsBus, *, waits: bool = True) -> RunRecord:
+        record, *_ = await joining.find_or_create(bus, RUN, CONFIG, lambda _: CUT, waits=waits)
+        return record
+
+    async with broker.bus("a") as learner, broker.bus("first") as founder:
+        with pytest.raises(Denied, match=r"stream\.create"):
+            await joined(learner, waits=False)
+        waiting = asyncio.create_task(joined(learner))
+        record = await joined(founder)
+        async with asyncio.timeout(20.0):
+            assert await waiting == record
+        assert await joined(learner) == record  # whose streams are there, and not its to change
 
 
 async def publish_until_refused(learner: NatsBus) -> None:

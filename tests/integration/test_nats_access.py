@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import nkeys  # type: ignore[import-untyped] # ships no types
 import pytest
 
 from skerry.errors import BrokerUnfit, Denied
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.login import NatsOptions
+from skerry.log.nats.login import NatsOptions, new_key
 from skerry.protocol.subjects import Subjects
 from tests.support.log import all_of, specs, take
 from tests.support.nats_server import NatsServer
@@ -110,17 +109,10 @@ async def test_a_denied_batch_read_ends_at_once(tmp_path: Path) -> None:
                 await all_of(learner.get_each(NAMES.pulse(), [1]))
 
 
-def seed() -> tuple[bytes, str]:
-    """Return a new NKey: its seed and its public name."""
-    made: bytes = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
-    pair: Any = nkeys.from_seed(made)
-    return made, pair.public_key.decode()
-
-
 async def test_an_nkey_logs_in_and_names_the_inbox(tmp_path: Path) -> None:
-    secret, public = seed()
+    secret, public = new_key()
     file = tmp_path / "a.nk"
-    file.write_bytes(secret)
+    file.write_text(secret)
     permissions = {"publish": [">"], "subscribe": [f"_INBOX.{public}.>"]}
     with serving(tmp_path, {"nkey": public, "permissions": permissions}) as server:
         async with bus(server, credentials=file) as learner:
@@ -128,9 +120,9 @@ async def test_an_nkey_logs_in_and_names_the_inbox(tmp_path: Path) -> None:
 
 
 async def test_a_renewed_key_is_taken_without_a_restart(tmp_path: Path) -> None:
-    (old, old_name), (new, new_name) = seed(), seed()
+    (old, old_name), (new, new_name) = new_key(), new_key()
     file = tmp_path / "a.nk"
-    file.write_bytes(old)
+    file.write_text(old)
     with serving(tmp_path, {"nkey": old_name}) as server:
         config = server.folder / "nats.conf"
         async with bus(server, credentials=file) as learner:
@@ -141,7 +133,7 @@ async def test_a_renewed_key_is_taken_without_a_restart(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGHUP)
             task = asyncio.create_task(learner.publish(NAMES.pulse("a"), b"x", msg_id="1"))
             await asyncio.sleep(0)
-            file.write_bytes(new)
+            file.write_text(new)
             async with asyncio.timeout(20.0):
                 await task
 
@@ -153,9 +145,9 @@ async def publish_for_ever(learner: NatsBus) -> None:
 
 
 async def test_a_key_that_stays_revoked_ends_with_one_sentence(tmp_path: Path) -> None:
-    (old, old_name), (_, new_name) = seed(), seed()
+    (old, old_name), (_, new_name) = new_key(), new_key()
     file = tmp_path / "a.nk"
-    file.write_bytes(old)
+    file.write_text(old)
     with serving(tmp_path, {"nkey": old_name}) as server:
         config = server.folder / "nats.conf"
         async with bus(server, credentials=file, login_patience_s=1.0) as learner:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skerry.cli.cluster.broker import LOG
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.roles import Grant
@@ -47,3 +48,9 @@ def keyed_broker(folder: Path, *grants: Grant) -> Generator[KeyedBroker]:
         yield KeyedBroker(server, keyring)
     finally:
         server.kill()
+
+
+def refusals(broker: Path) -> list[str]:
+    """Return what a local cluster's broker has refused, line by line."""
+    lines = (broker / LOG).read_text(errors="replace").splitlines()
+    return [line for line in lines if "[ERR]" in line]

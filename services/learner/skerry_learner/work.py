@@ -57,7 +57,9 @@ async def create_run(bus: Bus, run: str, given: RunConfig) -> None:
     """Create a run and say so; one that is there stays as it is."""
     began_ns = time.time_ns()
     async with bus:
-        record, config, (_, cut) = await joining.find_or_create(bus, run, given, planned)
+        record, config, (_, cut) = await joining.find_or_create(
+            bus, run, given, planned, waits=False
+        )
     about = f"{cut.parameters:,} parameters in {config.sync.fragments} fragments"
     if record.created_ns >= began_ns:
         print(f"Run {run!r} is created: {about}. Learners join it by its id.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import structlog
 from skerry.algorithm import liveness, schedule
 from skerry.algorithm.merge import rule_of
 from skerry.algorithm.outer import adamw_of, make_outer
+from skerry.errors import Denied
 from skerry.log import run_records
 from skerry.log.streams import specs
 from skerry.protocol import rounds
@@ -77,16 +79,9 @@ class ServedRun:
         return served
 
     async def declare(self) -> None:
-        """Create what is missing of the run's streams."""
-        given = self.config.log
-        await self.bus.declare(
-            specs(
-                self.record.run,
-                replicas=given.replicas,
-                window_bytes=given.window_bytes,
-                window_s=given.window_s,
-            )
-        )
+        """Create what is missing of the run's streams, as far as this client may."""
+        with suppress(Denied):
+            await self.bus.declare(specs(self.record.run, **self.config.log.model_dump()))
 
     async def follow_pulses(self, wake: Callable[[], None]) -> None:
         """Note the learners' pulses, and call ``wake`` at each."""

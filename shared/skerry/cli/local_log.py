@@ -14,7 +14,7 @@ from skerry.cli.cluster.folder import resting
 from skerry.cli.programs import argv_of
 from skerry.errors import RunNotFound
 from skerry.log.ledger import list_runs
-from skerry.service.clusters import running
+from skerry.service.clusters import LOGIN, running
 from skerry.settings import loading
 from skerry.settings.models import NatsSettings
 
@@ -90,7 +90,7 @@ async def _restored(given: Settings, run: str, rest: Sequence[str]) -> int | Non
     async with log_of(given, run, named=False) as log:
         if log.nats.url == given.local.nats.url:
             return None
-        reached = log.nats.model_dump(include={"url", "user", "password_file", "credentials"})
+        reached = log.nats.model_dump(include={"url", *LOGIN})
         # By the environment: others can read its command line.
         env = {f"SKERRY_NATS__{name.upper()}": str(at or "") for name, at in reached.items()}
         command = argv_of("checkpoints", "restore", *rest)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from skerry.cli.cluster import clock, devices
+from skerry.cli.cluster.broker import KEYS
 from skerry.cli.cluster.cluster import (
     Cluster,
     StopSignal,
@@ -121,7 +122,7 @@ async def restore(cluster: Cluster, checkpoint: str, extends: Sequence[str] = ()
 
 async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
     folder, url = cluster.folder, masked_url(cluster.nats.url)
-    login = "" if cluster.broker.kept is None else f" (password in {folder.broker / 'password'})"
+    login = "" if cluster.broker.kept is None else f" (keys in {folder.broker / KEYS})"
     on.say(f"Run {folder.run}: broker {url}{login}, logs in {folder.logs}")
     record = None
     async with bus_from(cluster.nats, "up") as bus:
@@ -190,7 +191,8 @@ async def conduct(
     with writing(folder.path):  # the services' clocks
         page = free_page_port(local.health, on.say)
         seen = devices.visible()
-        commands = stages(folder, team, ports, page, seen)
+        keys = await cluster.broker.keys(folder.run, kinds)
+        commands = stages(folder, team, ports, keys, page, seen)
     if said := devices.shared(len(team.names().get("learner", ())), len(seen)):
         on.say(said)
     kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from skerry.client.inner import RestoredState
 from skerry.client.telemetry import LearnerIdentity
 from skerry.client.weights import digest_of
 from skerry.data.source import with_tokenizer
-from skerry.errors import ConfigError, RunMismatch
+from skerry.errors import ConfigError, Denied, RunMismatch
 from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus
 from skerry.log.recovery import find_run
@@ -65,10 +66,13 @@ async def find_or_create(
     given: RunConfig,
     prepare: Callable[[RunConfig], W],
     model: ModelConfig | None = None,
+    *,
+    waits: bool = True,
 ) -> tuple[RunRecord, RunConfig, W]:
     """Return the run's record, its config and what ``prepare`` makes of that.
 
-    The run is created from ``given`` where there is none, else the config in the ledger counts.
+    The run is created from ``given`` where there is none, else the config in the ledger counts. A
+    client that may not create it ``waits`` until another one has, or raises Denied.
     ``model`` is what a new record says of the model of a training loop that joins.
     RunMismatch if this learner's tensors are cut differently, StateLost if the run's record is gone
     while the log still holds state of it.
@@ -80,7 +84,13 @@ async def find_or_create(
         check_payload(bus, given.sync.chunk_bytes)
         work = await in_thread(prepare, given)
         created_ns = time.time_ns()
-        record = await create(bus, run, given, work.plan, created_ns)
+        try:
+            record = await create(bus, run, given, work.plan, created_ns)
+        except Denied as error:
+            if not waits:
+                raise
+            log.info("waits_for_run", run=run, reason=str(error))
+            record = await ledger.wait_run(bus, run)
         if record.created_ns == created_ns:
             log.info("run_created", run=run, parameters=work.plan.parameters)
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
@@ -97,7 +107,8 @@ async def find_or_create(
     if work is None or wanted != config:
         check_payload(bus, config.sync.chunk_bytes)
         work = await in_thread(prepare, config)
-        await bus.declare(specs(run, **config.log.model_dump()))
+        with suppress(Denied):  # those who may keep the streams as they should be
+            await bus.declare(specs(run, **config.log.model_dump()))
     if work.plan.digest != record.plan_digest:
         raise _mismatch(record, work.plan.specs)
     return record, config, work

@@ -12,10 +12,11 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
-from skerry.errors import BrokerUnavailable, BusError, Conflict, first_cause
+from skerry.errors import BrokerUnavailable, BusError, Conflict, Denied, first_cause
 from skerry.log.base import MSG_ID, Bus, Deliver, Expect, Receipt, Record, Storage, StreamSpec
 from skerry.protocol.subjects import stream_of
 from skerry.tasks import TaskGroup
@@ -114,8 +115,8 @@ class Publisher:
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
         """Create or change streams as ``Bus.declare`` says."""
-        found = [change for spec in specs for change in await self.broker.create(spec)]
         self.memory_streams |= {s.name: s for s in specs if s.storage is Storage.MEMORY}
+        found = [change for spec in specs for change in await self.broker.create(spec)]
         return tuple(found)
 
     async def publish(self, message: Message, deadline: float) -> Receipt:
@@ -208,7 +209,8 @@ class Publisher:
                 f"No stream takes {subject}: declare the run's streams first ({stream} is missing)."
             )
             raise BusError(msg)
-        await self.broker.create(self.memory_streams[stream])
+        with suppress(Denied):  # another client may
+            await self.broker.create(self.memory_streams[stream])
 
 
 class Extent(NamedTuple):

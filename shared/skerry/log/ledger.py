@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
-from skerry.errors import BrokerUnavailable, BusError, Conflict, RunNotFound, StateLost, WireError
+from skerry.errors import (
+    BrokerUnavailable,
+    BusError,
+    Conflict,
+    Denied,
+    RunNotFound,
+    StateLost,
+    WireError,
+)
 from skerry.log.base import Deliver, Expect
 from skerry.log.run_records import newest_readable, publish, read_all, readable
 from skerry.protocol.messages import (
@@ -142,7 +150,7 @@ async def finish_run(bus: Bus, record: RunRecord) -> None:
 
 
 async def list_runs(bus: Bus) -> list[RunRecord]:
-    """Return every run in this log, oldest first."""
+    """Return every run in this log that this client may read, oldest first."""
     prefix, suffix = "SKERRY_", "_LEDGER"
     records: list[RunRecord] = []
     for stream in await bus.streams():
@@ -150,7 +158,7 @@ async def list_runs(bus: Bus) -> list[RunRecord]:
             run = stream.name.removeprefix(prefix).removesuffix(suffix)
             try:
                 records.append(await read_run(bus, run))
-            except (RunNotFound, WireError):
+            except (RunNotFound, WireError, Denied):
                 continue
     return sorted(records, key=lambda r: r.created_ns)
 

@@ -41,7 +41,7 @@ READ: Mapping[Role, tuple[StreamKind, ...]] = {
     Role.SYNCER: STREAM_KINDS,
     Role.CHECKPOINTER: ("STATE", "LEDGER"),
     Role.EVALUATOR: ("STATE", "LEDGER"),
-    Role.HEALTH_MONITOR: ("STATE", "LEDGER", "PULSE"),
+    Role.HEALTH_MONITOR: ("LEDGER", "PULSE"),
     Role.AUDIT: STREAM_KINDS,
 }
 LISTING = frozenset({Role.SYNCER, Role.HEALTH_MONITOR, Role.AUDIT})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from skerry.settings.models import NatsSettings
 
 ROOT = Path(".skerry")
@@ -17,24 +19,35 @@ ANNOUNCEMENT = "cluster.json"
 """In a run's folder while its cluster runs."""
 
 
+LOGIN = ("credentials", "user", "password_file", "inbox_prefix")
+"""The settings that say who a client is."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """A cluster that runs on this machine; ``proxied``: its services reach it through a proxy."""
+    """A cluster that runs on this machine; ``proxied``: its services reach it through a proxy.
+
+    ``login`` are its LOGIN settings, as text.
+    """
 
     run: str
     pid: int
     url: str
-    user: str = ""
-    password_file: str | None = None
+    login: Mapping[str, str] = field(default_factory=dict[str, str])
     proxied: bool = False
 
     def reached_with(self, nats: NatsSettings) -> NatsSettings:
         """Return these settings with the cluster's broker in place of the one they name."""
-        broker: dict[str, object] = {"url": self.url}
-        if self.user:
-            password = None if self.password_file is None else Path(self.password_file)
-            broker |= {"user": self.user, "password_file": password, "credentials": None}
-        return nats.model_copy(update=broker)
+        return reached(nats, self.url, self.login)
+
+
+def reached(nats: NatsSettings, url: str, login: Mapping[str, str]) -> NatsSettings:
+    """Return these settings for another broker; they keep their own login where there is none."""
+    if not any(login.values()):
+        return nats.model_copy(update={"url": url})
+    given = {name: login[name] for name in LOGIN if login.get(name)}
+    kept = nats.model_dump(exclude={*LOGIN}, exclude_unset=True)
+    return type(nats).model_validate(kept | {"url": url} | given)
 
 
 def running(root: Path = ROOT) -> list[RunningCluster]:

@@ -8,14 +8,12 @@ configuration includes. A broker that reloads drops clients whose key is gone, a
 from __future__ import annotations
 
 import json
-import os
 import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import nkeys  # type: ignore[import-untyped] # ships no types
-
 from skerry.errors import ConfigError
+from skerry.log.nats.login import new_key
 from skerry.protocol.roles import Grant, Role, services_for_edge
 from skerry.protocol.subjects import checked_token
 from skerry.service.private import write_private
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 ACCOUNTS = "accounts.conf"
 REGISTER = "keys.json"
 CORE, EDGE = "CORE", "EDGE"
-SEED_BYTES = 32
 
 
 @dataclass(slots=True)
@@ -95,10 +92,9 @@ class Keyring:
     def _make(self, grant: Grant) -> None:
         """Write the seed of a new key; the grant is its own from now on."""
         checked_token(grant.run, "run")
-        seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), nkeys.PREFIX_BYTE_USER)
-        pair: Any = nkeys.from_seed(seed)
-        write_private(self.seed(grant.name), seed.decode() + "\n")
-        self.grants[pair.public_key.decode()] = grant
+        seed, public = new_key()
+        write_private(self.seed(grant.name), seed + "\n")
+        self.grants[public] = grant
 
     def _write(self) -> None:
         rows = [

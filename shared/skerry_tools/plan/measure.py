@@ -17,7 +17,7 @@ from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer, merge_and_apply
-from skerry.cli.cluster.broker import USER, LocalBroker, find_server
+from skerry.cli.cluster.broker import LocalBroker, find_server
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
@@ -110,7 +110,7 @@ async def _published(sync: SyncConfig) -> float:
             server = await asyncio.create_subprocess_exec(*command.argv, stdout=log, stderr=log)
         try:
             await command.ready(server.pid)
-            options = NatsOptions(user=USER, password=broker.password)
+            options = NatsOptions(credentials=broker.credentials)
             async with NatsBus(broker.url, options=options) as bus:
                 await bus.declare(specs(RUN, window_bytes=2 * PUBLISHED_BYTES))
                 began, count = time.perf_counter(), max(1, PUBLISHED_BYTES // sync.chunk_bytes)

@@ -14,6 +14,7 @@ import pytest
 
 from skerry.cli.cluster.cluster import served
 from skerry.cli.cluster.folder import RunFolder
+from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
@@ -60,9 +61,11 @@ async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_bro
         store = LocalStore(tmp_path / "checkpoints" / RUN)
         saved = await Checkpointer.of(bus, scripted.record, store).save()
         assert saved is not None
-        assert given.password_file is not None
-        password = given.password_file.read_text().strip()
-        client = await nats.connect(given.url, user=given.user, password=password)
+        assert given.credentials is not None
+        login = login_of(NatsOptions(credentials=given.credentials)).name
+        client = await nats.connect(
+            given.url, nkeys_seed=str(given.credentials), inbox_prefix=f"_INBOX.{login}"
+        )
         await client.jetstream().purge_stream(Subjects(RUN).stream("STATE"))
         await client.close()
     where = store.where(saved.name)

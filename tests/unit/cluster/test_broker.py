@@ -1,4 +1,4 @@
-"""The broker of a local cluster: a real server, its password, and what keeps it at work."""
+"""The broker of a local cluster: a real server, its keys, and what keeps it at work."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from skerry.cli.cluster.broker import complained, find_server, has_room
+from skerry.cli.cluster.broker import COMPLAINTS, find_server, has_room, says
 from skerry.cli.cluster.cluster import ServedBroker, served
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.processes import BROKER, read
 from skerry.cli.cluster.supervisor import ServiceError
-from skerry.errors import BrokerUnavailable, BrokerUnfit, ConfigError, StorageFull
+from skerry.errors import BrokerUnavailable, BrokerUnfit, ConfigError, Denied, StorageFull
 from skerry.log.streams import specs
 from skerry.service.entry import bus_from
 from skerry.settings.loading import load
@@ -46,27 +45,60 @@ def pid_of(folder: RunFolder) -> int:
     return 0 if entry is None else entry.pid
 
 
-async def test_the_broker_wants_a_password_that_only_its_owner_can_read(folder: RunFolder) -> None:
+async def test_the_broker_wants_a_key_that_only_its_owner_can_read(folder: RunFolder) -> None:
     async with serving(folder, []) as broker:
         async with bus_from(broker.nats, "test") as bus:
             await bus.declare(specs("r", window_bytes=1024**2))
         stranger = NatsSettings(url=broker.nats.url, connect_timeout_s=2)
         with pytest.raises(BrokerUnfit, match="refused the login"):
             async with bus_from(stranger, "stranger"):
-                pytest.fail("no password was asked for")
-        secret = broker.nats.password_file
+                pytest.fail("no key was asked for")
+        secret = broker.nats.credentials
         assert secret is not None
-        password = secret.read_text().strip()
-        assert len(password) >= 32
-        holding = {path.name for path in folder.broker.glob("*") if path.is_file()
-                   and password in path.read_text(errors="replace")}  # fmt: skip
-        assert holding == {"password", "nats.conf"}
-        for name in holding:
-            assert stat.S_IMODE((folder.broker / name).stat().st_mode) == 0o600
-        assert not any(password in word for word in psutil.Process(pid_of(folder)).cmdline())
+        seed = secret.read_text().strip()
+        holding = [path for path in folder.broker.rglob("*") if path.is_file()
+                   and seed in path.read_text(errors="replace")]  # fmt: skip
+        assert holding == [secret]
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     async with serving(folder, []) as again:
-        assert again.nats.password_file == secret
-        assert secret.read_text().strip() != password, "each start has a password of its own"
+        assert again.nats.credentials == secret
+        assert secret.read_text().strip() != seed, "each start has keys of its own"
+
+
+async def test_services_are_admitted_while_the_broker_runs_and_keep_their_keys_when_it_ends(
+    folder: RunFolder,
+) -> None:
+    async with serving(folder, []) as broker, bus_from(broker.nats, "admin") as admin:
+        await admin.declare(specs("a", window_bytes=1024**2))
+        files = await broker.keys("a", {"learner-1": "learner", "evaluator": "evaluator"})
+        learner = broker.nats.model_copy(update={"credentials": files["learner-1"]})
+        assert broker.nats.credentials not in files.values()
+        async with bus_from(learner, "learner-1") as bus:
+            await bus.publish("skerry.a.pulse.learner-1", b"x", msg_id="1")
+            with pytest.raises(Denied):
+                await bus.publish("skerry.a.pulse.learner-2", b"x", msg_id="1")
+            first = pid_of(folder)
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: pid_of(folder) not in {0, first})
+            await bus.publish("skerry.a.contrib.0.learner-1", b"x", msg_id="1")
+        assert await broker.keys("a", {"evaluator": "evaluator"}) == {
+            "evaluator": files["evaluator"]
+        }
+
+
+async def test_a_log_from_before_there_were_keys_is_gone_on_with(folder: RunFolder) -> None:
+    async with serving(folder, []) as broker, bus_from(broker.nats, "test") as bus:
+        await bus.declare(specs("a", window_bytes=1024**2))
+        await bus.publish("skerry.a.state.fence.0", b"x", msg_id="1")
+    store = folder.broker / "jetstream" / "jetstream"
+    (store / "CORE").rename(store / "$G")
+    async with serving(folder, []) as broker, bus_from(broker.nats, "test") as bus:
+        found = await bus.last("skerry.a.state.fence.0")
+        assert found is not None
+    (store / "$G").mkdir()
+    with pytest.raises(ConfigError, match=r"holds two logs, \$G and CORE: move one"):
+        async with serving(folder, []):
+            pytest.fail("it runs")
 
 
 async def test_a_broker_that_ends_is_started_again_at_the_same_address(folder: RunFolder) -> None:
@@ -152,9 +184,9 @@ async def test_a_broker_that_cannot_start_says_why(folder: RunFolder) -> None:
 def test_only_what_was_said_since_counts_as_a_complaint(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("JetStream failed to store a msg on stream A\n")
-    assert complained(log, 0)
-    assert not complained(log, log.stat().st_size)
-    assert not complained(tmp_path / "none", 0)
+    assert says(log, 0, COMPLAINTS)
+    assert not says(log, log.stat().st_size, COMPLAINTS)
+    assert not says(tmp_path / "none", 0, COMPLAINTS)
 
 
 def test_room_is_what_can_be_written(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from skerry.settings.models import NatsSettings, Settings
 from tests.support.processes import full_disk
 
 URL = "nats://127.0.0.1:5"
-NATS = NatsSettings(url=URL, user="skerry", password_file=Path("/run/password"))
+NATS = NatsSettings(url=URL, credentials=Path("/run/admin.nk"))
 
 
 def prepare(
@@ -66,7 +66,7 @@ def test_a_running_cluster_is_found_and_entered_until_it_ends(folder: RunFolder)
     with folder.held(), folder.announced(NATS, proxied=True):
         (found,) = running(folder.root)
         assert (found.run, found.pid, found.proxied) == ("a", os.getpid(), True)
-        given = NatsSettings(credentials=Path("/mine"), connect_timeout_s=3.0)
+        given = NatsSettings(user="me", password_file=Path("/mine"), connect_timeout_s=3.0)
         assert found.reached_with(given) == NATS.model_copy(update={"connect_timeout_s": 3.0})
     assert running(folder.root) == []
     with folder.announced(NatsSettings(url=URL)):  # named by the user: with their credentials

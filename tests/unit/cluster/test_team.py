@@ -11,9 +11,11 @@ from skerry.cli.cluster.cluster import Team, stages
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Command, Need
 
+KEYS = {"learner-1": Path("/keys/learner-1.nk")}
+
 
 def commands(folder: RunFolder, team: Team, **ports: int) -> dict[str, Command]:
-    return {one.name: one for stage in stages(folder, team, ports) for one in stage}
+    return {one.name: one for stage in stages(folder, team, ports, KEYS) for one in stage}
 
 
 def test_services_of_which_there_are_several_are_numbered() -> None:
@@ -27,6 +29,15 @@ def test_services_of_which_there_are_several_are_numbered() -> None:
         "health-monitor": "health-monitor",
     }
     assert "evaluator" not in Team(1, evaluators=0).kinds()
+
+
+def test_a_service_logs_in_with_a_key_of_its_own_that_its_command_line_does_not_show(
+    folder: RunFolder,
+) -> None:
+    started = commands(folder, Team(1))
+    assert started["learner-1"].env["SKERRY_NATS__CREDENTIALS"] == "/keys/learner-1.nk"
+    assert "SKERRY_NATS__CREDENTIALS" not in started["syncer"].env
+    assert not any("keys" in word for word in started["learner-1"].argv)
 
 
 def test_a_service_reaches_the_broker_where_its_proxy_listens(folder: RunFolder) -> None:

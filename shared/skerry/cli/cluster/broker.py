@@ -1,4 +1,4 @@
-"""The nats-server process of a local cluster: JetStream on a loopback port, with a password.
+"""The nats-server process of a local cluster: JetStream on a loopback port, entered by key.
 
 A stream that could not be written once stays without an answer until its server starts again, also
 when there is room (measured, nats-server 2.15). The server says so in its log, and is restarted.
@@ -10,24 +10,32 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import shutil
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import Signals
+from typing import TYPE_CHECKING
 
 from skerry.cli.cluster.folder import size_of
 from skerry.cli.cluster.processes import BROKER
 from skerry.cli.cluster.supervisor import Command, RestartPolicy
 from skerry.errors import BrokerUnavailable, ConfigError
+from skerry.protocol.roles import Grant, Role
+from skerry.service.keyring import ACCOUNTS, Keyring
 from skerry.service.private import write_private
 
-USER = "skerry"
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ADMIN = "admin"
+"""The name of the key that commands of this user log in with."""
 FOREVER = RestartPolicy(first_s=0.1, most_s=1.0, attempts=float("inf"), final=frozenset())
 """A cluster is nothing without its broker, and every service waits for it."""
 COMPLAINTS = (b"failed to store a msg", b"will be DISABLED")
 """What nats-server writes in its log when it could not write a stream, or has given up on all."""
+READS_KEYS = (b"Reloaded server configuration", b"Server is ready")
+KEYS, OLD_ACCOUNT = "keys", "$G"
 LOG = "nats-server.log"
 READY_S = 15.0
 POLL_S = 0.01
@@ -64,7 +72,8 @@ def find_server(override: str | None = None) -> Path:
 class LocalBroker:
     """One nats-server whose files lie below ``folder``.
 
-    The server picks its ports at its first start and keeps them at later ones.
+    The server picks its ports at its first start and keeps them at later ones. Keys are new in each
+    object: an admin's, and those of whom it admits.
     """
 
     folder: Path
@@ -72,11 +81,16 @@ class LocalBroker:
     host: str = "127.0.0.1"
     port: int = 0
     monitor_port: int = 0
-    password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    keyring: Keyring = field(init=False)
+    _pid: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.keyring = Keyring(self.folder / KEYS)
 
     @property
-    def password_file(self) -> Path:
-        return self.folder / "password"
+    def credentials(self) -> Path:
+        """The admin's key."""
+        return self.keyring.seed(ADMIN).absolute()
 
     @property
     def url(self) -> str:
@@ -97,26 +111,57 @@ class LocalBroker:
             prepare=self._prepare,
             ready=self._ready,
             unwell=self._unwell,
-            death_signal=Signals.SIGTERM,
+            death_signal=signal.SIGTERM,
         )
 
     def _prepare(self) -> None:
-        """Write the server's configuration and its password, for our own user alone."""
+        """Write the server's configuration and its keys, for our own user alone."""
         text = (
             f'listen: "{self.host}:{self.port or -1}"\n'
             f'http: "{self.host}:{self.monitor_port or -1}"\n'
             f"ports_file_dir: {json.dumps(str(self.folder))}\n"
             f"jetstream {{ store_dir: {json.dumps(str(self.folder / 'jetstream'))} }}\n"
-            f"authorization {{ user: {USER}, password: {json.dumps(self.password)} }}\n"
+            f"include {KEYS}/{ACCOUNTS}\n"
         )
+        self._move_log()
+        if not self.keyring.grants:
+            shutil.rmtree(self.keyring.folder, ignore_errors=True)
+            self.keyring.add(Grant(Role.ADMIN, ADMIN))
         write_private(self.folder / "nats.conf", text)
-        write_private(self.password_file, self.password + "\n")
         for stale in self.folder.glob("nats-server_*.ports"):
             stale.unlink()
 
+    def _move_log(self) -> None:
+        """Hand a log from before there were keys to the account that has it now."""
+        store = self.folder / "jetstream" / "jetstream"
+        old, new = store / OLD_ACCOUNT, store / Role.ADMIN.account
+        if old.is_dir():
+            if new.exists():
+                msg = f"{store} holds two logs, {old.name} and {new.name}: move one of them away."
+                raise ConfigError(msg, path="run")
+            old.rename(new)
+
+    async def admit(self, grants: Iterable[Grant]) -> None:
+        """Make keys for those who have none, and return once the server takes them."""
+        known = set(self.keyring.grants.values())
+        if not (new := [grant for grant in grants if grant not in known]):
+            return
+        log = self.folder / LOG
+        offset = size_of(log)
+        self.keyring.add(*new)
+        with contextlib.suppress(ProcessLookupError):  # it is about to start again
+            os.kill(self._pid, signal.SIGHUP)
+        try:
+            async with asyncio.timeout(READY_S):
+                while not says(log, offset, READS_KEYS):  # noqa: ASYNC110 - files send no event
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            msg = f"nats-server did not read its keys within {READY_S:g} s: {log} says why."
+            raise BrokerUnavailable(msg, url=self.url) from error
+
     async def _ready(self, pid: int) -> None:
         """Return once the server has written its ports, which it does when it takes connections."""
-        ports = self.folder / f"nats-server_{pid}.ports"
+        self._pid, ports = pid, self.folder / f"nats-server_{pid}.ports"
         try:
             async with asyncio.timeout(READY_S):
                 while not read_port(ports):  # noqa: ASYNC110 - its start sends no event
@@ -130,7 +175,7 @@ class LocalBroker:
         """Return once the server has complained that it could not write, and there is room."""
         log = self.folder / LOG
         offset = size_of(log)
-        while not complained(log, offset):  # noqa: ASYNC110 - files send no event
+        while not says(log, offset, COMPLAINTS):  # noqa: ASYNC110 - files send no event
             await asyncio.sleep(LOOK_S)
         while not await asyncio.to_thread(has_room, self.folder):  # noqa: ASYNC110 - idem
             await asyncio.sleep(LOOK_S)
@@ -146,12 +191,12 @@ def read_port(ports: Path, kind: str = "nats") -> int:
     return int(urls[0].rpartition(":")[2])
 
 
-def complained(log: Path, offset: int) -> bool:
-    """Return True if a server's log says, from ``offset`` on, that it could not write."""
+def says(log: Path, offset: int, words: Iterable[bytes]) -> bool:
+    """Return True if a server's log has any of these words from ``offset`` on."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(offset)
         text = file.read()
-        return any(words in text for words in COMPLAINTS)
+        return any(some in text for some in words)
     return False
 
 

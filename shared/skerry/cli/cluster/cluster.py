@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from skerry import code
 from skerry.cli.cluster import clock, devices
-from skerry.cli.cluster.broker import FOREVER, USER, LocalBroker, find_server
+from skerry.cli.cluster.broker import FOREVER, LocalBroker, find_server
 from skerry.cli.cluster.folder import last_sentence, size_of
 from skerry.cli.cluster.processes import BROKER, ProcessTable
 from skerry.cli.cluster.proxy import HOST
@@ -27,6 +27,8 @@ from skerry.cli.cluster.supervisor import (
 )
 from skerry.cli.programs import SERVICES, argv, computing, require
 from skerry.errors import SkerryError
+from skerry.protocol.roles import Grant, Role
+from skerry.service.clusters import reached
 from skerry.service.private import write_private
 from skerry.settings.loading import child_environment, control_variable, to_toml
 
@@ -41,6 +43,8 @@ INSTALLED = ("learner", "syncer", "checkpointer", "health-monitor")
 """Services without which no cluster is started."""
 NEEDS = {"evaluator": Need.NEVER, "health-monitor": Need.NEVER, "checkpointer": Need.SETTINGS}
 """Services that a run goes on without."""
+ROLES = {"learner": Role.FOUNDER}
+"""What services may do whose role has another name: the first learner creates its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +113,21 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True)
 class ServedBroker:
-    """A broker that runs, and how to reach it; ``kept`` is None for one that is not ours."""
+    """A broker that runs, and how to reach it; ``kept``, ``local`` are None for one not ours."""
 
     nats: NatsSettings
     table: ProcessTable
     kept: Supervisor | None = None
     monitor_url: str = ""
+    local: LocalBroker | None = None
+
+    async def keys(self, run: str, kinds: Mapping[str, str]) -> dict[str, Path]:
+        """Return the key of each service, by name; none where the broker is not ours."""
+        if self.local is None:
+            return {}
+        roles = {name: ROLES.get(kind) or Role(kind) for name, kind in kinds.items()}
+        await self.local.admit(Grant(role, name, run) for name, role in roles.items())
+        return {name: self.local.keyring.seed(name).absolute() for name in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +193,8 @@ async def served(
 
     kept = Supervisor([[ours.command()]], on_event, FOREVER, local.shutdown_s)
     async with kept.running():
-        secret = ours.password_file.absolute()
-        given = {"url": ours.url, "user": USER, "password_file": secret, "credentials": None}
-        yield ServedBroker(local.nats.model_copy(update=given), table, kept, ours.monitor_url)
+        nats = reached(local.nats, ours.url, {"credentials": str(ours.credentials)})
+        yield ServedBroker(nats, table, kept, ours.monitor_url, ours)
 
 
 def note(table: ProcessTable, kind: str, event: ProcessEvent) -> None:
@@ -244,14 +256,15 @@ def stages(
     folder: RunFolder,
     team: Team,
     ports: Mapping[str, int],
+    keys: Mapping[str, Path],
     page: Sequence[str] = (),
     accelerators: Sequence[str] = (),
 ) -> list[list[Command]]:
     """Return the cluster's processes in the order in which they are stopped.
 
     Each learner sees accelerators of its own, or its share of one. ``ports`` are where a proxy
-    listens for services. ``page`` are further settings of the monitor, which also gets those by
-    which its page injects faults, where they are allowed.
+    listens for services, ``keys`` what they log in with. ``page`` are further settings of the
+    monitor, which also gets those by which its page injects faults, where they are allowed.
     """
     if team.chaos:
         where = {"cluster": folder.path, "token_file": folder.token}
@@ -270,6 +283,8 @@ def stages(
         env |= own.get(name, {})
         if name in ports:
             env["SKERRY_NATS__URL"] = f"nats://{HOST}:{ports[name]}"
+        if name in keys:
+            env["SKERRY_NATS__CREDENTIALS"] = str(keys[name])
         return Command(
             name=name,
             kind=service,

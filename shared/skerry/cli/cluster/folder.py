@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from skerry.cli.cluster.processes import TABLE
 from skerry.errors import ConfigError
 from skerry.protocol.subjects import checked_token
-from skerry.service.clusters import ANNOUNCEMENT, ROOT, RunningCluster
+from skerry.service.clusters import ANNOUNCEMENT, LOGIN, ROOT, RunningCluster
 from skerry.service.private import private_file, writing
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ class RunFolder:
     @contextlib.contextmanager
     def announced(self, nats: NatsSettings, *, proxied: bool = False) -> Generator[None]:
         """Let other commands of this user find the cluster while the context lasts."""
-        password = None if nats.password_file is None else str(nats.password_file)
-        running = RunningCluster(self.run, os.getpid(), nats.url, nats.user, password, proxied)
+        login = {name: str(getattr(nats, name) or "") for name in LOGIN}
+        running = RunningCluster(self.run, os.getpid(), nats.url, login, proxied)
         with private_file(self.path / ANNOUNCEMENT, json.dumps(asdict(running))):
             yield
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from skerry.protocol.subjects import TOKEN
 JWT_MARK = "-----BEGIN NATS USER JWT-----"
 SEED_START = "SU"
 """How the seed of a user's NKey begins."""
+SEED_BYTES = 32
 
 Event = Callable[[str, Mapping[str, str]], None]
 
@@ -91,6 +93,13 @@ def login_of(options: NatsOptions) -> Login:
         why = "it holds neither a user's JWT with its seed nor the seed of an NKey"
     msg = f"nats.credentials is {path}, which cannot be used ({why}): name the file of your key."
     raise ConfigError(msg, path="nats.credentials")
+
+
+def new_key() -> tuple[str, str]:
+    """Return the seed of a new user's NKey, which is secret, and its public name."""
+    seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), nkeys.PREFIX_BYTE_USER)
+    pair: Any = nkeys.from_seed(seed)
+    return seed.decode(), pair.public_key.decode()
 
 
 def _name_in(text: str) -> str:

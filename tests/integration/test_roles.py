@@ -1,0 +1,73 @@
+"""The table of roles against what services really say to a broker that writes it all down."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from skerry.cli.cluster.broker import KEYS, LOG, find_server
+from skerry.protocol.roles import Grant, Role
+from skerry.protocol.subjects import Subjects
+from skerry.service.keyring import Keyring
+from tests.support.keyed import refusals
+from tests.support.processes import SKERRY
+
+pytestmark = [pytest.mark.nats, pytest.mark.drill]
+
+RUN = "r"
+NAMES = Subjects(RUN)
+SAID = re.compile(r'nkey:(\w+)" - <<- \[H?PUB (\S+)')
+SELDOM = (
+    "$JS.API.STREAM.MSG.GET.",  # in a cluster, and behind a leaf node
+    "$JS.API.STREAM.CREATE.",  # by the first learner, and for what a broker forgot
+    "$JS.API.STREAM.UPDATE.",  # by a newer release
+)
+AFTER_A_RESTART = {
+    Role.FOUNDER: f"{NAMES.stream('CONTRIB')}.*",
+    Role.SYNCER: f"DIRECT.GET.{NAMES.stream('PULSE')}",
+}
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Return True if NATS's pattern matches the subject."""
+    words, tokens = pattern.split("."), subject.split(".")
+    if words[-1] == ">":
+        words, tokens = words[:-1], tokens[: len(words) - 1] if len(tokens) >= len(words) else []
+    pairs = zip(words, tokens, strict=False)
+    return len(words) == len(tokens) and all(word in {"*", token} for word, token in pairs)
+
+
+def test_each_service_may_say_what_it_says_and_nothing_more(
+    tmp_path: Path, short_config: Path, jax_cache: Path
+) -> None:
+    traced = tmp_path / "nats-traced"
+    traced.write_text(f'#!/bin/sh\nexec {find_server()} -V "$@"\n')
+    traced.chmod(0o700)
+    env = {"SKERRY_NATS_SERVER": str(traced), "JAX_COMPILATION_CACHE_DIR": str(jax_cache)}
+    words = [*SKERRY, "up", str(short_config), "--run", RUN, "--set", "health.port=0"]
+    words += ["--set", "train.steps=60"]
+    subprocess.run(words, cwd=tmp_path, env=os.environ | env, check=True, timeout=220)
+    broker = tmp_path / ".skerry" / RUN / "broker"
+    assert refusals(broker) == []
+    granted = Keyring.opened(broker / KEYS).grants
+    said: defaultdict[Grant, set[str]] = defaultdict(set)
+    for key, subject in SAID.findall((broker / LOG).read_text(errors="replace")):
+        said[granted[key]].add(subject)
+    services = [grant for grant in granted.values() if grant.role is not Role.ADMIN]
+    assert {grant.role for grant in services} == {
+        Role.FOUNDER, Role.SYNCER, Role.CHECKPOINTER, Role.EVALUATOR, Role.HEALTH_MONITOR
+    }  # fmt: skip
+    for grant in services:
+        unused = [
+            pattern
+            for pattern in grant.publishes()
+            if not pattern.startswith(SELDOM)
+            and not pattern.endswith(AFTER_A_RESTART.get(grant.role, "."))
+            and not any(covers(pattern, subject) for subject in said[grant])
+        ]
+        assert unused == [], f"{grant.name} never uses what it may do"
