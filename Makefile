@@ -23,6 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # One more than there are cores: tests of real processes wait for them most of the time.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
+# Which run the keys of docker compose are for.
+SKERRY_RUN ?= compose
+
 # What `make check` compares with, to know which packages you have touched.
 BASE ?= main
 
@@ -80,7 +83,7 @@ bench: .venv/.ready ## measure what docs/results quotes (ARGS="codec --json out.
 gpu: .venv/.ready ## what a learner makes of this machine's accelerator, in under ten minutes
 	PYTHONPATH=. $(BIN)/python tests/bench/bench_gpu.py $(ARGS)
 
-secrets: infra/secrets/nats_password infra/secrets/page_token ## write what docker compose keeps secret
+secrets: infra/secrets/route_password infra/secrets/page_token infra/secrets/keys.json ## write what docker compose keeps secret
 
 clean: ## remove environments, builds and caches; runs in .skerry stay
 	rm -rf .venv .tools build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -109,7 +112,13 @@ $(UV):
 
 # The folder keeps other users out; the files themselves are readable because containers see them
 # under another user id.
-infra/secrets/nats_password infra/secrets/page_token:
+infra/secrets/route_password infra/secrets/page_token:
 	@mkdir -p -m 700 $(@D)
 	$(PYTHON) -c "import secrets; print(secrets.token_urlsafe(24))" > $@
 	@chmod 644 $@
+
+infra/secrets/keys.json: | .venv/.runtime
+	@mkdir -p -m 700 $(@D)
+	$(BIN)/skerry keys init --keys $(@D) --run $(SKERRY_RUN) \
+		--founder learner-1 --founder learner-2 --learner learner-gpu
+	@chmod 644 $(@D)/*.nk && chmod 755 $(@D)/broker

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from skerry.protocol.roles import Grant
+from skerry.service.keyring import Keyring
+from tests.support.keyed import KeyedBroker, mount_keys
 from tests.support.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
@@ -40,23 +43,23 @@ def plain_environ() -> dict[str, str]:
 
 
 @pytest.fixture
-def compose_broker(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], NatsServer]]:
-    """Start the broker with the config that Compose mounts and the password that is given.
+def compose_broker(root: Path, tmp_path: Path) -> Iterator[Callable[..., KeyedBroker]]:
+    """Start the broker with the config that Compose mounts and keys for these.
 
     Only the store's folder and the monitoring port are moved, to ones that are free here.
     """
     started: list[NatsServer] = []
 
-    def start(password: str) -> NatsServer:
-        monkeypatch.setenv("NATS_PASSWORD", f"'{password}'")
+    def start(*grants: Grant) -> KeyedBroker:
+        keyring = Keyring(tmp_path / "secrets")
+        keyring.add(*grants)
         config = (root / "infra" / "nats" / "nats.conf").read_text()
         moved = config.replace('"/data"', f'"{tmp_path}/data"').replace(":8222", ":-1")
         server = NatsServer(tmp_path / "nats", settings=moved, jetstream=False)
         started.append(server)
+        mount_keys(keyring, server.folder)
         server.start()
-        return server
+        return KeyedBroker(server, keyring)
 
     yield start
     for server in started:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -17,7 +18,10 @@ from skerry.errors import BusError
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
+from skerry.protocol.roles import Grant, Role
+from skerry.service.keyring import Keyring, services_of
 from skerry.settings import loading
+from tests.support.keyed import KeyedBroker, mount_keys
 from tests.support.nats_cluster import free_ports
 from tests.support.nats_server import NatsServer
 from tests.support.processes import call
@@ -27,6 +31,7 @@ IMAGES = ("learner", "syncer", "checkpointer", "health_monitor")
 OURS = {"syncer", "checkpointer", "evaluator", "health-monitor", "learner-1", "learner-2"}
 NODES = ("nats", "nats-2", "nats-3")
 WORD = "12e5_a-B"
+HANDED_OVER = {"NATS_NAME", "NATS_ROUTES", "ROUTE_PASSWORD"}
 BACKENDS = {"otel-collector", "jaeger", "prometheus"}
 CLUSTER, OTEL = "infra/nats/compose.cluster.yml", "infra/otel/compose.otel.yml"
 Services = dict[str, Any]
@@ -144,8 +149,8 @@ def test_hadolint_finds_nothing(root: Path, service: str) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-async def connects(url: str, password: str) -> bool:
-    options = NatsOptions(user="skerry", password=password, connect_timeout_s=2.0)
+async def connects(url: str, credentials: Path | None) -> bool:
+    options = NatsOptions(credentials=credentials, connect_timeout_s=2.0)
     try:
         async with NatsBus(url, options=options):
             return True
@@ -153,24 +158,37 @@ async def connects(url: str, password: str) -> bool:
         return False
 
 
-@pytest.mark.nats
-@pytest.mark.parametrize("password", ["s3cret-Word_", "12e5", "007"])
-def test_the_broker_takes_the_password_of_its_secret_and_no_other(
-    compose_broker: Callable[[str], NatsServer], password: str
-) -> None:
-    server = compose_broker(password)
-    assert asyncio.run(connects(server.url, password))
-    assert not asyncio.run(connects(server.url, "another"))
+def test_each_service_has_a_key_of_its_own_and_the_broker_none(services: Services) -> None:
+    for name in {*OURS, "learner-gpu"}:
+        targets = {secret["target"]: secret["source"] for secret in services[name]["secrets"]}
+        assert targets["key"] == name
+        found = loading.load(None, (), services[name]["environment"]).local.nats
+        assert found.credentials == Path("/run/secrets/key")
+    assert "secrets" not in services["nats"]
+
+
+def test_make_secrets_makes_a_key_for_each_learner(root: Path, services: Services) -> None:
+    done = call("make", "-n", "-B", "-o", ".venv/.runtime", "secrets", cwd=root)
+    named = re.findall(r"--(?:founder|learner) (\S+)", done.stdout)
+    assert sorted(named) == sorted(name for name in services if name.startswith("learner"))
 
 
 @pytest.mark.nats
-def test_the_broker_refuses_to_start_without_a_secret(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_broker_takes_keys_of_the_run_and_nothing_else(
+    compose_broker: Callable[..., KeyedBroker],
 ) -> None:
-    monkeypatch.delenv("NATS_PASSWORD", raising=False)
-    done = call(BIN / "nats-server", "-t", "-c", root / "infra" / "nats" / "nats.conf")
+    broker = compose_broker(*services_of("compose"))
+    url = broker.server.url
+    assert asyncio.run(connects(url, broker.keyring.seed("syncer")))
+    assert not asyncio.run(connects(url, None))
+
+
+@pytest.mark.nats
+def test_the_broker_refuses_to_start_without_keys(root: Path, tmp_path: Path) -> None:
+    config = shutil.copy(root / "infra" / "nats" / "nats.conf", tmp_path)
+    done = call(BIN / "nats-server", "-t", "-c", config)
     assert done.returncode != 0
-    assert "NATS_PASSWORD" in done.stderr
+    assert "accounts.conf" in done.stderr
 
 
 def exported(service: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -180,22 +198,25 @@ def exported(service: dict[str, Any], folder: Path) -> dict[str, str]:
     stand_in.write_text("#!/bin/sh\nenv\n")
     stand_in.chmod(0o755)
     shell, flag, script = service["command"]
-    script = script.replace("$$", "$").replace("/run/secrets/nats_password", f"{folder}/secret")
+    script = script.replace("$$", "$").replace("/run/secrets/route_password", f"{folder}/secret")
     env = {"PATH": f"{folder}:/usr/bin:/bin", **service.get("environment", {})}
     done = call(shell, flag, script, env=env)
     assert done.returncode == 0, done.stderr
-    return dict(line.split("=", 1) for line in done.stdout.splitlines() if line[:5] == "NATS_")
+    given = (line.split("=", 1) for line in done.stdout.splitlines())
+    return {name: value for name, value in given if name in HANDED_OVER}
 
 
-def test_the_brokers_command_hands_over_the_quoted_secret(
-    services: Services, tmp_path: Path
+def test_a_brokers_command_hands_over_the_quoted_secret(
+    clustered: Services, tmp_path: Path
 ) -> None:
-    assert exported(services["nats"], tmp_path)["NATS_PASSWORD"] == f"'{WORD}'"
+    assert exported(clustered["nats"], tmp_path)["ROUTE_PASSWORD"] == f"'{WORD}'"
 
 
 def test_each_broker_has_a_name_and_a_volume_and_only_the_first_a_port(clustered: Services) -> None:
     assert [clustered[node]["environment"]["NATS_NAME"] for node in NODES] == list(NODES)
-    assert len({clustered[node]["volumes"][0]["source"] for node in NODES}) == 3
+    stores, keys = zip(*(clustered[node]["volumes"] for node in NODES), strict=True)
+    assert len({store["source"] for store in stores}) == 3
+    assert {volume["target"] for volume in keys} == {"/etc/nats/keys"}
     assert [len(clustered[node].get("ports", ())) for node in NODES] == [1, 0, 0]
     assert {clustered[node]["image"] for node in NODES} == {clustered["nats"]["image"]}
 
@@ -214,10 +235,12 @@ def brokers(
 ) -> Iterator[list[NatsServer]]:
     """Three servers with the shipped config and environment; only folders and ports are moved."""
     ports = dict(zip(NODES, free_ports(3), strict=True))
+    keyring = Keyring(tmp_path / "secrets")
+    keyring.add(Grant(Role.ADMIN, "admin"))
     started: list[NatsServer] = []
     for node in NODES:
         folder = tmp_path / node
-        folder.mkdir()
+        mount_keys(keyring, folder)
         alone = (root / "infra" / "nats" / "nats.conf").read_text()
         moved = alone.replace('"/data"', f'"{folder}/data"').replace(":8222", ":-1")
         (folder / "alone.conf").write_text(moved)
@@ -239,9 +262,11 @@ def brokers(
 
 
 @pytest.mark.nats
-async def test_the_shipped_brokers_replicate(brokers: list[NatsServer], run_id: str) -> None:
+async def test_the_shipped_brokers_replicate(
+    brokers: list[NatsServer], tmp_path: Path, run_id: str
+) -> None:
     urls = ",".join(server.url for server in brokers)
-    options = NatsOptions(user="skerry", password=WORD, patience_s=60.0)
+    options = NatsOptions(credentials=tmp_path / "secrets" / "admin.nk", patience_s=60.0)
     async with NatsBus(urls, options=options) as bus:
         assert await bus.declare(specs(run_id, replicas=3, window_bytes=1024**2)) == ()
 

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nats_server import NatsServer
+from skerry.protocol.roles import Grant, Role
+from skerry.service.keyring import services_of
+from tests.support.keyed import KeyedBroker
 from tests.support.processes import call
 
 pytestmark = pytest.mark.drill
@@ -182,14 +184,11 @@ def test_the_build_context_holds_all_that_the_recipe_copies(root: Path, service:
 @pytest.mark.nats
 @pytest.mark.timeout(240)  # four processes compile at once
 def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
-    root: Path, tmp_path: Path, image: Build, compose_broker: Callable[[str], NatsServer]
+    root: Path, tmp_path: Path, image: Build, compose_broker: Callable[..., KeyedBroker]
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("a-secret\n")
+    broker = compose_broker(*services_of("images"), Grant(Role.FOUNDER, "learner", "images"))
     env = {
-        "SKERRY_NATS__URL": compose_broker("a-secret").url,
-        "SKERRY_NATS__USER": "skerry",
-        "SKERRY_NATS__PASSWORD_FILE": str(secret),
+        "SKERRY_NATS__URL": broker.server.url,
         "SKERRY_HEALTH__PORT": "0",
         "SKERRY_LEARNER__SAVE_EVERY_S": "0.01",
     }
@@ -198,10 +197,11 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     options = {"learner": [*config, *(part for value in tiny for part in ("--set", value))]}
     logs = {service: tmp_path / f"{service}.log" for service in SERVICES}
     common = ("--run", "images", "--name")
-    running = {
-        name: image(name).start(*common, name, *options.get(name, []), env=env, log=logs[name])
-        for name in SERVICES
-    }
+    running = dict[str, subprocess.Popen[bytes]]()
+    for name in SERVICES:
+        key = {"SKERRY_NATS__CREDENTIALS": str(broker.keyring.seed(name.replace("_", "-")))}
+        words = (*common, name, *options.get(name, []))
+        running[name] = image(name).start(*words, env=env | key, log=logs[name])
     try:
         for service in ("learner", "syncer", "checkpointer", "evaluator"):
             code = running[service].wait(timeout=180)

@@ -50,6 +50,12 @@ def keyed_broker(folder: Path, *grants: Grant) -> Generator[KeyedBroker]:
         server.kill()
 
 
+def mount_keys(keyring: Keyring, config: Path) -> None:
+    """Have keys beside a broker's config, as a container has them."""
+    config.mkdir(parents=True, exist_ok=True)
+    (config / "keys").symlink_to((keyring.folder / ACCOUNTS).parent)
+
+
 def refusals(broker: Path) -> list[str]:
     """Return what a local cluster's broker has refused, line by line."""
     lines = (broker / LOG).read_text(errors="replace").splitlines()

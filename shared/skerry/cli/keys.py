@@ -32,6 +32,9 @@ def init(
     learner: Annotated[
         list[str] | None, typer.Option(help="Make a learner's key, too.", metavar="NAME")
     ] = None,
+    founder: Annotated[
+        list[str] | None, typer.Option(help="The same; it may create the run.", metavar="NAME")
+    ] = None,
     keys: Folder = KEYS,
 ) -> None:
     """Make the keys of a run: for each service, an auditor and an admin."""
@@ -43,7 +46,9 @@ def init(
             msg = f"{keys} holds keys already: `skerry keys add` adds to them."
             raise ConfigError(msg, path="keys")
         held = Keyring(keys)
-        held.add(*services_of(run), *(Grant(Role.LEARNER, name, run) for name in learner or ()))
+        named = {Role.LEARNER: learner, Role.FOUNDER: founder}
+        learners = (Grant(role, n, run) for role, names in named.items() for n in names or ())
+        held.add(*services_of(run), *learners)
         _show(held)
         print(f"Put `include {keys / ACCOUNTS}` into the broker's config file: the path as it is")
         print("from that file's folder.")

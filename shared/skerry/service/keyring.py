@@ -1,8 +1,9 @@
 """The keys of one broker: an NKey for each learner and service, and the accounts that they open.
 
 A folder holds it all, for its owner alone: a seed ``NAME.nk`` for each key, which its machine names
-in ``nats.credentials``; ``keys.json``, who they are; ``accounts.conf``, which the broker's
-configuration includes. A broker that reloads drops clients whose key is gone, and no others.
+in ``nats.credentials``; ``keys.json``, who they are; and ``broker/accounts.conf``, which the
+broker's configuration includes: it holds no secret and may be mounted elsewhere. A broker that
+reloads drops clients whose key is gone, and no others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-ACCOUNTS = "accounts.conf"
+ACCOUNTS = "broker/accounts.conf"
 REGISTER = "keys.json"
 CORE, EDGE = "CORE", "EDGE"
 
@@ -104,7 +105,7 @@ class Keyring:
         write_private(self.folder / REGISTER, json.dumps(rows, indent=1) + "\n")
         # The server's language has JSON as a part.
         accounts = json.dumps(accounts_of(self.grants), indent=1)
-        write_private(self.folder / ACCOUNTS, f'"accounts": {accounts}\n')
+        write_private(self.folder / ACCOUNTS, f'"accounts": {accounts}\n', public=True)
 
 
 def accounts_of(grants: Mapping[str, Grant]) -> dict[str, Any]:

@@ -28,13 +28,18 @@ def writing(path: Path) -> Generator[None]:
         raise ConfigError(msg, path="run") from error
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only its owner may read; ConfigError if that fails."""
+def write_private(path: Path, text: str, *, public: bool = False) -> None:
+    """Replace a file by one that only its owner may read; ConfigError if that fails.
+
+    A ``public`` one everybody may read who reaches its folder.
+    """
     draft = path.with_name(f"{path.name}.draft")
     with writing(path):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755 if public else 0o700, parents=True, exist_ok=True)
         draft.unlink(missing_ok=True)
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        if public:
+            os.fchmod(handle, 0o644)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         draft.replace(path)

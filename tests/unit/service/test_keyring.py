@@ -25,13 +25,15 @@ def keyring(tmp_path: Path) -> Keyring:
 def test_only_the_owner_reads_keys_and_no_file_but_its_own_holds_a_secret(
     keyring: Keyring,
 ) -> None:
-    paths = [*keyring.folder.iterdir()]
-    assert {path.name for path in paths} == {"admin.nk", "a.nk", REGISTER, ACCOUNTS}
+    paths = [path for path in keyring.folder.iterdir() if path.is_file()]
+    assert {path.name for path in paths} == {"admin.nk", "a.nk", REGISTER}
     assert stat.S_IMODE(keyring.folder.stat().st_mode) == 0o700
     secret = keyring.seed("a").read_text().strip()
     for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert (secret in path.read_text()) == (path.name == "a.nk")
+    accounts = keyring.folder / ACCOUNTS  # for a container to read, whose parent keeps others out
+    assert (stat.S_IMODE(accounts.stat().st_mode), secret in accounts.read_text()) == (0o644, False)
 
 
 def test_a_key_opens_the_account_of_its_role_and_is_found_again(keyring: Keyring) -> None:
@@ -55,6 +57,10 @@ def test_a_key_that_is_rotated_or_revoked_is_in_no_account(keyring: Keyring) -> 
     assert not keyring.seed("a").exists()
 
 
+def held(keyring: Keyring) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in keyring.folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(
     ("grant", "words"),
     [
@@ -67,10 +73,10 @@ def test_a_key_that_is_rotated_or_revoked_is_in_no_account(keyring: Keyring) -> 
 def test_a_key_that_cannot_be_is_refused_and_leaves_nothing(
     keyring: Keyring, grant: Grant, words: str
 ) -> None:
-    before = {path: path.read_bytes() for path in keyring.folder.iterdir()}
+    before = held(keyring)
     with pytest.raises(ConfigError, match=words):
         keyring.add(grant)
-    assert {path: path.read_bytes() for path in keyring.folder.iterdir()} == before
+    assert held(keyring) == before
 
 
 def test_a_name_without_a_key_is_one_sentence(keyring: Keyring) -> None:
