@@ -88,9 +88,14 @@ def test_defect_keeps_its_traceback_and_our_error_comes_before_others_of_its_gro
     assert first_cause(group) is ours
 
 
-@pytest.mark.parametrize("setting", ["password_file", "credentials"])
 @pytest.mark.parametrize(
-    ("content", "why"), [(None, "No such file"), (b"\xff\xfe", "it is no text")]
+    ("setting", "content", "why"),
+    [
+        ("password_file", None, r"read \(No such file"),
+        ("password_file", b"\xff\xfe", r"read \(it is no text"),
+        ("credentials", None, r"used \(No such file"),
+        ("credentials", b"\xff\xfe", r"used \(what it holds is damaged"),
+    ],
 )
 def test_a_secret_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, setting: str, content: bytes | None, why: str
@@ -99,7 +104,7 @@ def test_a_secret_that_cannot_be_read_is_one_sentence(
     if content:
         secret.write_bytes(content)
     nats = NatsSettings().model_copy(update={setting: secret})
-    with pytest.raises(ConfigError, match=rf"nats\.{setting} is .*, which cannot be read \({why}"):
+    with pytest.raises(ConfigError, match=rf"nats\.{setting} is .*, which cannot be {why}"):
         bus_from(nats, "test")
 
 
