@@ -29,9 +29,9 @@ ADMIN = {"user": "admin", "password": WORD}
 
 
 @contextmanager
-def serving(folder: Path, *users: dict[str, Any]) -> Generator[NatsServer]:
+def serving(folder: Path, *users: dict[str, Any], **more: Any) -> Generator[NatsServer]:
     """Run a server that knows these users and an admin."""
-    settings = json.dumps({"authorization": {"users": [ADMIN, *users]}}, indent=1)
+    settings = json.dumps({"authorization": {"users": [ADMIN, *users]}, **more}, indent=1)
     server = NatsServer(folder / "nats", settings=settings)
     server.start()
     try:
@@ -64,6 +64,20 @@ async def test_answers_come_below_an_inbox_of_the_login(tmp_path: Path) -> None:
             found = await learner.last(NAMES.pulse("a"))
         assert found is not None
         assert found.payload == b"mine"
+
+
+async def test_a_single_broker_that_dials_out_as_a_leaf_node_is_no_cluster(tmp_path: Path) -> None:
+    """It greets as one, and then its leader would be asked for what it can say itself."""
+    allowed = ("$JS.API.DIRECT.GET.>", "$JS.API.STREAM.INFO.>")
+    remote = {"remotes": [{"url": "nats-leaf://127.0.0.1:9"}]}
+    with serving(tmp_path, user("a", *allowed), leafnodes=remote, server_name="eu") as server:
+        await declare(server)
+        async with bus(server, user="a", password=WORD) as learner:
+            assert learner._connection.clustered
+            found = await learner.last(NAMES.pulse("b"))
+            assert found is not None
+            assert await learner.last_each(NAMES.pulse()) == [found]
+            assert await learner.get(NAMES.stream("PULSE"), found.sequence) == found
 
 
 async def test_an_inbox_may_be_named(tmp_path: Path) -> None:

@@ -236,7 +236,8 @@ async def _place(connection: Connection, stream: str, cursor: Cursor) -> None:
             await absent.pause()
             continue
         shorter = shorter or Retries(asyncio.get_running_loop().time() + SHORTER_S)
-        behind = connection.clustered and info["state"]["last_seq"] < cursor.sequence
+        replicated = info["config"].get("num_replicas", 1) > 1
+        behind = replicated and info["state"]["last_seq"] < cursor.sequence
         if not behind or not await shorter.pause():
             return cursor.place(extent_of(info["state"]))
 

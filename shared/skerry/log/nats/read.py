@@ -56,6 +56,7 @@ class Leader:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._acknowledged: dict[str, int] = {}
+        self._replicated: dict[str, bool] = {}
 
     def saw(self, stream: str, sequence: int) -> None:
         """Note that a publish of this client was stored under that sequence."""
@@ -65,7 +66,21 @@ class Leader:
         """Return settings and state of a stream; empty if there is no such stream."""
         name, absent = f"STREAM.INFO.{stream}", (STREAM_NOT_FOUND,)
         about = f"a look at stream {stream}"
-        return await self._connection.api(name, about=about, empty_for=absent, deadline=deadline)
+        reply = await self._connection.api(name, about=about, empty_for=absent, deadline=deadline)
+        if reply:
+            self._replicated[stream] = reply["config"].get("num_replicas", 1) > 1
+        return reply
+
+    async def replicated(self, stream: str, deadline: float) -> bool:
+        """Return True if a stream has several copies, any of which may answer a direct get.
+
+        The stream says so itself, since a single server with a leaf node's remote greets as one of
+        a cluster. A stream that is not there counts as replicated.
+        """
+        await self._connection.ready(deadline)
+        if self._connection.clustered and stream not in self._replicated:
+            await self.info(stream, deadline)
+        return self._connection.clustered and self._replicated.get(stream, True)
 
     async def newest(self, stream: str, deadline: float) -> int | None:
         """Return the last sequence of a stream once that is all this client was acknowledged.
@@ -123,21 +138,19 @@ class Reads:
     async def last(self, subject: str) -> Record | None:
         """Return the newest message on this subject, or on any that matches a pattern, or None."""
         stream, deadline, wanted = stream_of(subject), self._deadline(), {"last_by_subj": subject}
-        await self._connection.ready(deadline)
-        if self._connection.clustered:
+        if await self.leader.replicated(stream, deadline):
             return await self.leader.record(stream, wanted, deadline)
-        return await self._direct(stream, wanted, deadline)
+        return await self._direct(stream, wanted, deadline, replicated=False)
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         """Return the message with that sequence, or None if it is gone or not there yet."""
         if sequence < 1:
             return None
         deadline, wanted = self._deadline(), {"seq": sequence}
-        await self._connection.ready(deadline)
-        record = None
-        if not self._connection.clustered or _now() >= self._avoid_until:
-            record = await self._direct(stream, wanted, deadline)
-        if record is not None or not self._connection.clustered:
+        replicated, record = await self.leader.replicated(stream, deadline), None
+        if not replicated or _now() >= self._avoid_until:
+            record = await self._direct(stream, wanted, deadline, replicated=replicated)
+        if record is not None or not replicated:
             return record
         if await self.leader.newest(stream, deadline) is None:
             return None
@@ -169,21 +182,20 @@ class Reads:
         not say how far it has come, is not believed: the leader is asked for every subject.
         """
         stream, deadline = stream_of(pattern), self._deadline()
-        await self._connection.ready(deadline)
-        clustered, goal = self._connection.clustered, 0
-        if clustered:
+        replicated, goal = await self.leader.replicated(stream, deadline), 0
+        if replicated:
             newest = await self.leader.newest(stream, deadline)
             if newest is None:
                 return []
             goal = newest
         found: list[Record] | None = None
-        if not clustered or _now() >= self._avoid_until:
-            found, reached = await self._batch(stream, [pattern], deadline)
+        if not replicated or _now() >= self._avoid_until:
+            found, reached = await self._batch(stream, [pattern], deadline, replicated=replicated)
             found = found if reached >= goal else None
         if found is None:
             found = []
             subjects = await self.leader.subjects(stream, pattern, deadline)
-            if clustered:
+            if replicated:
                 for some in _pages(subjects, self._connection.max_payload, AT_ONCE):
                     wanted = ({"last_by_subj": subject} for subject in some)
                     records = await together(
@@ -192,7 +204,7 @@ class Reads:
                     found += [record for record in records if record is not None]
             else:
                 for page in _pages(subjects, self._connection.max_payload // 2, MOST_SUBJECTS):
-                    found += (await self._batch(stream, page, deadline))[0] or []
+                    found += (await self._batch(stream, page, deadline, replicated=False))[0] or []
         return sorted(found, key=lambda record: record.sequence)
 
     def _deadline(self) -> float:
@@ -217,7 +229,9 @@ class Reads:
                 self._avoid_until = _now() + AVOID_S
             await puller.close()
 
-    async def _direct(self, stream: str, wanted: dict[str, Any], deadline: float) -> Record | None:
+    async def _direct(
+        self, stream: str, wanted: dict[str, Any], deadline: float, *, replicated: bool
+    ) -> Record | None:
         """Return one message as any replica has it; None also when none of a cluster's answered."""
         retries, body = Retries(deadline), json.dumps(wanted).encode()
         subject = f"$JS.API.DIRECT.GET.{stream}"
@@ -225,7 +239,7 @@ class Reads:
             try:
                 answer = await self._connection.request(subject, body, deadline=deadline)
             except NoAnswer as e:
-                if e.sent and self._connection.clustered:
+                if e.sent and replicated:
                     self._avoid_until = _now() + AVOID_S
                     return None
                 if await self._absent(e, stream, retries):
@@ -240,7 +254,7 @@ class Reads:
             raise BusError(msg)
 
     async def _batch(
-        self, stream: str, subjects: list[str], deadline: float
+        self, stream: str, subjects: list[str], deadline: float, *, replicated: bool
     ) -> tuple[list[Record] | None, int]:
         """Return the newest message of each subject as any replica has it, and how far it has come.
 
@@ -252,7 +266,7 @@ class Reads:
             try:
                 page, end = await _page(self._connection, stream, subjects, sequence, deadline)
             except NoAnswer as e:
-                if e.sent and self._connection.clustered:
+                if e.sent and replicated:
                     self._avoid_until = _now() + AVOID_S
                     return None, 0
                 if await self._absent(e, stream, retries):
