@@ -276,7 +276,7 @@ class Connection:
         servers = [url.strip() for url in self.urls.split(",")]
         random.shuffle(servers)
         client = new_client(needs_tls=options.needs_tls or "tls://" in self.urls)
-        session = NatsSession(client, self.urls, login.name)
+        session = NatsSession(client, self.urls, login)
         try:
             with cancellable():
                 await client.connect(

@@ -66,10 +66,19 @@ class NatsOptions:
 
 
 class Login(NamedTuple):
-    """One login: its name to the broker, '' for none, and what nats-py is given for it."""
+    """One login: its name to the broker, '' for none, and what nats-py is given for it.
+
+    ``key`` is the file of an NKey, whose name is of use to the broker alone.
+    """
 
     name: str
     given: dict[str, Any]
+    key: Path | None = None
+
+    def __str__(self) -> str:
+        if self.key is not None:
+            return f"the key in {self.key}"
+        return f"the login {self.name!r}" if self.name else "a client without a login"
 
 
 def login_of(options: NatsOptions) -> Login:
@@ -84,7 +93,7 @@ def login_of(options: NatsOptions) -> Login:
             return Login(_name_in(text), {"user_credentials": str(path)})
         if text.startswith(SEED_START):
             pair: Any = nkeys.from_seed(text.encode())
-            return Login(pair.public_key.decode(), {"nkeys_seed_str": text})
+            return Login(pair.public_key.decode(), {"nkeys_seed_str": text}, path)
     except OSError as error:
         why = error.strerror or "unreadable"
     except (ValueError, TypeError, LookupError, nkeys.NkeysError, binascii.Error):

@@ -21,6 +21,7 @@ from nats.errors import OutboundBufferLimitError
 from skerry.errors import Denied
 from skerry.log.client import NoAnswer
 from skerry.log.nats.jetstream import status_of
+from skerry.log.nats.login import Login
 
 VIOLATION = re.compile(r'violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
 
@@ -36,16 +37,16 @@ def cancellable() -> Generator[None]:
 
 
 class NatsSession:
-    """One nats-py client and the requests that wait for their answers; ``login`` is its name."""
+    """One nats-py client, what it logged in with, and the requests that wait for their answers."""
 
-    def __init__(self, client: Client, urls: str, login: str) -> None:
+    def __init__(self, client: Client, urls: str, login: Login) -> None:
         self.client = client
         self._urls = urls
         self._login = login
         self._inbox = ""
         self._numbers = count()
         self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
-        self._heard: dict[str, list[Callable[[Denied], None]]] = {}
+        self._heard: dict[str, list[tuple[str, Callable[[Denied], None]]]] = {}
         self._deaf: Denied | None = None
 
     async def open(self) -> None:
@@ -91,12 +92,12 @@ class NatsSession:
         """Call ``refused`` where the broker says that this login may not publish there."""
         if self._deaf is not None:
             raise self._deaf
-        key = subject.lower()
-        self._heard.setdefault(key, []).append(refused)
+        key, hears = subject.lower(), (subject, refused)
+        self._heard.setdefault(key, []).append(hears)
         try:
             yield
         finally:
-            self._heard[key].remove(refused)
+            self._heard[key].remove(hears)
             if not self._heard[key]:
                 del self._heard[key]
 
@@ -105,18 +106,18 @@ class NatsSession:
         if (found := VIOLATION.search(text)) is None:
             return
         verb, subject = found.group(1).lower(), found.group(2)
-        who = f"the login {self._login!r}" if self._login else "a client without a login"
+        refusal = f"The broker at {self._urls} does not let {self._login}"
         if verb == "publish":
-            msg = (
-                f"The broker at {self._urls} does not let {who} publish on {subject}: use the key"
-                " of a role that may, or have its permissions widened."
-            )
-            for refused in tuple(self._heard.get(subject.lower(), ())):
-                refused(Denied(msg, subject=subject))
+            for asked, refused in tuple(self._heard.get(subject.lower(), ())):
+                msg = (
+                    f"{refusal} publish on {asked}: use the key of a role that may, or have its"
+                    " permissions widened."
+                )
+                refused(Denied(msg, subject=asked))
         elif subject.lower().startswith(self._inbox.lower()):
             msg = (
-                f"The broker at {self._urls} does not let {who} listen for answers on {subject}:"
-                " allow it that, or set nats.inbox_prefix to where it may."
+                f"{refusal} listen for answers on {subject}: allow it that, or set"
+                " nats.inbox_prefix to where it may."
             )
             self._deaf = Denied(msg, subject=subject)
             for waiting in self._waiting.values():
