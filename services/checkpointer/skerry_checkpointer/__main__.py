@@ -53,6 +53,7 @@ def run_by_default(
     run_service(
         checkpointer(bus, run, store, local.shutdown_s),
         telemetry(local, "checkpointer", run, holder),
+        local.alive_file,
     )
 
 

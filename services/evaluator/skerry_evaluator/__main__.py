@@ -52,6 +52,7 @@ def run(
     run_service(
         service.evaluator(bus, run, holder, local.shutdown_s, local.store),
         telemetry(local, "evaluator", run, holder),
+        local.alive_file,
     )
 
 

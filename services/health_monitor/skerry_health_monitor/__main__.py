@@ -55,6 +55,7 @@ def run(
             until_finished=until_finished,
         ),
         telemetry(local, "health-monitor", run, holder),
+        local.alive_file,
     )
 
 

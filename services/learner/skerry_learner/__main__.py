@@ -70,7 +70,8 @@ def run_by_default(
     settled = partial(step_back, local.learner.nice)
     with nullcontext() if crew is None else crew.computing():
         if crew is not None and crew.follower is not None:
-            run_service(follow(bus, crew.follower, given.run, local.learner, settled=settled))
+            following = follow(bus, crew.follower, given.run, local.learner, settled=settled)
+            run_service(following, alive=local.alive_file)
             return
         run_service(
             learner(
@@ -85,6 +86,7 @@ def run_by_default(
                 lead=None if crew is None else crew.lead,
             ),
             telemetry(local, "learner", run, learner_name),
+            local.alive_file,
         )
 
 

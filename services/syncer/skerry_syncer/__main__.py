@@ -41,6 +41,7 @@ def run(
     run_service(
         syncer(bus, run, holder, local.shutdown_s),
         telemetry(local, "syncer", run, holder),
+        local.alive_file,
     )
 
 

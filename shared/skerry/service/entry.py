@@ -132,14 +132,21 @@ def exit_on_error() -> Generator[None]:
 
 
 def run_service(
-    main: Coroutine[object, object, None], around: AbstractContextManager[None] | None = None
+    main: Coroutine[object, object, None],
+    around: AbstractContextManager[None] | None = None,
+    alive: Path | None = None,
 ) -> None:
-    """Run ``main`` to its end, within ``around``, under ``exit_on_error``."""
+    """Run ``main`` to its end, within ``around``, under ``exit_on_error``.
+
+    Meanwhile the file ``alive`` is touched while the event loop turns.
+    """
     import asyncio
+
+    from skerry.service.shell import touching
 
     with exit_on_error():
         try:
             with around or nullcontext():
-                asyncio.run(main)
+                asyncio.run(touching(alive, main))
         finally:
             main.close()  # where it never began

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+ALIVE_S = 5.0
 RECANCEL_S = 1.0
 RETRY_S = 1.0
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -71,6 +72,30 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
     finally:
         for number in signals:
             running.remove_signal_handler(number)
+
+
+async def touching(alive: Path | None, main: Awaitable[None]) -> None:
+    """Await ``main``, and touch a file every ``ALIVE_S`` as long as the event loop turns.
+
+    It says that a process hangs to what restarts it, and does not depend on the broker.
+    """
+    if alive is None:
+        return await main
+
+    task = asyncio.create_task(_touch(alive))
+    try:
+        return await main
+    finally:
+        task.cancel()
+
+
+async def _touch(path: Path) -> None:
+    while True:
+        try:
+            path.touch()  # noqa: ASYNC240 - a loop that waits for its disk hangs
+        except OSError as error:
+            log.warning("alive_file_not_written", file=str(path), cause=str(error))
+        await asyncio.sleep(ALIVE_S)
 
 
 async def outlast(

@@ -531,6 +531,9 @@ class LocalSettings(Table):
     allow_data: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
     """Folders and bucket addresses below which a run's record or a checkpoint may name text and
     tokenizers; what this machine's own settings name is allowed as well."""
+    alive_file: Path | None = None
+    """File that a service touches every five seconds while its event loop turns, whether or not the
+    broker answers: for what restarts a process that hangs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines that are written."""
     shutdown_s: float = Field(default=10.0, gt=0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -26,6 +27,7 @@ from skerry.service.shell import (
     arrive,
     outlast,
     serve,
+    touching,
 )
 from tests.support.builders import run_record
 from tests.support.scripted_run import ScriptedRun
@@ -194,3 +196,24 @@ def test_its_own_session_is_as_nice_and_somebody_elses_is_left_alone() -> None:
     own = niceness(own_session=True)
     assert own.endswith(f"nice {own.split()[0]}")
     assert niceness(own_session=False).endswith(AUTOGROUP.read_text().strip())
+
+
+async def test_a_file_is_touched_while_the_event_loop_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "ALIVE_S", 0.0)
+    alive = tmp_path / "alive"
+
+    async def main() -> None:
+        for _ in range(2):
+            while not alive.exists():  # noqa: ASYNC110 - a file sends no event
+                await asyncio.sleep(0)
+            alive.unlink()
+
+    await asyncio.wait_for(touching(alive, main()), 20)
+
+
+async def test_a_file_that_cannot_be_touched_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        await touching(tmp_path / "no" / "alive", asyncio.sleep(0.01))
+    assert logs[0]["event"] == "alive_file_not_written"
