@@ -35,7 +35,6 @@ from skerry.service.entry import (
 )
 
 HELP = frozenset({"-h", "--help"})
-CACHES = ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR")
 
 app = application(bare_shows_help=True)
 
@@ -182,11 +181,8 @@ def pass_on(command: str, rest: list[str]) -> None:
     program = COMMANDS[command]
     require(program)
     if PROGRAMS[program].compiles and not asks_for_help:
-        kept = computing(ROOT / "cache")  # the next start is seconds sooner
-        with suppress(OSError):
-            for name in CACHES:
-                Path(kept[name]).mkdir(parents=True, exist_ok=True)
-            for name, value in kept.items():
+        with exit_on_error(), suppress(OSError):
+            for name, value in computing(ROOT / "cache").items():  # the next start is sooner
                 os.environ.setdefault(name, value)
     become = argv_of(command, *rest)
     os.execv(become[0], become)  # noqa: S606 - becoming the command is the point

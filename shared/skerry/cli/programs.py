@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import stat
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+CACHES = ("jax", "numba")
 NUMERIC = ("jax", "optax", "numba")
 TRAINING = (*NUMERIC, "safetensors")
 
@@ -124,9 +127,24 @@ def computing(cache: Path) -> dict[str, str]:
     """Return what makes a process compute fast from the start.
 
     Huge pages make a CPU training step 1.3 times faster; the caches let a restarted process begin
-    without compiling.
+    without compiling. They are made where they are missing.
+
+    Raises ConfigError for a cache that another user may have written, since what it holds is
+    executed, and OSError where none can be made.
     """
-    cache = cache.resolve()
+    cache = cache.absolute()
+    kept = [cache / name for name in CACHES]
+    for folder in kept:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in filter(Path.exists, (*kept, cache, *cache.parents)):
+        facts = folder.stat()
+        shared = facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX
+        if shared or (folder in kept and facts.st_uid != os.geteuid()):
+            msg = (
+                f"{cache} holds compiled code, and other users may write in {folder}: start this "
+                "command in a folder of your own."
+            )
+            raise ConfigError(msg, path="cache")
     return {
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),

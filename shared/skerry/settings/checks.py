@@ -84,6 +84,17 @@ def masked_url(url: str) -> str:
     return f"{scheme}{mark}{f'{name}:***' if colon else '***'}@{rest}"
 
 
+def refuse_secret(url: str) -> None:
+    """Raise ConfigError for an address with a password or token on a command line."""
+    if "@" in url:
+        msg = (
+            f"nats.url is {masked_url(url)} on the command line, which every user of this machine "
+            "can list: name a file by nats.password_file or nats.credentials, or set "
+            "SKERRY_NATS__URL."
+        )
+        raise ConfigError(msg, path="nats.url")
+
+
 def _of_code(run: RunConfig) -> Iterator[str]:
     for path, value in named_code(run):
         known = CODE_SETTINGS[path]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from skerry import code, folders
 from skerry.algorithm.presets import resolved
 from skerry.errors import ConfigError
-from skerry.settings.checks import check_local, check_run, named_code, refuse_data
+from skerry.settings.checks import check_local, check_run, named_code, refuse_data, refuse_secret
 from skerry.settings.models import LocalSettings, OuterConfig, RunConfig, Settings
 from skerry.settings.tree import (
     Known,
@@ -105,6 +105,8 @@ def overlay(
     ]
     given += [(*split_assignment(text), "--set") for text in sets]
     for keys, text, origin in given:
+        if origin == "--set" and keys == ("nats", "url"):
+            refuse_secret(text)
         kind = find(known, keys)
         tree.put(keys, text if kind is None else parse_value(text, kind), origin)
     refuse_unknown(tree, known)

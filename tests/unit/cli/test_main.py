@@ -133,6 +133,27 @@ def test_a_learner_starts_where_nothing_can_be_kept(
     assert "NUMBA_CACHE_DIR" not in environ
 
 
+@pytest.mark.parametrize("folder", [".", ".skerry", ".skerry/cache/jax"])
+def test_compiled_code_that_others_may_have_written_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / ".skerry/cache/jax").mkdir(parents=True)
+    (tmp_path / folder).chmod(0o777)
+    done = skerry(tmp_path, "learner", "--run", "x")
+    assert done.returncode == 2
+    assert f"other users may write in {(tmp_path / folder)}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", ["--nats", "--set"])
+def test_a_password_on_the_command_line_is_refused_and_not_repeated(
+    tmp_path: Path, given: str
+) -> None:
+    url = "nats://me:secret@127.0.0.1:1"
+    for command in ("up", "status", "syncer"):
+        done = skerry(tmp_path, command, given, url if given == "--nats" else f"nats.url={url}")
+        assert (done.returncode, "secret" in done.stderr) == (2, False), command
+        assert "which every user of this machine can list" in done.stderr
+
+
 def test_each_program_has_an_extra_with_what_it_needs() -> None:
     extras = set(metadata("skerry").get_all("Provides-Extra", []))
     assert {name for name, program in PROGRAMS.items() if program.needs} <= extras

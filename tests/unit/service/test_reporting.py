@@ -154,8 +154,8 @@ def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.Mo
         return Telemetry(identity, TelemetrySettings(), complain)
 
     monkeypatch.setattr(export, "Telemetry", start)
-    nats = "nats.url=tls://me:secret@broker:4443,nats://other"
-    wanted = local("telemetry.endpoint=http://c:4318", nats)
+    nats = NatsSettings(url="tls://me:secret@broker:4443,nats://other")
+    wanted = local("telemetry.endpoint=http://c:4318").model_copy(update={"nats": nats})
     with telemetry(wanted, "learner", "run", "a"):
         pass
     ((identity, settings),) = seen

@@ -30,6 +30,7 @@ from skerry.errors import SkerryError
 from skerry.protocol.roles import Grant, Role
 from skerry.service.clusters import reached
 from skerry.service.private import write_private
+from skerry.settings.checks import refuse_secret
 from skerry.settings.loading import child_environment, control_variable, to_toml
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ async def served(
     """Yield the broker: the one named, or our own for as long as the context lasts."""
     local, table = settings.local, ProcessTable(folder.processes)
     if external:
+        refuse_secret(external)
         yield ServedBroker(local.nats.model_copy(update={"url": external}), table)
         return
     ours = LocalBroker(folder.broker, find_server(control_variable("SKERRY_NATS_SERVER")))
