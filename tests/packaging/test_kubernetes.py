@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from skerry.errors import ConfigError, StateLost
 from skerry.settings import loading
 from skerry.settings.models import Settings
-from tests.support.processes import call
+from tests.support.processes import call, skerry
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
@@ -177,6 +177,30 @@ def test_what_a_service_writes_is_on_a_volume_and_it_may_end_in_order(
         assert pod["terminationGracePeriodSeconds"] > local.shutdown_s + 10, name
         secrets = {v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
         assert secrets <= made_secrets(), name
+
+
+def test_each_pod_finds_the_key_that_the_how_to_makes_for_it(
+    everything: list[Object], tmp_path: Path
+) -> None:
+    lines = (ROOT / "docs/how-to/kubernetes.md").read_text().splitlines()
+    for line in lines:
+        if line.startswith("skerry keys "):
+            made = skerry(tmp_path, *line.split()[1:])
+            assert made.returncode == 0, made.stderr
+    held: dict[str, set[str]] = {}
+    for name, files in re.findall(r"create secret generic (\S+) (.+)", "\n".join(lines)):
+        held[name] = set(re.findall(r"--from-file (keys/\S+)", files))
+        assert all((tmp_path / file).is_file() for file in held[name]), name
+    for name, pod, _ in pods(built(K8S / "examples" / "hub")):
+        (container,) = pod["containers"]
+        (keys,) = [v["secret"]["secretName"] for v in pod["volumes"] if v["name"] == "keys"]
+        for number in ("0", "1"):
+            given = {"POD_NAME": f"{name.split()[1]}-{number}", "JOB_COMPLETION_INDEX": number}
+            known = {**environment(everything, container), **given}
+            texts = [e.get("value", "") for e in container["env"]] + container["args"]
+            (path,) = [t for t in texts if "/run/secrets/skerry/" in t]
+            key = expanded(path, known).rpartition("/")[2]
+            assert f"keys/{key}" in held[keys], name
 
 
 def claims(everything: list[Object], name: str) -> list[Object]:
