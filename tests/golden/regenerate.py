@@ -84,7 +84,10 @@ def commit() -> m.Commit:
         *(1.5, 0.1),
         consumed=(
             m.Consumed("ann", 3, 41, 100, 104, 6, 0, 168, 24, 98_304, 512, 608, 0.75, 2.25),
-            m.Consumed("bob", 1, 12, 105, 109, 5, 1, 160, 16, 65_536, 900, 964, 0.25, 2.5),
+            m.Consumed(
+                *("bob", 1, 12, 105, 109, 5, 1, 160, 16, 65_536, 900, 964, 0.25, 2.5),
+                *(16, 3.5, 0.75, 0.125, 2**63 + 9, -0.5),
+            ),
         ),
         refused=(m.Refused(m.RefusalCause.TOO_STALE, "eve", 2, 7, 4096, 96, 128),),
         contrib_floor=109,
@@ -122,6 +125,7 @@ def examples() -> list[Record]:
         m.Fence(RUN, 2, "syncer-a", 10),
         m.SyncerPulse(RUN, "syncer-a", "5f3a", 12, "host-2", (0, 2), (9, 10)),
         m.Start(RUN, "ann", 3, 13),
+        m.Quarantine(RUN, "eve", m.QuarantineReason.OPPOSED, "syncer-a", 17, released=True),
         m.Drill(RUN, "process 7 on host-3", 15, 16),
         m.CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456, 77),
         m.Evaluation(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
-from skerry.algorithm import closed_loop, fragments
-from skerry.algorithm.merge import largest, sound
+from skerry.algorithm import closed_loop, containment, fragments
+from skerry.algorithm.merge import largest
 from skerry.algorithm.outer import merge_and_apply
 from skerry.errors import Diverged
 from skerry.log.replay import first_master, vectors_of
@@ -28,6 +28,7 @@ from skerry.protocol.commit import (
     weigh,
     without,
 )
+from skerry.protocol.containment import examine
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, is_due, is_snapshot_due
 from skerry.protocol.subjects import Subjects
 from skerry_syncer.restoring import FragmentVectors
@@ -91,14 +92,23 @@ class Committer:
         if held is None or not (batch.pending or closing.final):
             return None
         scale = None if self.outer.bare_gradients else held.master
-        weighed = weigh(shard, state, batch, lambda c: sound(c.gradient, state.fragment, scale))
+        measured = await asyncio.to_thread(
+            examine,
+            batch.pending,
+            state.fragment,
+            state.version + 1,
+            shard.containment,
+            scale=scale,
+            moved=held.moved,
+        )
+        weighed = weigh(shard, state, batch, measured)
         while weighed:
-            inputs = [w.contribution.gradient for w in weighed]
+            inputs = [w.gradient for w in weighed]
             try:
                 vectors = await self._step(state.fragment, held, inputs, weighed)
             except Diverged:
                 worst = await asyncio.to_thread(largest, inputs, state.fragment)
-                weighed = without(state, weighed, worst)
+                weighed = without(shard, state, weighed, worst)
                 continue
             return await self._write(state, batch, weighed, vectors, closing)
         if batch.pending:
@@ -125,7 +135,8 @@ class Committer:
             fragments.averaged(self.writer.plan, fragment),
             self.spare,
         )
-        return replace(held, master=merged, outer=outer_state)
+        moved = containment.moved(fragment, held.version + 2, held.master, merged)
+        return replace(held, master=merged, outer=outer_state, moved=moved)
 
     async def _write(
         self,

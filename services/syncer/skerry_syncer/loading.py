@@ -10,6 +10,7 @@ import structlog
 from skerry.errors import WireError
 from skerry.log import ledger, run_records
 from skerry.log.replay import newest_sequence, read_up_to
+from skerry.protocol.containment import WINDOW, containment_rules
 from skerry.protocol.contribution import ContributionRules
 from skerry.protocol.messages import Commit, Round, Start
 from skerry.protocol.parts import snapshot_version
@@ -79,6 +80,7 @@ async def load(
             for f in writer.fragments
         ],
     )
+    shard.containment = containment_rules(config.contain)
     ledger_info = streams.get(Subjects(writer.run).stream("LEDGER"))
     commits = await _commits(bus, writer.run, manifests, sync, ledger_info) if ledger_info else {}
     restorer = restorer or Restorer.of(bus, writer.run, plan, sync, outer)
@@ -133,11 +135,12 @@ async def _commits(
     """Return commits by fragment and version: all since the snapshots, and the newest before.
 
     What lies above a fragment's floor was sent at most ``max_staleness`` versions ago, since
-    nothing older holds a floor down. A ledger holds one commit per fragment and version, and half
+    nothing older holds a floor down; those of a window say what contributions are compared with. A
+    ledger holds one commit per fragment and version, and half
     as many other records at the very most; where there are more, all of a fragment's are read.
     """
     since = {i: range(snapshot_version(m) + 1, m.commit.version) for i, m in manifests.items()}
-    reach = max([config.max_staleness, *(len(versions) for versions in since.values())]) + 2
+    reach = max([config.max_staleness, WINDOW, *(len(versions) for versions in since.values())]) + 2
     found: dict[int, dict[int, Commit]] = {index: {} for index in manifests}
 
     async def collect(pattern: str, after: int) -> None:

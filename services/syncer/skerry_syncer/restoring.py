@@ -59,6 +59,8 @@ class FragmentVectors:
     ``shared`` is the global fragment that learners have, in the run's global scheme; None where it
     is not known, and the next version is to be a keyframe. ``uncovered`` is the oldest contribution
     in them that no snapshot covers. ``lapse`` is set where they are not what was committed.
+    ``moved`` is a sample of what this version changed, by which the next one's contributions are
+    compared with it; None where that is not known.
     """
 
     version: int
@@ -67,6 +69,7 @@ class FragmentVectors:
     shared: Planes | None = None
     uncovered: Uncovered | None = None
     lapse: Lapse | None = None
+    moved: Vector | None = None
 
 
 @dataclass(slots=True)

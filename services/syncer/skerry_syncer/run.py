@@ -18,7 +18,7 @@ from skerry.log.streams import specs
 from skerry.protocol import rounds
 from skerry.protocol.clock import GlobalClock, LearnerTable
 from skerry.protocol.coordinator import CoordinatorSettings, RoundCoordinator, RunEnd, clock_limit
-from skerry.protocol.messages import Pulse, Round
+from skerry.protocol.messages import Pulse, Quarantine, Round
 from skerry.protocol.records import plan_of
 from skerry.settings.loading import run_config_from_json
 from skerry_syncer.committer import Committer
@@ -90,6 +90,23 @@ class ServedRun:
             self.learners.observe(pulse, clock_s())
             wake()
 
+    async def follow_quarantine(self, wake: Callable[[], None]) -> None:
+        """Note which learners are in quarantine; call ``wake`` at each change."""
+        async for record in run_records.follow(self.bus, self.record.run, Quarantine):
+            self._heed(record)
+            wake()
+
+    def _heed(self, record: Quarantine) -> None:
+        learner, held = record.learner, self.learners.quarantined
+        if record.released == (learner not in held):
+            return
+        if record.released:
+            del held[learner]
+        else:
+            held[learner] = record.reason
+        about = {"learner": learner, "reason": record.reason, "by": record.by}
+        log.warning("quarantine_released" if record.released else "quarantined", **about)
+
     async def server(
         self, writer: StateWriter, on_bytes: Callable[[int], None] | None = None
     ) -> ShardServer:
@@ -102,6 +119,10 @@ class ServedRun:
             fence=writer.token,
             versions={index: state.version for index, state in loaded.shard.fragments.items()},
         )
+        for record in await run_records.newest_each(self.bus, self.record.run, Quarantine):
+            self._heed(record)
+        loaded.shard.quarantined = self.learners.quarantined
+        loaded.shard.pulse_of = self.learners.pulse_of
         telemetry = RoundTelemetry(self.record, self.config.sync.merge)
         return ShardServer(
             bus=self.bus,

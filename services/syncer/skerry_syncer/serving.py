@@ -13,6 +13,7 @@ from skerry.errors import BrokerUnavailable
 from skerry.log import ledger, run_records
 from skerry.protocol.contribution import Contribution, Refusal
 from skerry.protocol.coordinator import CommitVersion, EndReason, EndRun, Publish, may_end
+from skerry.protocol.messages import Quarantine
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
@@ -183,10 +184,22 @@ class ShardServer:
         commit = self.committer.merge if action.round else self.committer.genesis
         manifest = await commit(shard, state, action.closing)
         self.coordinator.committed(action, manifest, now_s())
+        if manifest is not None and shard.containment.quarantine:
+            shard.conduct.take(manifest.commit)
+            await self._quarantine()
         if manifest is None:
             log.info("round_empty", fragment=action.fragment, reason=action.closing.reason)
         else:
             self.telemetry.committed(manifest.commit, action.round, origins, self.committer.spent)
+
+    async def _quarantine(self) -> None:
+        """Put into quarantine, for all shards, whom the newest outcomes speak against."""
+        writer, learners = self.committer.writer, self.coordinator.clock.learners
+        for learner, reason in self.coordinator.shard.conduct.suspects():
+            if learner not in learners.quarantined:
+                learners.quarantined[learner] = reason
+                decided = writer.run, learner, reason, writer.holder, self.wall_ns()
+                await run_records.publish(self.bus, Quarantine(*decided))
 
     async def _finish_run(self) -> bool:
         """Mark the run as finished if the other shards are done too; return whether it is.

@@ -68,6 +68,7 @@ class StandBy:
                 group.create_task(self._follow_fences(), name="fences"),
                 group.create_task(self._follow_syncers(), name="syncers"),
                 group.create_task(self.served.follow_pulses(self._wake_all), name="pulses"),
+                group.create_task(self.served.follow_quarantine(self._wake_all), name="quarantine"),
                 group.create_task(self._pulse(), name="pulse"),
                 group.create_task(self._govern(group), name="govern"),
             ]

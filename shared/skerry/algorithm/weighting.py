@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+LEAST_OTHERS = 2
+"""Learners beside one that can outvote it."""
+
+
 class StalenessReason(StrEnum):
     """Why a contribution counts fully, less, or not at all."""
 
@@ -61,6 +65,30 @@ def normalised(weights: Sequence[float]) -> tuple[float, ...]:
     scaled = [w / largest for w in weights]
     total = math.fsum(scaled)
     return tuple(w / total for w in scaled)
+
+
+def shares(work: Sequence[float], learners: Sequence[str], most: float) -> tuple[float, ...]:
+    """Return ``normalised`` work, of which no learner has more than ``most`` equal shares; 0: any.
+
+    ``learners`` names whose each is; what one has too much goes to the others in proportion. Of two
+    learners either may do most of the work.
+    """
+    found = normalised(work)
+    held = dict.fromkeys(learners, 0.0)
+    for share, learner in zip(found, learners, strict=True):
+        held[learner] += share
+    if not most or len(held) <= LEAST_OTHERS:
+        return found
+    bound, full, scale = most / len(held), dict[str, float](), 1.0
+    while rest := math.fsum(total for name, total in held.items() if name not in full):
+        scale = max(0.0, 1.0 - bound * len(full)) / rest
+        over = {n: bound / t for n, t in held.items() if n not in full and t * scale > bound}
+        if not over:
+            break
+        full |= over
+    if not full:
+        return found
+    return normalised([s * full.get(n, scale) for s, n in zip(found, learners, strict=True)])
 
 
 def by_slice(

@@ -253,6 +253,7 @@ def _learners(rows: Sequence[LearnerRow], most: int, width: int) -> Table:
 def _learner(row: LearnerRow) -> tuple[str, ...]:
     phase = row.phase.value.replace("_", " ")
     state = phase if row.phase in ENDED or row.liveness is Liveness.ALIVE else row.liveness.value
+    state = "quarantined" if row.quarantine else state
     colour = "dim" if row.phase in ENDED else COLOURS[row.liveness]
     return (
         f"{plain(row.name)}#{row.incarnation}",

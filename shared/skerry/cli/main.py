@@ -166,6 +166,22 @@ def doctor(
         run_doctor(config=config, sets=set_ or [], nats=nats, as_json=json)
 
 
+def quarantine(
+    learner: Annotated[str, typer.Argument(help="Name of a learner.", metavar="NAME")],
+    *,
+    release: Annotated[bool, typer.Option("--release", help="Merge it again.")] = False,
+    config: entry.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+) -> None:
+    """Merge nothing of a learner any more, until it is released."""
+    from skerry.cli.quarantine import run_quarantine
+
+    with exit_on_error():
+        run_quarantine(learner, release=release, config=config, sets=set_ or [], run=run, nats=nats)
+
+
 def pass_on(command: str, rest: list[str]) -> None:
     """Turn this process into the program that answers a command."""
     asks_for_help = bool(HELP & {*rest})
@@ -207,6 +223,7 @@ def _listed(*programs: str) -> None:
 _listed(*SERVICES)
 app.command()(status)
 app.command()(top)
+app.command()(quarantine)
 _listed("data", "tools", "lab")
 app.command()(doctor)
 app.add_typer(keys.app, name="keys", help="Make, renew and revoke the keys of a broker.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from skerry.algorithm.fragments import Fragment, Plan
+    from skerry.algorithm.merge_numpy import OuterGradient
     from skerry.algorithm.outer import Outer
     from skerry.log.base import Bus
     from skerry.protocol.messages import Commit, Consumed
@@ -107,14 +108,14 @@ class FragmentFold:
         self.master = master
         self.state = self.outer.restore(master, leaves) if leaves else self.outer.init(master)
 
-    def merge(self, contributions: Sequence[Contribution], shares: Sequence[float]) -> None:
+    def merge(self, gradients: Sequence[OuterGradient], shares: Sequence[float]) -> None:
         """Do what the syncer does in a round; Diverged if the result is not finite."""
         before = self.master, self.state
         self.master, self.state = merge_and_apply(
             self.outer,
             self.master,
             self.state,
-            [c.gradient for c in contributions],
+            gradients,
             shares,
             self.method,
             self.fragment,
@@ -171,8 +172,10 @@ async def redo(fold: FragmentFold, commit: Commit, source: Payloads) -> list[Con
     if commit.version == 1 and not is_from_checkpoint(commit):
         fold.begin(await asyncio.to_thread(first_master, merged[0]), None)
     elif merged:
+        pairs = zip(merged, commit.consumed, strict=True)
+        gradients = [replace(found.gradient, cut=item.cut) for found, item in pairs]
         shares = [item.weight for item in commit.consumed]
-        await asyncio.to_thread(fold.merge, merged, shares)
+        await asyncio.to_thread(fold.merge, gradients, shares)
     return merged
 
 

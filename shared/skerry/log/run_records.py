@@ -30,6 +30,7 @@ PATTERNS: Mapping[type[object], Callable[[Subjects], str]] = {
     messages.RunRecord: lambda subjects: subjects.ledger("run"),
     messages.MemberRecord: Subjects.member,
     messages.Commit: Subjects.commit,
+    messages.Quarantine: Subjects.quarantine,
     messages.CheckpointRecord: lambda subjects: subjects.ledger("checkpoint"),
     messages.Evaluation: lambda subjects: subjects.ledger("eval"),
     messages.Pulse: Subjects.pulse,

@@ -15,7 +15,7 @@ from skerry.algorithm import liveness, schedule
 from skerry.protocol.messages import LearnerPhase, activity
 
 if TYPE_CHECKING:
-    from skerry.protocol.messages import Commit, Pulse
+    from skerry.protocol.messages import Commit, Pulse, QuarantineReason
 
 WORKING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
 ON_THE_WAY = frozenset({LearnerPhase.STARTING, LearnerPhase.CATCHING_UP})
@@ -78,12 +78,23 @@ class ClockLimit(NamedTuple):
 class LearnerTable:
     """Every learner that has pulsed, newest incarnation only.
 
-    One that went silent at work is waited for as long as ``patience_s`` before the run may end.
+    One that went silent at work is waited for as long as ``patience_s`` before the run may end; one
+    in ``quarantined`` is not waited for, and says nothing about the clock.
     """
 
     policy: liveness.LivenessPolicy
     patience_s: float = 0.0
     seen: dict[str, SeenLearner] = field(default_factory=dict[str, SeenLearner])
+    quarantined: dict[str, QuarantineReason] = field(default_factory=dict[str, "QuarantineReason"])
+
+    def pulse_of(self, learner: str) -> Pulse | None:
+        """Return a learner's newest pulse."""
+        held = self.seen.get(learner)
+        return held.pulse if held else None
+
+    def counted(self) -> dict[str, SeenLearner]:
+        """Return the learners that count."""
+        return {name: seen for name, seen in self.seen.items() if name not in self.quarantined}
 
     def observe(self, pulse: Pulse, now_s: float) -> None:
         """Take a pulse; one of an older incarnation is ignored."""
@@ -105,7 +116,7 @@ class LearnerTable:
         """Return the learners that could contribute now: working, and not gone."""
         return {
             name: seen
-            for name, seen in self.seen.items()
+            for name, seen in self.counted().items()
             if seen.pulse.phase in WORKING and seen.alive(now_s, self.policy)
         }
 
@@ -145,7 +156,7 @@ class LearnerTable:
             return True
         return not any(
             s.alive(now_s, self.policy) or now_s - s.heartbeat.last_s < self.patience_s
-            for s in self.seen.values()
+            for s in self.counted().values()
             if s.pulse.phase in ON_THE_WAY | {LearnerPhase.TRAINING}
         )
 

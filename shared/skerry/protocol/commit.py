@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm import weighting
+from skerry.protocol.containment import Comparison, Measured, repeats
 from skerry.protocol.contribution import id_of, refused_as
 from skerry.protocol.door import saturated
 from skerry.protocol.messages import (
@@ -24,9 +25,10 @@ from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from skerry.protocol.contribution import Contribution
+    from skerry.algorithm.merge_numpy import OuterGradient
+    from skerry.protocol.contribution import Contribution, ContributionId
     from skerry.protocol.messages import ContributionHeader
     from skerry.protocol.shard import PendingFragment, Refusals, Shard
 
@@ -78,11 +80,24 @@ class Batch(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """A contribution with its share of the merge, and how many versions behind its base is."""
+    """A contribution with its share of the merge, and how many versions behind its base is.
+
+    ``work`` is its weight before all are scaled, without the share ``uncounted``; ``cut`` is the
+    share of its length that is left out.
+    """
 
     contribution: Contribution
     staleness: int
     weight: float
+    measured: Measured = Measured()
+    work: float = 1.0
+    uncounted: float = 0.0
+    cut: float = 0.0
+
+    @property
+    def gradient(self) -> OuterGradient:
+        """What the merge takes of it."""
+        return replace(self.contribution.gradient, cut=self.cut)
 
 
 class Writer(NamedTuple):
@@ -107,36 +122,72 @@ def first_parameters(batch: Batch, state: PendingFragment) -> Weighed:
 
 
 def weigh(
-    shard: Shard, state: PendingFragment, batch: Batch, sound: Callable[[Contribution], bool]
+    shard: Shard,
+    state: PendingFragment,
+    batch: Batch,
+    measured: Mapping[ContributionId, Measured],
 ) -> list[Weighed]:
     """Return what counts, in an order that depends on nothing but the contributions.
 
-    What became too stale while it waited, and what is not ``sound``, is refused.
+    ``measured`` says what ``examine`` found in each. What became too stale while it waited, what
+    cannot be merged, and what the rules ``shard.containment`` rule out is refused.
     """
-    kept: list[tuple[Contribution, float]] = []
-    for contribution in sorted(batch.pending, key=lambda c: c.id):
-        discount = judge(contribution, state.version, shard.staleness)
-        if isinstance(discount, RefusalCause):
-            state.refuse(refused_as(discount, contribution.header))
-        elif not sound(contribution):
-            state.refuse(refused_as(RefusalCause.DIVERGED, contribution.header))
+    kept = _acceptable(shard, state, batch, measured)
+    rules, memory = shard.containment, state.memory
+    compared = Comparison.of(rules, memory, ((c.header, measured[c.id]) for c in kept))
+    found: list[Weighed] = []
+    for item in kept:
+        header, own = item.header, measured[item.id]
+        cause = compared.refusal(header, own, shard.pulse_of(header.learner))
+        if cause is not None:
+            state.refuse(refused_as(cause, header))
+            continue
+        late = state.version - header.base_version
+        left_out = compared.uncounted(header)
+        work = weighting.weight(header.tokens, header.steps) * shard.staleness.discount**late
+        cut = compared.cut(header, own, left_out)
+        found.append(Weighed(item, late, 0.0, own, work * (1.0 - left_out), left_out, cut))
+    return _shared(found, rules.share)
+
+
+def _acceptable(
+    shard: Shard,
+    state: PendingFragment,
+    batch: Batch,
+    measured: Mapping[ContributionId, Measured],
+) -> list[Contribution]:
+    """Return the contributions that nothing speaks against by themselves, by id; refuse others."""
+    kept: list[Contribution] = []
+    pairs = [(item, measured[item.id]) for item in batch.pending]
+    again = repeats(state.memory, pairs) if shard.containment.repeats else ()
+    for item in sorted(batch.pending, key=lambda c: c.id):
+        discount = judge(item, state.version, shard.staleness)
+        cause = discount if isinstance(discount, RefusalCause) else measured[item.id].refusal
+        if item.header.learner in shard.quarantined:
+            cause = RefusalCause.QUARANTINED
+        elif cause is None and item.id in again:
+            cause = RefusalCause.REPEATED
+        if cause is None:
+            kept.append(item)
         else:
-            kept.append((contribution, discount))
-    shares = weighting.normalised(
-        [weighting.weight(c.header.tokens, c.header.steps) * discount for c, discount in kept]
-    )
-    return [
-        Weighed(c, state.version - c.header.base_version, share)
-        for (c, _), share in zip(kept, shares, strict=True)
-    ]
+            state.refuse(refused_as(cause, item.header))
+    return kept
 
 
-def without(state: PendingFragment, weighed: Sequence[Weighed], worst: int) -> list[Weighed]:
+def without(
+    shard: Shard, state: PendingFragment, weighed: Sequence[Weighed], worst: int
+) -> list[Weighed]:
     """Refuse the contribution that is to blame for a merge that is not finite; return the rest."""
     state.refuse(refused_as(RefusalCause.DIVERGED, weighed[worst].contribution.header))
     rest = [w for number, w in enumerate(weighed) if number != worst]
-    shares = weighting.normalised([w.weight for w in rest])
-    return [w._replace(weight=share) for w, share in zip(rest, shares, strict=True)]
+    return _shared(rest, shard.containment.share)
+
+
+def _shared(weighed: Sequence[Weighed], most: float) -> list[Weighed]:
+    """Return contributions with the shares that their work gives them; see ``capped``."""
+    learners = [w.contribution.header.learner for w in weighed]
+    shares = weighting.shares([w.work for w in weighed], learners, most)
+    return [w._replace(weight=share) for w, share in zip(weighed, shares, strict=True)]
 
 
 def commit_record(
@@ -196,6 +247,11 @@ def _consumed(weighed: Weighed, closing: Closing) -> Consumed:
         weight=weighed.weight,
         loss=header.loss,
         arrived_ns=0 if late else closing.arrived_ns.get(header.learner, 0),
+        norm=weighed.measured.norm,
+        cut=weighed.cut,
+        uncounted=weighed.uncounted,
+        digest=weighed.measured.digest,
+        alignment=weighed.measured.alignment,
     )
 
 

@@ -111,7 +111,7 @@ class Contribution:
 
     @property
     def gradient(self) -> OuterGradient:
-        """What a merge takes of it."""
+        """What a merge takes of it, at its whole length."""
         tokens = self.header.tokens
         reach = tuple(part / tokens for part in self.header.slice_tokens) if tokens else ()
         return OuterGradient(self.scheme, self.planes, self.header.norms, reach)
@@ -337,6 +337,7 @@ _DETAIL = {
     RefusalCause.BASE_IN_FUTURE: "Its base is a version that was never committed.",
     RefusalCause.GENESIS: "The fragment has its initial parameters.",
     RefusalCause.TOO_MANY: "Too many wait already.",
+    RefusalCause.QUARANTINED: "Its learner is in quarantine.",
 }
 
 

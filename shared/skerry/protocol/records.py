@@ -23,6 +23,7 @@ from skerry.protocol.messages import (
     Manifest,
     MemberRecord,
     Pulse,
+    Quarantine,
     Record,
     Round,
     RunRecord,
@@ -94,7 +95,7 @@ def read(kind: type[T], stored: StoredMessage, *, run: str, plan_digest: int | N
     return record
 
 
-def subject_of(record: Record) -> str:  # noqa: C901, PLR0911 - one line for each kind of record
+def subject_of(record: Record) -> str:  # noqa: C901, PLR0911, PLR0912 - one line for each kind of record
     """Return the subject that a record is published on."""
     match record:
         case Manifest():
@@ -119,6 +120,8 @@ def subject_of(record: Record) -> str:  # noqa: C901, PLR0911 - one line for eac
             return Subjects(record.run).ledger("checkpoint")
         case Evaluation():
             return Subjects(record.run).ledger("eval")
+        case Quarantine():
+            return Subjects(record.run).quarantine(record.learner)
         case Drill():
             return drill_of(record.run)
 

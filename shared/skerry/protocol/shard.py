@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm import weighting
+from skerry.protocol.containment import Conduct, ContainmentRules, FragmentMemory
 from skerry.protocol.contribution import (
     GENESIS_SCHEME,
     Contribution,
@@ -24,11 +25,18 @@ from skerry.protocol.messages import ContributionKind, RefusalCause
 from skerry.protocol.subjects import contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from skerry.algorithm.fragments import Fragment, Plan
     from skerry.protocol.contribution import ContributionRules
-    from skerry.protocol.messages import ChunkHeader, Commit, LearnerProgress, Manifest, Refused
+    from skerry.protocol.messages import (
+        ChunkHeader,
+        Commit,
+        LearnerProgress,
+        Manifest,
+        Pulse,
+        Refused,
+    )
     from skerry.protocol.records import StoredMessage
 
 MOST_PENDING = 4
@@ -113,6 +121,7 @@ class PendingFragment:
     arrived_s: dict[str, float] = field(default_factory=dict[str, float])
     refused: Refusals = field(default_factory=Refusals)
     settled: dict[ContributionId, None] = field(default_factory=dict["ContributionId", None])
+    memory: FragmentMemory = field(default_factory=FragmentMemory)
     launched_step: int = 0
     floor: int = 0
 
@@ -163,7 +172,8 @@ class PendingFragment:
             del self.settled[next(iter(self.settled))]
 
     def settle_all(self, commit: Commit) -> None:
-        """Remember all that a commit has merged or refused."""
+        """Remember all that a commit has merged or refused; commits come in their order."""
+        self.memory.take(commit)
         for merged in commit.consumed:
             self.settle(id_of(merged))
         for refused in commit.refused:
@@ -200,7 +210,8 @@ class Shard:
 
     ``again``: by fragment, how often its next round counts as opened before, where contributions
     to it may have left the log: learners that have answered that round look whether theirs is
-    still there.
+    still there. ``quarantined`` are the learners of whom nothing is merged; ``pulse_of`` returns a
+    learner's newest pulse, if one is known.
     """
 
     plan: Plan
@@ -209,6 +220,10 @@ class Shard:
     assembler: ContributionAssembler
     seen_sequence: int = 0
     again: dict[int, int] = field(default_factory=dict[int, int])
+    containment: ContainmentRules = field(default_factory=ContainmentRules)
+    conduct: Conduct = field(default_factory=Conduct)
+    quarantined: Collection[str] = ()
+    pulse_of: Callable[[str], Pulse | None] = lambda _: None
 
     @classmethod
     def of(
@@ -235,6 +250,8 @@ class Shard:
         state = self.fragments.get(header.fragment)
         if state is None:
             return None
+        if header.sender in self.quarantined:
+            return RefusalCause.QUARANTINED
         if header.version > state.version:
             return RefusalCause.BASE_IN_FUTURE
         if state.waiting(header.sender) >= MOST_PENDING:

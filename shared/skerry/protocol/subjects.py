@@ -75,6 +75,9 @@ class Subjects:
     def member(self, learner: str = ANY) -> str:
         return f"{self.root}.ledger.member.{_token(learner, 'learner')}"
 
+    def quarantine(self, learner: str = ANY) -> str:
+        return f"{self.root}.ledger.quarantine.{_token(learner, 'learner')}"
+
     def contribution(self, fragment: Number = ANY, learner: str = ANY) -> str:
         """Return the subject of a contribution; the pattern of all fragments has every start."""
         return f"{self.root}.contrib.{fragment}.{_token(learner, 'learner')}"

@@ -251,6 +251,30 @@ class SyncConfig(Table):
     """Largest payload of one message, in bytes, without its envelope."""
 
 
+class ContainConfig(Table):
+    """What keeps one hostile or broken learner from harming a run (docs/results/hostile.md).
+
+    Every rule compares a learner with two others at least.
+    """
+
+    clip: float = Field(default=2.0, ge=0)
+    """An outer gradient that is so many times as long as the median of what the others sent lately
+    is shortened to that, and refused if it is four times as long; 0: none is."""
+    share: float = Field(default=2.0, ge=0)
+    """A learner has at most so many times an equal share of a merge; 0: any."""
+    steps: float = Field(default=8.0, ge=0)
+    """Of a contribution so many times the median of the others' steps count, with their tokens; one
+    whose learner has not reported those beyond is refused. 0: all count."""
+    repeats: bool = True
+    """Refuses what was merged before, and what is no work: zeros, and copies of the others' or of
+    the newest change."""
+    opposed: bool = True
+    """Refuses an outer gradient that points against the others', where these agree."""
+    quarantine: bool = True
+    """Puts a learner into quarantine of whom half of the newest contributions were refused by these
+    rules, or point against the others'; ``skerry quarantine`` does it by hand."""
+
+
 class OuterConfig(Table):
     """The outer optimizer on the syncer."""
 
@@ -332,6 +356,7 @@ class RunConfig(Table):
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     sync: SyncConfig = SyncConfig()
+    contain: ContainConfig = ContainConfig()
     outer: OuterConfig = OuterConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()

@@ -78,6 +78,14 @@ GONE = AlertKind(
     "learners are gone.",
 )
 SUSPECT = AlertKind("suspect", Severity.INFO, "Nothing yet: rounds do not wait for them.")
+QUARANTINED = AlertKind(
+    "quarantine",
+    Severity.WARNING,
+    "Look at its machine, its data and its release of Skerry. `skerry quarantine NAME --release`"
+    " merges it again; until then what it learns is lost.",
+    "SkerryLearnerQuarantined",
+    "a learner is in quarantine.",
+)
 FLAPPING = AlertKind(
     "flapping-",
     Severity.WARNING,
@@ -193,7 +201,19 @@ OF_PROMETHEUS = (
 )
 """What only Prometheus reports, from a scrape or from its absence."""
 ALERTS = (
-    *(BROKER, NO_COMMIT, GONE, SUSPECT, FLAPPING, LOSS, MISMATCH, HELD_OUT, TEXTS, GOODPUT),
+    *(
+        BROKER,
+        NO_COMMIT,
+        GONE,
+        SUSPECT,
+        QUARANTINED,
+        FLAPPING,
+        LOSS,
+        MISMATCH,
+        HELD_OUT,
+        TEXTS,
+        GOODPUT,
+    ),
     *(REFUSED, CHECKPOINT, STORE, MALFORMED),
 )
 """What the page and ``skerry top`` say, and the monitor exports."""

@@ -174,6 +174,13 @@ def _learners(seen: Situation) -> Iterator[Alert]:
             f"{_names(suspect)} {'has' if len(suspect) == 1 else 'have'} been silent or stood "
             "still for longer than usual."
         )
+    if held := [row for row in rows if row.quarantine]:
+        why = ", ".join(
+            sorted({row.quarantine.value.replace("_", " ") for row in held if row.quarantine})
+        )
+        yield table.QUARANTINED.alert(
+            f"Nothing of {_names(held)} is merged: in quarantine ({why})."
+        )
     for name, count in seen.lately.starts(seen.now_s).most_common(MOST_NAMES):
         if count >= FLAPS:
             text = f"{clip(name)} was started {count} times within {duration(RECENT_S)}."

@@ -16,6 +16,7 @@ from skerry.protocol.messages import (
     Evaluation,
     MemberRecord,
     Pulse,
+    Quarantine,
     Round,
     RunRecord,
     RunState,
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 AHEAD_S = 60.0
 RETRY_S = 1.0
 AHEAD: tuple[type[RunMessage], ...] = (MemberRecord, Pulse, Commit, CheckpointRecord, Evaluation)
-FOLLOWED: tuple[type[RunMessage], ...] = (*AHEAD, Round)
+FOLLOWED: tuple[type[RunMessage], ...] = (*AHEAD, Round, Quarantine)
 STORED: tuple[type[RunMessage], ...] = (MemberRecord, Evaluation, Commit)
-NEWEST: tuple[type[RunMessage], ...] = (Pulse, CheckpointRecord)
+NEWEST: tuple[type[RunMessage], ...] = (Pulse, CheckpointRecord, Quarantine)
 """What a single look reads from its beginning, and of what it reads the newest alone."""
 
 

@@ -17,7 +17,7 @@ from skerry.status.view import ENDED, RECENT_EVALUATIONS, held_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.protocol.messages import Evaluation
+    from skerry.protocol.messages import Evaluation, QuarantineReason
     from skerry.status.view import LearnerView, RunView
 
 STILL = 5.0
@@ -32,7 +32,8 @@ class LearnerRow:
     given to it (``algorithm.goodput.USES``), all incarnations and the pauses between them.
     ``waited_s`` is for how long one that is catching up has done so; ``worked_s`` how much of this
     incarnation's time was neither that nor starting. ``joined_s_ago`` is since the first start of
-    that name, None before it was read. ``data`` is the digest of what it reads.
+    that name, None before it was read. ``data`` is the digest of what it reads, ``quarantine`` why
+    nothing of it is merged.
     """
 
     name: str
@@ -61,6 +62,7 @@ class LearnerRow:
     joined_s_ago: float | None = None
     data: str = ""
     digest_mismatches: int = 0
+    quarantine: QuarantineReason | None = None
 
     @property
     def at_work(self) -> bool:
@@ -232,6 +234,7 @@ def _learner_row(
         joined_s_ago=None if learner.first_s is None else max(0.0, now_s - learner.first_s),
         data=learner.data,
         digest_mismatches=0 if pulse is None else pulse.digest_mismatches,
+        quarantine=view.quarantined.get(learner.name),
     )
     return row, seconds
 

@@ -20,6 +20,7 @@ from skerry.protocol.messages import (
     Evaluation,
     MemberRecord,
     Pulse,
+    Quarantine,
     Round,
     RunRecord,
 )
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
     from skerry.log.base import Bus, Record
 
-RunMessage = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Pulse | Round
+RunMessage = (
+    RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Pulse | Round | Quarantine
+)
 T = TypeVar("T", bound=RunMessage)
 
 
@@ -51,6 +54,7 @@ TOPICS: Mapping[type[object], Topic] = {
     Commit: Topic("commit", Subjects.commit, Deliver.ALL),
     CheckpointRecord: Topic("checkpoint", lambda s: s.ledger("checkpoint"), Deliver.ALL),
     Evaluation: Topic("evaluation", lambda s: s.ledger("eval"), Deliver.ALL),
+    Quarantine: Topic("quarantine", Subjects.quarantine, Deliver.LAST_PER_SUBJECT),
     Pulse: Topic("pulse", Subjects.pulse, Deliver.LAST_PER_SUBJECT),
     Round: Topic("round", Subjects.round, Deliver.LAST_PER_SUBJECT),
 }
@@ -88,6 +92,8 @@ class MessageCounts:
             case Pulse(learner=learner, versions=versions):
                 fits = learner == named and len(versions) <= fragments
                 return fits and self._known(learner, joined=False)
+            case Quarantine(learner=learner):
+                return learner == named and TOKEN.fullmatch(learner) is not None
             case MemberRecord(learner=learner):
                 return learner == named and self._known(learner, joined=True)
             case Commit(fragment=fragment) | Round(fragment=fragment):

@@ -23,6 +23,8 @@ from skerry.protocol.messages import (
     LearnerPhase,
     MemberRecord,
     Pulse,
+    Quarantine,
+    QuarantineReason,
     RefusalCause,
     RunRecord,
     RunState,
@@ -34,13 +36,15 @@ if TYPE_CHECKING:
 
     from skerry.settings.models import RunConfig
 
-Message = Pulse | Commit | MemberRecord | CheckpointRecord | Evaluation | RunRecord
+Message = Pulse | Commit | MemberRecord | CheckpointRecord | Evaluation | RunRecord | Quarantine
 
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
 MOST_EVALUATIONS = 512
 """Above this many a view keeps every second one: old ones thin out, the curve keeps its shape."""
 MOST_DIGEST = 64
 """Characters of a digest that a learner claims."""
+MOST_QUARANTINED = 1000
+"""Names come from the log."""
 RECENT_EVALUATIONS = 32
 """These newest ones do not: an evaluator that is not among them has ended."""
 ON_ITS_WAY_S = 1.0
@@ -115,6 +119,7 @@ class RunView:
     ``last_commit_s`` is when the newest commit was seen to be there, by the reader's clock.
     ``lacking`` says for fragments with commits that the newest checkpoint does not hold since when
     there are such; of what an earlier checkpoint lacked, by its time.
+    ``quarantined`` are learners of whom nothing is merged, and why.
     ``judged`` is that of the newest state, which may be known before those that led to it.
     """
 
@@ -138,6 +143,7 @@ class RunView:
     last_commit_s: float | None = None
     checkpoint: CheckpointRecord | None = None
     lacking: dict[int, float] = field(default_factory=dict[int, float])
+    quarantined: dict[str, QuarantineReason] = field(default_factory=dict[str, QuarantineReason])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     evaluated: dict[str, int] = field(default_factory=dict[str, int])
     judged: Evaluation | None = None
@@ -183,6 +189,10 @@ class RunView:
                 self._checkpointed(message)
             case Evaluation():
                 self._evaluated(message)
+            case Quarantine():
+                self.quarantined.pop(message.learner, None)
+                if not message.released and len(self.quarantined) < MOST_QUARANTINED:
+                    self.quarantined[message.learner] = message.reason
             case RunRecord():
                 self.created_s = message.created_ns / 1e9
                 self.finished |= message.state is RunState.FINISHED

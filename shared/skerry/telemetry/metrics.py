@@ -179,6 +179,8 @@ LEARNERS_TARGET = _run("skerry.learners.target", GAUGE, "{learner}",
 LEARNER_ALIVE = _watched("skerry.learner.alive", GAUGE, "{learner}", "1 alive, 0 suspect or gone.")
 LEARNER_DIVERGED = _watched("skerry.learner.diverged", GAUGE, "{learner}",
     "1 while it trains with a loss that is no finite number.")
+LEARNER_QUARANTINED = _watched("skerry.learner.quarantined", GAUGE, "{learner}",
+    "1 while nothing of it is merged.")
 LEARNER_INCARNATION = _watched("skerry.learner.incarnation", GAUGE, "{incarnation}",
     "Starts of its process.")
 LEARNER_SILENCE = _watched("skerry.learner.silence", GAUGE, "s", "Time since its last pulse.")

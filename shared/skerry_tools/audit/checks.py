@@ -47,13 +47,14 @@ class Rules:
 
     ``staleness`` is None where the versions and weights of what was merged are not checked.
     ``counted`` says that learners number their contributions to a fragment 1, 2, 3 without leaving
-    one out.
+    one out. ``share`` is the setting ``contain.share``.
     """
 
     shards: int = 1
     claims: ContributionRules = ANYTHING
     staleness: StalenessRule | None = None
     counted: bool = True
+    share: float = 0.0
 
     @classmethod
     def of(cls, config: RunConfig) -> Rules:
@@ -63,6 +64,7 @@ class Rules:
             sync.shards,
             ContributionRules(data.seq_len, data.batch * data.seq_len),
             StalenessRule(sync.max_staleness, sync.staleness_discount),
+            share=config.contain.share,
         )
 
 
@@ -161,7 +163,10 @@ class Checks:
         history.version, history.floor = commit.version, commit.contrib_floor
         table = {row.learner: row for row in commit.progress}
         if not begins and not _replaces(commit):
-            found += [*self._resolved(history, commit), *_merge(commit, self.rules.staleness)]
+            found += [
+                *self._resolved(history, commit),
+                *_merge(commit, self.rules.staleness, self.rules.share),
+            ]
         below = history.drop(commit, at_ns)
         if begins or torn or _replaces(commit):
             if _replaces(commit) and not torn:
@@ -285,7 +290,7 @@ def _claims(history: FragmentHistory, commit: Commit, *, begins: bool) -> Iterat
         yield What.VERSIONS, "", text
 
 
-def _merge(commit: Commit, rule: StalenessRule | None) -> Iterator[Found]:
+def _merge(commit: Commit, rule: StalenessRule | None, most: float) -> Iterator[Found]:
     """Check staleness and weights of what a commit merged."""
     work: list[float] = []
     for item in commit.consumed:
@@ -301,14 +306,17 @@ def _merge(commit: Commit, rule: StalenessRule | None) -> Iterator[Found]:
             yield What.STALENESS, item.learner, text
         elif rule is not None:
             discount, _ = weighting.discounted(item.base_version, commit.version - 1, *rule)
-            work.append(weighting.weight(item.tokens, item.steps) * (discount or 0.0))
+            counted = (discount or 0.0) * (1.0 - item.uncounted)
+            work.append(weighting.weight(item.tokens, item.steps) * counted)
     if not commit.consumed:
         return
     total = sum(item.weight for item in commit.consumed)
     if abs(total - 1) > WEIGHT_TOLERANCE:
         yield What.WEIGHTS, "", f"the weights sum to {total:.6f} and not to 1"
     elif len(work) == len(commit.consumed):
-        for item, share in zip(commit.consumed, weighting.normalised(work), strict=True):
+        learners = [item.learner for item in commit.consumed]
+        shares = weighting.shares(work, learners, most)
+        for item, share in zip(commit.consumed, shares, strict=True):
             if abs(item.weight - share) > WEIGHT_TOLERANCE:
                 text = f"was merged with the weight {item.weight:.6f} and not with {share:.6f}"
                 yield What.WEIGHTS, item.learner, text

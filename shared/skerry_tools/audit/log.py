@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from skerry.errors import StateLost, WireError
 from skerry.log.replay import read_up_to
-from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, MemberRecord, RunRecord
+from skerry.protocol.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    MemberRecord,
+    Quarantine,
+    RunRecord,
+)
 from skerry.protocol.records import decode, plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import run_config_from_json
@@ -21,13 +28,14 @@ if TYPE_CHECKING:
     from skerry.protocol.subjects import StreamKind
     from skerry.settings.models import RunConfig
 
-LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation
+LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Quarantine
 KINDS: dict[str, type[LedgerRecord]] = {
     "run": RunRecord,
     "member": MemberRecord,
     "commit": Commit,
     "checkpoint": CheckpointRecord,
     "eval": Evaluation,
+    "quarantine": Quarantine,
 }
 
 
@@ -98,6 +106,6 @@ class RunLog:
         problem = ""
         if isinstance(value, Commit) and name != [str(value.fragment)]:
             problem = f"it is a commit of fragment {value.fragment}"
-        if isinstance(value, MemberRecord) and name != [value.learner]:
+        if isinstance(value, MemberRecord | Quarantine) and name != [value.learner]:
             problem = f"it is a record of learner {value.learner}"
         return LedgerEntry(record, expected, None if problem else value, problem)

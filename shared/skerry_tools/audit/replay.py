@@ -20,6 +20,7 @@ from skerry.errors import ContributionGone, Diverged, RunMismatch, StateLost
 from skerry.log.replay import FragmentFold, Payloads, newest_sequence, read_up_to, redo
 from skerry.log.state import read_manifest
 from skerry.protocol.chunks import vector_digest
+from skerry.protocol.containment import containment_rules
 from skerry.protocol.contribution import ContributionAssembler, id_of
 from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.parts import MASTER, OUTER
@@ -211,7 +212,8 @@ class _Worker:
         if policy is not None:
             most = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
             rule = StalenessRule(most, policy.staleness_discount or sync.staleness_discount)
-            branch = Branch.of(log.run, log.plan, fold(policy), rule)
+            contain = containment_rules(log.config.contain)
+            branch = Branch.of(log.run, log.plan, fold(policy), rule, contain)
         return cls(log, found, fold(WhatIfPolicy()), branch)
 
     @property

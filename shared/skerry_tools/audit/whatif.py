@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from skerry.algorithm.merge import largest, sound
+from skerry.algorithm.merge import largest
 from skerry.algorithm.outer import adamw_of, make_outer
 from skerry.errors import ConfigError, Diverged
 from skerry.protocol.commit import Batch, weigh, without
+from skerry.protocol.containment import ContainmentRules, FragmentMemory, examine
 from skerry.protocol.contribution import ContributionRules
 from skerry.protocol.messages import Manifest
 from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
@@ -93,7 +94,7 @@ class Drift(NamedTuple):
 
 @dataclass(slots=True)
 class Branch:
-    """One fragment under another policy; ``shard`` holds its rule of staleness.
+    """One fragment under another policy; ``shard`` holds its rules.
 
     ``cold`` says that its outer optimizer began without the state of the run's own.
     """
@@ -102,10 +103,20 @@ class Branch:
     shard: Shard
     origin: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
     cold: bool = False
+    memory: FragmentMemory = field(default_factory=FragmentMemory)
 
     @classmethod
-    def of(cls, run: str, plan: Plan, fold: FragmentFold, rule: StalenessRule) -> Branch:
-        return cls(fold, Shard.of(run, plan, rule, ContributionRules(), []))
+    def of(
+        cls,
+        run: str,
+        plan: Plan,
+        fold: FragmentFold,
+        rule: StalenessRule,
+        containment: ContainmentRules,
+    ) -> Branch:
+        shard = Shard.of(run, plan, rule, ContributionRules(), [])
+        shard.containment = containment
+        return cls(fold, shard)
 
     def begin(self, master: Vector, leaves: Mapping[str, Vector] | None) -> None:
         """Begin where the committed history begins; another optimizer's state begins cold."""
@@ -119,20 +130,19 @@ class Branch:
     def round(self, commit: Commit, taken: Sequence[Contribution]) -> None:
         """Do with what a round took what the syncer would do under the other policy."""
         fold, before = self.fold, replace(commit, version=commit.version - 1)
-        state = PendingFragment(fold.fragment, Manifest(before, ()))
+        state = PendingFragment(fold.fragment, Manifest(before, ()), memory=self.memory)
         scale = None if fold.outer.bare_gradients else fold.master
-
-        def counts(contribution: Contribution) -> bool:
-            return sound(contribution.gradient, fold.fragment, scale)
-
-        weighed = weigh(self.shard, state, Batch(tuple(taken), 0), counts)
+        rules = self.shard.containment
+        found = examine(taken, fold.fragment, commit.version, rules, scale=scale, moved=None)
+        weighed = weigh(self.shard, state, Batch(tuple(taken), 0), found)
+        self.memory.take(commit)
         while weighed:
-            merged = [w.contribution for w in weighed]
+            gradients = [w.gradient for w in weighed]
             try:
-                return fold.merge(merged, [w.weight for w in weighed])
+                return fold.merge(gradients, [w.weight for w in weighed])
             except Diverged:
-                worst = largest([c.gradient for c in merged], fold.fragment)
-                weighed = without(state, weighed, worst)
+                worst = largest(gradients, fold.fragment)
+                weighed = without(self.shard, state, weighed, worst)
         return None
 
     def drift(self, committed: Vector) -> Drift:

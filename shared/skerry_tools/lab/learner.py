@@ -33,6 +33,7 @@ from skerry.tasks import TaskGroup
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import Pause, TrainingLoop
 from skerry_learner.work import Work
+from skerry_tools.lab.hostile import HostileSender
 from skerry_tools.lab.progress import RunProgress
 from skerry_tools.lab.scenario import Failures, IslandSettings
 
@@ -149,6 +150,9 @@ async def live(
         wall_ns=ground.wall_ns,
         clock=ground.clock,
     )
+    if island.hostile is not None:
+        seed = f"{ground.seed}/{island.name}/hostile"
+        network.sender = HostileSender(network.link, config.data, island.hostile, seed)
     if shelf is None:
         restored = fresh(incarnation, now.step, "nothing is kept")
     else:

@@ -21,6 +21,7 @@ from skerry.settings import loading
 from skerry.settings.checks import check_run
 from skerry.settings.models import LocalSettings, ModelConfig, RunConfig, Table
 from skerry.settings.tree import Tree, leaves
+from skerry_tools.lab.hostile import Attack
 
 REFERENCE = ModelConfig(layers=2, d_model=64, heads=2, kv_heads=2, d_ff=176)
 """The small reference model: 117 056 parameters over bytes."""
@@ -36,6 +37,7 @@ class IslandSettings(Table):
     jitter: float = Field(default=0.0, ge=0, lt=1)  # deviation of a step's time, share of its mean
     joins: float = Field(default=0.0, ge=0, lt=1)  # when, as a share of the global clock's steps
     leaves: float | None = Field(default=None, gt=0, le=1)  # when it is killed for good; or never
+    hostile: Attack | None = None  # what it sends instead of what it has learnt
 
 
 class LinkSettings(Table):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from skerry.algorithm.weighting import by_slice, discounted, normalised, weight
+from skerry.algorithm.weighting import by_slice, discounted, normalised, shares, weight
 from tests.support.strategies import weights, work
 
 quick = settings(max_examples=150)
@@ -121,3 +121,28 @@ def test_a_slice_weighs_its_own_tokens_times_the_tokens_of_a_step(
             assert shares[:, s] == pytest.approx([w / sum(own) for w in own], rel=1e-9, abs=1e-12)
         elif sum(whole):
             assert not shares[:, s].any()
+
+
+DONE = st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0, 1e30)), min_size=1, max_size=12)
+
+
+@given(done=DONE, most=st.floats(1, 4))
+def test_no_learner_of_three_or_more_has_more_than_its_bound(
+    done: list[tuple[str, float]], most: float
+) -> None:
+    learners = [name for name, _ in done]
+    found = shares([amount for _, amount in done], learners, most)
+    assert math.fsum(found) == pytest.approx(1)
+    held = dict.fromkeys(learners, 0.0)
+    for share, learner in zip(found, learners, strict=True):
+        held[learner] += share
+    working = {name for name, amount in done if amount > 0}
+    if len(held) > 2 and len(working) * most > len(held):
+        assert max(held.values()) <= most / len(held) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("raw", "most"), [((1.0, 2.0, 1.5, 1.7), 2.0), ((1.0, 9.0), 1.0), ((1.0, 9.0, 1.0), 0.0)]
+)
+def test_shares_within_their_bound_change_no_bit(raw: tuple[float, ...], most: float) -> None:
+    assert shares(raw, "abcd"[: len(raw)], most) == normalised(raw)

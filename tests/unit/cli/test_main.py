@@ -22,7 +22,7 @@ from skerry_evaluator import __main__ as evaluator
 from skerry_tools import __main__ as tools
 from tests.support.processes import call, skerry
 
-COMMANDS = ["demo", "up", *PASSED_ON, "status", "top", "doctor"]
+COMMANDS = ["demo", "up", *PASSED_ON, "status", "top", "quarantine", "doctor"]
 HEAVY = ("jax", "numpy", "blosc2", "nats", "numba", "optax", "google.protobuf", "structlog")
 SCREEN_LINES = 24
 

@@ -8,7 +8,7 @@ import pytest
 
 from skerry.algorithm.liveness import LivenessPolicy
 from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, LearnerTable
-from skerry.protocol.messages import LearnerPhase
+from skerry.protocol.messages import LearnerPhase, QuarantineReason
 from skerry.settings.models import LivenessConfig
 from tests.support.builders import pulse
 
@@ -46,6 +46,14 @@ def test_run_does_not_wait_for_ever_for_one_that_says_it_trains() -> None:
     since = 1000.0 - END_TIMEOUTS * PATIENCE_S
     assert not table.finished(1000.0, since)
     assert table.finished(1000.0, since - 1.0)
+
+
+def test_one_in_quarantine_is_neither_waited_for_nor_counted() -> None:
+    table = table_of(LearnerPhase.TRAINING, 0.0)
+    assert table.working(1000.0).keys() == {"slow", "fast"}
+    table.quarantined["slow"] = QuarantineReason.BY_HAND
+    assert table.working(1000.0).keys() == {"fast"}
+    assert table.finished(1000.0)
 
 
 def clock(claimed: int, limit: ClockLimit, quorum: int = 1, now_s: float = 1000.0) -> int:

@@ -95,7 +95,7 @@ def test_a_signal_may_have_an_address_of_its_own_or_the_only_one() -> None:
         ("train.learning_rat=1", "", "there are train.inner, train.steps"),
         ("nats.port=3", "", "there are nats.url"),
         ("outer.zzz=1", "", "outer.preset, outer.lr, outer.momentum"),
-        ("qqq.x=1", "", "checkpoint, data, "),
+        ("qqq.x=1", "", "checkpoint, contain, data, "),
     ],
 )
 def test_unknown_key_names_the_nearest_or_what_there_is(

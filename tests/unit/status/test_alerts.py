@@ -13,6 +13,7 @@ from skerry.log.base import Room, Storage
 from skerry.protocol.messages import (
     Commit,
     LearnerPhase,
+    QuarantineReason,
     RefusalCause,
 )
 from skerry.settings.models import RunConfig
@@ -303,6 +304,11 @@ TEXTS: dict[str, tuple[Scene, Severity, str]] = {
         Scene((learner("a"), learner("b", loss=None), replace(patient, name="c", loss=None))),
         Severity.CRITICAL,
         "The loss of b is not finite.",
+    ),
+    "quarantine": (
+        Scene((learner("a", quarantine=QuarantineReason.FREE_RIDES), learner("b"))),
+        Severity.WARNING,
+        "Nothing of a is merged: in quarantine (free rides).",
     ),
     "mismatch": (
         Scene((learner("a", digest_mismatches=2), learner("b"))),

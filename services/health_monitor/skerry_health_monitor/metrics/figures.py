@@ -119,6 +119,7 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
     labels = (view.run, row.name[:MOST_NAME])
     yield Point(metrics.LEARNER_ALIVE, row.liveness is Liveness.ALIVE, labels)
     yield Point(metrics.LEARNER_DIVERGED, bool(diverged([row])), labels)
+    yield Point(metrics.LEARNER_QUARANTINED, row.quarantine is not None, labels)
     yield Point(metrics.LEARNER_INCARNATION, row.incarnation, labels)
     yield Point(metrics.LEARNER_SILENCE, row.seen_s_ago, labels)
     pulse = view.learners[row.name].pulse

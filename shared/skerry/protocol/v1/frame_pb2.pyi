@@ -68,6 +68,7 @@ class FrameContent(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     DRILL_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunk(self) -> _chunk_pb2.ChunkHeader:
         """The one kind that a payload follows."""
@@ -96,6 +97,8 @@ class FrameContent(_message.Message):
     def evaluation(self) -> _run_pb2.Evaluation: ...
     @_builtins.property
     def drill(self) -> _presence_pb2.Drill: ...
+    @_builtins.property
+    def quarantine(self) -> _run_pb2.Quarantine: ...
     def __init__(
         self,
         *,
@@ -112,12 +115,13 @@ class FrameContent(_message.Message):
         start: _chunk_pb2.Start | None = ...,
         evaluation: _run_pb2.Evaluation | None = ...,
         drill: _presence_pb2.Drill | None = ...,
+        quarantine: _run_pb2.Quarantine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk", b"chunk", "commit", b"commit", "drill", b"drill", "evaluation", b"evaluation", "fence", b"fence", "manifest", b"manifest", "member", b"member", "pulse", b"pulse", "record", b"record", "round", b"round", "run", b"run", "start", b"start", "syncer_pulse", b"syncer_pulse"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk", b"chunk", "commit", b"commit", "drill", b"drill", "evaluation", b"evaluation", "fence", b"fence", "manifest", b"manifest", "member", b"member", "pulse", b"pulse", "quarantine", b"quarantine", "record", b"record", "round", b"round", "run", b"run", "start", b"start", "syncer_pulse", b"syncer_pulse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk", b"chunk", "commit", b"commit", "drill", b"drill", "evaluation", b"evaluation", "fence", b"fence", "manifest", b"manifest", "member", b"member", "pulse", b"pulse", "record", b"record", "round", b"round", "run", b"run", "start", b"start", "syncer_pulse", b"syncer_pulse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk", b"chunk", "commit", b"commit", "drill", b"drill", "evaluation", b"evaluation", "fence", b"fence", "manifest", b"manifest", "member", b"member", "pulse", b"pulse", "quarantine", b"quarantine", "record", b"record", "round", b"round", "run", b"run", "start", b"start", "syncer_pulse", b"syncer_pulse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["run", "member", "round", "pulse", "manifest", "commit", "fence", "checkpoint", "syncer_pulse", "start", "evaluation", "drill"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["run", "member", "round", "pulse", "manifest", "commit", "fence", "checkpoint", "syncer_pulse", "start", "evaluation", "drill", "quarantine"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 

@@ -34,6 +34,8 @@ __all__ = [
     "MemberRecord",
     "Part",
     "Pulse",
+    "Quarantine",
+    "QuarantineReason",
     "Record",
     "RefusalCause",
     "Refused",
@@ -82,6 +84,20 @@ class InnerState(StrEnum):
     """Restored from its last checkpoint of it."""
     COLD = "cold"
     """Begun again, so the learning rate rises again."""
+
+
+class QuarantineReason(StrEnum):
+    """Why a learner is in quarantine."""
+
+    BY_HAND = "by_hand"
+    REPEATS = "repeats"
+    """It sends again what was merged before."""
+    FREE_RIDES = "free_rides"
+    """It sends nothing of its own."""
+    OVERLONG = "overlong"
+    """What it sends is many times as long as what the others send."""
+    OPPOSED = "opposed"
+    """What it sends points against what the others send."""
 
 
 class CommitOrigin(StrEnum):
@@ -161,6 +177,18 @@ class RefusalCause(StrEnum):
     """A base that this fragment never had."""
     TOO_MANY = "too_many"
     """More contributions than may be pending at once."""
+    REPEATED = "repeated"
+    """The contents of a contribution that was merged before."""
+    FREE_RIDING = "free_riding"
+    """No work of its own: zeros where others have learnt, what the others send, or what moved
+    the fragment last.
+    """
+    QUARANTINED = "quarantined"
+    """Its learner is in quarantine."""
+    OVERLONG = "overlong"
+    """Many times as long as may be."""
+    OPPOSED = "opposed"
+    """It points against what the others send, who agree with each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,6 +483,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """ledger.quarantine.<learner>: nothing of the learner is merged; the newest record counts."""
+
+    run: str
+    learner: str
+    reason: QuarantineReason
+    by: str
+    """The syncer by whose rule it was decided, or who did it by hand."""
+    decided_ns: int
+    released: bool = False
+    """The learner is merged again from here on, and what it did before is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkRef:
     """One stored chunk: where it is, and what it must be."""
 
@@ -510,6 +552,18 @@ class Consumed:
     arrived_ns: int = 0
     """When the syncer had it whole, by the clock of the commit's opened_ns; 0 for one that was
     made for an earlier round and waited for this one.
+    """
+    norm: float = 0.0
+    """L2 norm of its outer gradient, decoded, as it came."""
+    cut: float = 0.0
+    """The share of its length that was cut off before it was merged, since it was too long."""
+    uncounted: float = 0.0
+    """The share of its tokens and steps that its weight leaves out, since they were too many."""
+    digest: int = 0
+    """Of its codes and scales."""
+    alignment: float = 0.0
+    """Cosine between its outer gradient and the mean direction of the other learners' in this
+    merge, by a sample; 0 where there are fewer than two others.
     """
 
 
@@ -645,6 +699,7 @@ class FrameKind(IntEnum):
     START = 11
     EVALUATION = 12
     DRILL = 13
+    QUARANTINE = 14
 
 
 FRAME_KINDS: dict[type[Any], FrameKind] = {
@@ -661,6 +716,7 @@ FRAME_KINDS: dict[type[Any], FrameKind] = {
     Start: FrameKind.START,
     Evaluation: FrameKind.EVALUATION,
     Drill: FrameKind.DRILL,
+    Quarantine: FrameKind.QUARANTINE,
 }
 """The kind of the frame that holds each message."""
 
@@ -677,5 +733,6 @@ Record = (
     | Start
     | Evaluation
     | Drill
+    | Quarantine
 )
 """A message in a frame of its own, without payload."""

@@ -64,6 +64,38 @@ INNER_STATE_COLD: InnerState.ValueType  # 3
 """Begun again, so the learning rate rises again."""
 Global___InnerState: _TypeAlias = InnerState  # noqa: Y015
 
+class _QuarantineReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _QuarantineReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuarantineReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    QUARANTINE_REASON_UNSPECIFIED: _QuarantineReason.ValueType  # 0
+    QUARANTINE_REASON_BY_HAND: _QuarantineReason.ValueType  # 1
+    QUARANTINE_REASON_REPEATS: _QuarantineReason.ValueType  # 2
+    """It sends again what was merged before."""
+    QUARANTINE_REASON_FREE_RIDES: _QuarantineReason.ValueType  # 3
+    """It sends nothing of its own."""
+    QUARANTINE_REASON_OVERLONG: _QuarantineReason.ValueType  # 4
+    """What it sends is many times as long as what the others send."""
+    QUARANTINE_REASON_OPPOSED: _QuarantineReason.ValueType  # 5
+    """What it sends points against what the others send."""
+
+class QuarantineReason(_QuarantineReason, metaclass=_QuarantineReasonEnumTypeWrapper):
+    """Why a learner is in quarantine."""
+
+QUARANTINE_REASON_UNSPECIFIED: QuarantineReason.ValueType  # 0
+QUARANTINE_REASON_BY_HAND: QuarantineReason.ValueType  # 1
+QUARANTINE_REASON_REPEATS: QuarantineReason.ValueType  # 2
+"""It sends again what was merged before."""
+QUARANTINE_REASON_FREE_RIDES: QuarantineReason.ValueType  # 3
+"""It sends nothing of its own."""
+QUARANTINE_REASON_OVERLONG: QuarantineReason.ValueType  # 4
+"""What it sends is many times as long as what the others send."""
+QUARANTINE_REASON_OPPOSED: QuarantineReason.ValueType  # 5
+"""What it sends points against what the others send."""
+Global___QuarantineReason: _TypeAlias = QuarantineReason  # noqa: Y015
+
 @_typing.final
 class RunRecord(_message.Message):
     """ledger.run: the run as it was created; the newest record on the subject counts."""
@@ -323,3 +355,43 @@ class Evaluation(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sample) -> _WhichOneofReturnType__sample | None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
+
+@_typing.final
+class Quarantine(_message.Message):
+    """ledger.quarantine.<learner>: nothing of the learner is merged; the newest record counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    DECIDED_NS_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    learner: _builtins.str
+    reason: Global___QuarantineReason.ValueType
+    by: _builtins.str
+    """The syncer by whose rule it was decided, or who did it by hand."""
+    decided_ns: _builtins.int
+    released: _builtins.bool
+    """The learner is merged again from here on, and what it did before is forgotten."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        learner: _builtins.str = ...,
+        reason: Global___QuarantineReason.ValueType = ...,
+        by: _builtins.str = ...,
+        decided_ns: _builtins.int = ...,
+        released: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_released", b"_released", "released", b"released"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_released", b"_released", "by", b"by", "decided_ns", b"decided_ns", "learner", b"learner", "reason", b"reason", "released", b"released", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__released: _TypeAlias = _typing.Literal["released"]  # noqa: Y015
+    _WhichOneofArgType__released: _TypeAlias = _typing.Literal["_released", b"_released"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__released) -> _WhichOneofReturnType__released | None: ...
+
+Global___Quarantine: _TypeAlias = Quarantine  # noqa: Y015

@@ -148,6 +148,18 @@ class _RefusalCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalC
     """A base that this fragment never had."""
     REFUSAL_CAUSE_TOO_MANY: _RefusalCause.ValueType  # 17
     """More contributions than may be pending at once."""
+    REFUSAL_CAUSE_REPEATED: _RefusalCause.ValueType  # 18
+    """The contents of a contribution that was merged before."""
+    REFUSAL_CAUSE_FREE_RIDING: _RefusalCause.ValueType  # 19
+    """No work of its own: zeros where others have learnt, what the others send, or what moved the
+    fragment last.
+    """
+    REFUSAL_CAUSE_QUARANTINED: _RefusalCause.ValueType  # 20
+    """Its learner is in quarantine."""
+    REFUSAL_CAUSE_OVERLONG: _RefusalCause.ValueType  # 21
+    """Many times as long as may be."""
+    REFUSAL_CAUSE_OPPOSED: _RefusalCause.ValueType  # 22
+    """It points against what the others send, who agree with each other."""
 
 class RefusalCause(_RefusalCause, metaclass=_RefusalCauseEnumTypeWrapper):
     """Why a contribution, or a message that cannot be read, was refused."""
@@ -183,6 +195,18 @@ REFUSAL_CAUSE_UNKNOWN_BASE: RefusalCause.ValueType  # 16
 """A base that this fragment never had."""
 REFUSAL_CAUSE_TOO_MANY: RefusalCause.ValueType  # 17
 """More contributions than may be pending at once."""
+REFUSAL_CAUSE_REPEATED: RefusalCause.ValueType  # 18
+"""The contents of a contribution that was merged before."""
+REFUSAL_CAUSE_FREE_RIDING: RefusalCause.ValueType  # 19
+"""No work of its own: zeros where others have learnt, what the others send, or what moved the
+fragment last.
+"""
+REFUSAL_CAUSE_QUARANTINED: RefusalCause.ValueType  # 20
+"""Its learner is in quarantine."""
+REFUSAL_CAUSE_OVERLONG: RefusalCause.ValueType  # 21
+"""Many times as long as may be."""
+REFUSAL_CAUSE_OPPOSED: RefusalCause.ValueType  # 22
+"""It points against what the others send, who agree with each other."""
 Global___RefusalCause: _TypeAlias = RefusalCause  # noqa: Y015
 
 @_typing.final
@@ -284,6 +308,11 @@ class Consumed(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     ARRIVED_NS_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    UNCOUNTED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ALIGNMENT_FIELD_NUMBER: _builtins.int
     learner: _builtins.str
     incarnation: _builtins.int
     identity: _builtins.int
@@ -304,6 +333,18 @@ class Consumed(_message.Message):
     """When the syncer had it whole, by the clock of the commit's opened_ns; 0 for one that was made for
     an earlier round and waited for this one.
     """
+    norm: _builtins.float
+    """L2 norm of its outer gradient, decoded, as it came."""
+    cut: _builtins.float
+    """The share of its length that was cut off before it was merged, since it was too long."""
+    uncounted: _builtins.float
+    """The share of its tokens and steps that its weight leaves out, since they were too many."""
+    digest: _builtins.int
+    """Of its codes and scales."""
+    alignment: _builtins.float
+    """Cosine between its outer gradient and the mean direction of the other learners' in this merge, by
+    a sample; 0 where there are fewer than two others.
+    """
     def __init__(
         self,
         *,
@@ -322,14 +363,40 @@ class Consumed(_message.Message):
         weight: _builtins.float = ...,
         loss: _builtins.float = ...,
         arrived_ns: _builtins.int | None = ...,
+        norm: _builtins.float | None = ...,
+        cut: _builtins.float | None = ...,
+        uncounted: _builtins.float | None = ...,
+        digest: _builtins.int | None = ...,
+        alignment: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrived_ns", b"_arrived_ns", "arrived_ns", b"arrived_ns"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alignment", b"_alignment", "_arrived_ns", b"_arrived_ns", "_cut", b"_cut", "_digest", b"_digest", "_norm", b"_norm", "_uncounted", b"_uncounted", "alignment", b"alignment", "arrived_ns", b"arrived_ns", "cut", b"cut", "digest", b"digest", "norm", b"norm", "uncounted", b"uncounted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrived_ns", b"_arrived_ns", "arrived_ns", b"arrived_ns", "base_version", b"base_version", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "sequence_first", b"sequence_first", "sequence_last", b"sequence_last", "staleness", b"staleness", "step", b"step", "steps", b"steps", "tokens", b"tokens", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alignment", b"_alignment", "_arrived_ns", b"_arrived_ns", "_cut", b"_cut", "_digest", b"_digest", "_norm", b"_norm", "_uncounted", b"_uncounted", "alignment", b"alignment", "arrived_ns", b"arrived_ns", "base_version", b"base_version", "cursor_from", b"cursor_from", "cursor_to", b"cursor_to", "cut", b"cut", "digest", b"digest", "identity", b"identity", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "norm", b"norm", "sequence_first", b"sequence_first", "sequence_last", b"sequence_last", "staleness", b"staleness", "step", b"step", "steps", b"steps", "tokens", b"tokens", "uncounted", b"uncounted", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alignment: _TypeAlias = _typing.Literal["alignment"]  # noqa: Y015
+    _WhichOneofArgType__alignment: _TypeAlias = _typing.Literal["_alignment", b"_alignment"]  # noqa: Y015
     _WhichOneofReturnType__arrived_ns: _TypeAlias = _typing.Literal["arrived_ns"]  # noqa: Y015
     _WhichOneofArgType__arrived_ns: _TypeAlias = _typing.Literal["_arrived_ns", b"_arrived_ns"]  # noqa: Y015
+    _WhichOneofReturnType__cut: _TypeAlias = _typing.Literal["cut"]  # noqa: Y015
+    _WhichOneofArgType__cut: _TypeAlias = _typing.Literal["_cut", b"_cut"]  # noqa: Y015
+    _WhichOneofReturnType__digest: _TypeAlias = _typing.Literal["digest"]  # noqa: Y015
+    _WhichOneofArgType__digest: _TypeAlias = _typing.Literal["_digest", b"_digest"]  # noqa: Y015
+    _WhichOneofReturnType__norm: _TypeAlias = _typing.Literal["norm"]  # noqa: Y015
+    _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015
+    _WhichOneofReturnType__uncounted: _TypeAlias = _typing.Literal["uncounted"]  # noqa: Y015
+    _WhichOneofArgType__uncounted: _TypeAlias = _typing.Literal["_uncounted", b"_uncounted"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alignment) -> _WhichOneofReturnType__alignment | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__arrived_ns) -> _WhichOneofReturnType__arrived_ns | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cut) -> _WhichOneofReturnType__cut | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__digest) -> _WhichOneofReturnType__digest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__norm) -> _WhichOneofReturnType__norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__uncounted) -> _WhichOneofReturnType__uncounted | None: ...
 
 Global___Consumed: _TypeAlias = Consumed  # noqa: Y015
 

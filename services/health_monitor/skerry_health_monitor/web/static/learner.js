@@ -9,7 +9,7 @@ const pairs = el("dl", { class: "pairs" });
 const values = {};
 
 const FIELDS = [
-  ["state", (l) => `${words(l.liveness)}, ${words(l.phase)} (${words(l.reason)})`], ["host", (l) => l.host || "–"], ["start", (l) => `number ${l.incarnation}`],
+  ["state", (l) => `${words(l.liveness)}, ${words(l.phase)} (${words(l.reason)})${l.quarantine ? `; in quarantine (${words(l.quarantine)})` : ""}`], ["host", (l) => l.host || "–"], ["start", (l) => `number ${l.incarnation}`],
   ["heard", (l) => ago(now() - l.seen_s)], ["step", (l) => whole(l.step)], ["step time", (l) => (l.step_time_s ? duration(l.step_time_s) : "–")],
   ["tokens per second", (l) => count(l.tokens_per_s)], ["tokens", (l) => count(l.tokens)], ["loss", (l) => loss(l.loss)],
   ["contributions", (l) => count(l.contributions)], ["last merged", (l) => (l.last ? `f${l.last[0]} v${l.last[1]}, ${ago(now() - l.last[2])}` : "–")], ["stale by", (l) => `${l.staleness} versions`],

@@ -1,0 +1,187 @@
+"""What a syncer measures of the contributions to a merge, and what hostile or broken ones come to.
+
+Every rule compares a learner with at least two others: of two neither is outvoted, and nothing is
+held against either. Norms are clipped as in federated learning against backdoors (Z. Sun et al.,
+arXiv 1911.07963), here against what the others send; an outer gradient against the others' is what
+P. Blanchard et al. (arXiv 1703.02757) and X. Cao et al. (FLTrust, arXiv 2012.13995) look for.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from skerry.algorithm import backend
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.merge_numpy import spans_of
+from skerry.algorithm.planes import peak
+from skerry.algorithm.weighting import LEAST_OTHERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from skerry.algorithm.fragments import Fragment
+    from skerry.algorithm.merge_numpy import OuterGradient
+
+    F32s = NDArray[np.float32]
+
+SAMPLE_BLOCKS = 256
+"""Blocks by which directions are compared: a cosine of 65,536 values is exact to 0.004."""
+PASS_BLOCKS = 256
+"""Blocks in one pass: they stay in cache."""
+LEAST_PEAK, MOST_PEAK = 1e-15, 1e15
+"""The sums of squares of values below and above these leave f32."""
+STATED = 0.01
+"""A norm may differ from what its sender says by this share: it summed in f32."""
+ECHO = 0.02
+"""An outer gradient whose cosine with what everybody knows is closer to 1 is no own work,"""
+APART = 0.1
+"""if nobody else's is as close as this. A copy in int4 has 0.993; without noise all do."""
+AGAINST, AGREED = -0.25, 0.1
+"""An outer gradient whose cosine with the others' mean direction is below the first is opposed, if
+they agree with each other: by their mean cosine."""
+
+
+class Work(NamedTuple):
+    """How long an outer gradient is, decoded, and how many steps it says it took."""
+
+    norm: float
+    steps: float
+
+
+class Likeness(NamedTuple):
+    """How the outer gradients of a merge compare, one value of each by contribution.
+
+    ``alignment`` is the cosine with the mean direction of the other learners, 0 where there are
+    fewer than two of them; ``echo`` says that it is what they send, or what was changed last, and
+    ``opposed`` that it points against them.
+    """
+
+    alignment: tuple[float, ...]
+    opposed: tuple[bool, ...]
+    echo: tuple[bool, ...]
+
+
+def uncounted(steps: float, others: Sequence[float], most: float) -> float:
+    """Return the share of steps beyond ``most`` times the median of the others'; ``most`` 0: none.
+
+    Others take as many steps as time allows, so that this bounds what a learner can have done.
+    """
+    if not most or len(others) < LEAST_OTHERS or steps <= 0:
+        return 0.0
+    return max(0.0, 1.0 - most * max(1.0, median(others)) / steps)
+
+
+def cut(own: Work, others: Sequence[Work], most: float) -> float:
+    """Return the share by which an outer gradient is to be shortened; ``most`` 0: none.
+
+    It may be ``most`` times as long as the median of the others', each as long as it would be after
+    as many steps: noise grows with their square root. Zeros say nothing about length.
+    """
+    known = [o.norm * math.sqrt(max(1.0, own.steps / max(1.0, o.steps))) for o in others if o.norm]
+    if not most or len(known) < LEAST_OTHERS or not own.norm:
+        return 0.0
+    return max(0.0, 1.0 - most * median(known) / own.norm)
+
+
+def sampled_blocks(fragment: Fragment, version: int) -> NDArray[np.int64]:
+    """Return the blocks by which directions are compared in the merge towards a version."""
+    count = min(SAMPLE_BLOCKS, fragment.blocks)
+    return (np.arange(count) * fragment.blocks // count + version) % fragment.blocks
+
+
+def sample(items: Sequence[OuterGradient], blocks: NDArray[np.int64]) -> F32s:
+    """Return some blocks of each outer gradient as rows of length one, f32 (m, n); zeros stay."""
+    rows = np.zeros((len(items), blocks.size * BLOCK), np.float32)
+    for row, item in zip(rows, items, strict=True):
+        planes = item.planes
+        scales = planes.scales[blocks] if planes.scales.size else planes.scales
+        backend.cpu().dequantise(item.scheme, type(planes)(planes.codes[blocks], scales), row)
+    return unit(rows)
+
+
+def moved(fragment: Fragment, version: int, before: F32s, after: F32s) -> F32s:
+    """Return what a version changed, f32 (n,) of length one, as the next merge compares it.
+
+    ``version`` is that next one; ``before`` and ``after`` are masters f32 (padded_size,).
+    """
+    blocks = sampled_blocks(fragment, version)
+    change = before.reshape(-1, BLOCK)[blocks] - after.reshape(-1, BLOCK)[blocks]
+    return unit(change.reshape(1, -1)).reshape(-1)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def unit(rows: F32s) -> F32s:
+    """Return rows f32 (m, n) at length one; what has none, or one that is not finite, is zero."""
+    lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
+    usable = np.isfinite(lengths) & (lengths > 0)
+    inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=usable).astype(np.float32)
+    found = np.zeros_like(rows)
+    np.multiply(rows, inverse[:, None], out=found, where=usable[:, None])
+    return found
+
+
+def compare(rows: F32s, learners: Sequence[str], moved: F32s | None) -> Likeness:
+    """Compare the sampled rows of ``sample``, one learner's newest last; each learner has one vote.
+
+    ``moved`` f32 (n,) of length one is what the newest version changed; None: not known.
+    """
+    newest = {learner: number for number, learner in enumerate(learners)}
+    names, votes = list(newest), rows[list(newest.values())]
+    total, count = votes.sum(axis=0), len(names) - 1
+    aligned, opposed = np.zeros(len(learners)), np.zeros(len(learners), np.bool_)
+    for number, learner in enumerate(learners if count >= LEAST_OTHERS else ()):
+        others = total - votes[names.index(learner)]
+        square = float(others @ others)
+        if square > 0:
+            aligned[number] = float(rows[number] @ others) / math.sqrt(square)
+            agreed = (square - count) / (count * (count - 1))
+            opposed[number] = aligned[number] < AGAINST and agreed > AGREED
+    echo = _near(aligned, learners)
+    if moved is not None:
+        echo |= _near(rows @ moved, learners)
+    return Likeness(tuple(aligned.tolist()), tuple(opposed.tolist()), tuple(echo.tolist()))
+
+
+def _near(cosines: NDArray[np.floating], learners: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which cosines are almost 1 while those of all other learners are further away."""
+    names, far = np.array(learners), 1.0 - cosines
+    found = np.zeros(far.size, np.bool_)
+    for number in np.flatnonzero(far < ECHO):
+        others = names != names[number]
+        enough = np.unique(names[others]).size >= LEAST_OTHERS
+        found[number] = enough and float(far[others].min()) > APART
+    return found
+
+
+def norms(item: OuterGradient, fragment: Fragment) -> tuple[float, ...]:
+    """Return the L2 norm of each slice as it decodes, in memory of one pass.
+
+    Where squares stay in f32 they are added there: a slice that is nothing beside others may be 0.
+    """
+    found: list[float] = []
+    scratch = np.empty(PASS_BLOCKS * BLOCK, np.float32)
+    wide = not LEAST_PEAK < peak(item.scheme, item.planes) < MOST_PEAK
+    for start, stop in zip(*spans_of(fragment), strict=True):
+        square = 0.0
+        for first in range(int(start), int(stop), PASS_BLOCKS):
+            blocks = slice(first, min(first + PASS_BLOCKS, int(stop)))
+            values = scratch[: (blocks.stop - blocks.start) * BLOCK]
+            backend.cpu().dequantise(item.scheme, item.planes.part(blocks), values)
+            exact = values.astype(np.float64) if wide else values
+            square += float(exact @ exact)
+        found.append(math.sqrt(square))
+    return tuple(found)
+
+
+def states_truly(stated: Sequence[float], found: Sequence[float]) -> bool:
+    """Return True if norms, where a sender states them, are those of what it sent."""
+    least = STATED * 1e-3 * math.hypot(*found)
+    return not stated or all(
+        abs(says - is_) <= STATED * is_ + least for says, is_ in zip(stated, found, strict=True)
+    )

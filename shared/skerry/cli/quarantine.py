@@ -1,0 +1,64 @@
+"""``skerry quarantine``: have nothing of a learner merged any more, or have it merged again."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from skerry.cli.local_log import log_of, newest_run
+from skerry.errors import ConfigError
+from skerry.log import ledger, run_records
+from skerry.protocol.messages import Quarantine, QuarantineReason
+from skerry.service.entry import bus_from
+from skerry.settings import loading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from skerry.log.base import Bus
+
+
+def run_quarantine(
+    learner: str,
+    *,
+    release: bool,
+    config: Path | None,
+    sets: Sequence[str],
+    run: str | None,
+    nats: str | None,
+) -> None:
+    """Write the record that the syncers of a run obey, and say so.
+
+    Raises ConfigError for a name that no learner of the run has.
+    """
+    given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+
+    async def write() -> str:
+        async with (
+            log_of(given, run, named=nats is not None) as log,
+            bus_from(log.nats, "quarantine") as bus,
+        ):
+            name = log.run or await newest_run(bus)
+            await decide(bus, name, learner, release=release)
+            return name
+
+    name = asyncio.run(write())
+    what = f"what {learner} sends" if release else f"nothing of {learner}"
+    print(f"Run {name}: from its next round on {what} is merged.")
+
+
+async def decide(bus: Bus, run: str, learner: str, *, release: bool) -> None:
+    """Write that a learner is in quarantine, or is not any more; ConfigError if there is none."""
+    await ledger.read_run(bus, run)
+    known = await ledger.members(bus, run)
+    if learner not in known:
+        few = ", ".join(sorted(known)[:8]) or "none yet"
+        msg = f"Run {run!r} has no learner {learner!r}: there are {few}."
+        raise ConfigError(msg, path="learner")
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    reason, now_ns = QuarantineReason.BY_HAND, time.time_ns()
+    await run_records.publish(bus, Quarantine(run, learner, reason, by, now_ns, released=release))
