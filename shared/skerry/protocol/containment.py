@@ -39,8 +39,8 @@ WINDOW = 16
 """Versions of a fragment whose contributions are remembered, and newest outcomes of a learner."""
 OFTEN = WINDOW // 2
 """So many bad ones of a learner's newest outcomes are no accident."""
-OVERLONG = 0.75
-"""A contribution of which so much is to be cut off, four times as long as may be, is refused."""
+OVERLONG = 0.6
+"""A contribution of which so much is to be cut off, 2.5 times as long as may be, is refused."""
 AGAINST, MOSTLY = -0.05, 14
 """Outer gradients that point against the others': their mean cosine, and how many of a window."""
 

@@ -257,10 +257,10 @@ class ContainConfig(Table):
     Every rule compares a learner with two others at least.
     """
 
-    clip: float = Field(default=2.0, ge=0)
+    clip: float = Field(default=3.0, ge=0)
     """An outer gradient that is so many times as long as the median of what the others sent lately
-    is shortened to that, and refused if it is four times as long; 0: none is."""
-    share: float = Field(default=2.0, ge=0)
+    is shortened to that, and refused if it is 2.5 times as long; 0: none is."""
+    share: float = Field(default=2.5, ge=0)
     """A learner has at most so many times an equal share of a merge; 0: any."""
     steps: float = Field(default=8.0, ge=0)
     """Of a contribution so many times the median of the others' steps count, with their tokens; one

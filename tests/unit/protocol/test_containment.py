@@ -88,9 +88,9 @@ def test_honest_learners_are_merged_as_without_rules() -> None:
 
 def test_what_is_too_long_is_cut_and_the_commit_says_by_how_much() -> None:
     held = shard()
-    found, refused = merged(held, *HONEST, sent("d", 5))
+    found, refused = merged(held, *HONEST, sent("d", 4))
     assert not refused
-    assert found["d"].cut == pytest.approx(1 - 2 / 5, rel=0.02)
+    assert found["d"].cut == pytest.approx(1 - 2 / 4, rel=0.02)
     assert found["d"].gradient.cut == found["d"].cut
     state = held.fragments[0].manifest
     assert state is not None

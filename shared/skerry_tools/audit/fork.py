@@ -1,0 +1,123 @@
+"""``skerry fork``, ``skerry rewind``: a run as it was at a moment, as a checkpoint to start from.
+
+A fork may leave a learner out: what the others contributed is merged again without it, by the
+syncer's own arithmetic and the run's own rules. What they would have learnt from another global
+state is not known; they go on from this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from skerry.algorithm import closed_loop
+from skerry.errors import ConfigError, HistoryBroken
+from skerry.log import ledger
+from skerry.protocol.chunks import vector_digest
+from skerry.protocol.parts import MASTER, OUTER
+from skerry.protocol.subjects import checked_token
+from skerry.store.checkpoint import SavedLearner
+from skerry.store.finding import store_of
+from skerry.store.writer import CheckpointWriter, Snapshot
+from skerry_tools.audit.command import progress
+from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.replay import from_checkpoint, from_genesis, replay
+from skerry_tools.audit.survey import parse, survey
+from skerry_tools.audit.whatif import WhatIfPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.log.replay import FragmentFold
+    from skerry.protocol.messages import Commit
+    from skerry.store.base import Store
+    from skerry.store.writer import Written
+    from skerry_tools.audit.command import RunChoice
+    from skerry_tools.audit.replay import Bases
+    from skerry_tools.audit.survey import ReplayMoment
+
+
+async def fork(
+    log: RunLog,
+    moment: ReplayMoment,
+    run: str,
+    store: Store,
+    *,
+    without: str | None = None,
+    bases: Bases = from_genesis,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> Written:
+    """Write a checkpoint of run ``run``: the log's run as it was at a moment, without a learner.
+
+    Raises ConfigError for a learner that the run never had, StateLost where the window lacks what a
+    replay needs, HistoryBroken where what was committed does not replay.
+    """
+    members = await ledger.members(log.bus, log.run)
+    if without is not None and without not in members:
+        few = ", ".join(sorted(members)[:8])
+        msg = f"Run {log.run!r} never had a learner {without!r}: there were {few}."
+        raise ConfigError(msg, path="without")
+    found = await survey(log, moment)
+    record = replace(log.record, run=checked_token(run, "as"))
+    writer = await asyncio.to_thread(CheckpointWriter, store, record, log.plan, 0)
+
+    def keep(fold: FragmentFold, last: Commit) -> None:
+        scheme, leaves = log.config.sync.global_scheme, fold.outer.leaves(fold.state)
+        shared = closed_loop.follow(scheme, "none", None, fold.master).vector
+        commit = replace(
+            last,
+            run=run,
+            params_digest=vector_digest(shared),
+            master_digest=vector_digest(fold.master),
+            progress=tuple(row for row in last.progress if row.learner != without),
+        )
+        parts = {MASTER: fold.master} | {OUTER + name: leaf for name, leaf in leaves.items()}
+        writer.add(commit, shared, Snapshot(commit, parts))
+
+    policy = WhatIfPolicy(without=without) if without is not None else None
+    try:
+        done = await replay(
+            log, bases=bases, known=found, policy=policy, sink=keep, on_progress=on_progress
+        )
+        if done.wrong:
+            raise HistoryBroken(done.wrong[0].sentence)
+        done.require_whole()
+        return await asyncio.to_thread(
+            writer.finish,
+            index=0,
+            learners=sorted(
+                (SavedLearner(m.learner, m.shard) for m in members.values()), key=lambda m: m.shard
+            ),
+            ledger_sequence=found.sequence,
+            now_ns=time.time_ns(),
+        )
+    finally:
+        await asyncio.to_thread(writer.discard)
+
+
+def run_fork(
+    choice: RunChoice, at: str, *, name: str | None, without: str | None, origin: str | None
+) -> None:
+    """Write the checkpoint below the store's folder of the new run, and say how it starts."""
+    given, moment = choice.load(), parse(at)
+
+    async def write() -> tuple[str, str]:
+        async with choice.reached(given, "fork") as (bus, run):
+            log = RunLog.of(bus, await ledger.read_run(bus, run))
+            new = name or f"{run}-{at.replace(':', '-')}"
+            bases: Bases = from_genesis
+            store = store_of(given.local.store, new)
+            if origin is not None:
+                bases = await asyncio.to_thread(from_checkpoint, origin, log, given.local.store)
+            with contextlib.ExitStack() as stack:
+                on_progress = stack.enter_context(progress())
+                written = await fork(
+                    log, moment, new, store, without=without, bases=bases, on_progress=on_progress
+                )
+            return new, store.where(written.name)
+
+    new, where = asyncio.run(write())
+    print(f"Start it with: skerry up --from {where} --run {new}")
