@@ -87,6 +87,48 @@ def replay(  # noqa: PLR0913 - one option each
         run_replay(choice, ReplayOptions(to, from_, out, policy), as_json=json)
 
 
+New = Annotated[str | None, typer.Option("--as", help="Run id of what is written.", metavar="ID")]
+Base = Annotated[str | None, typer.Option("--from", help="Replay from here.", metavar="CHECKPOINT")]
+
+
+@app.command()
+def fork(
+    *,
+    at: Annotated[str, typer.Option(help="v17, seq:1234 or a time.", metavar="VERSION|TIME|SEQ")],
+    without: Annotated[
+        str | None, typer.Option(help="Merge nothing of this learner.", metavar="NAME")
+    ] = None,
+    as_: New = None,
+    from_: Base = None,
+    config: entry.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+) -> None:
+    """Write a checkpoint of a run as it was, or would be without a learner, to start from."""
+    from skerry_tools.audit.command import RunChoice
+    from skerry_tools.audit.fork import run_fork
+
+    with exit_on_error():
+        choice = RunChoice(config, set_ or (), run, nats)
+        run_fork(choice, at, name=as_, without=without, origin=from_)
+
+
+@app.command()
+def rewind(
+    *,
+    at: Annotated[str, typer.Option(help="v17, seq:1234 or a time.", metavar="VERSION|TIME|SEQ")],
+    as_: New = None,
+    from_: Base = None,
+    config: entry.Config = None,
+    set_: Sets = None,
+    run: Run = None,
+    nats: Nats = None,
+) -> None:
+    """Write a checkpoint of a run as it was, to start from."""
+    fork(at=at, as_=as_, from_=from_, config=config, set_=set_, run=run, nats=nats)
+
+
 @app.command()
 def chaos(  # noqa: PLR0913 - one option each
     *,

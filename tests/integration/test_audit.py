@@ -11,20 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skerry.algorithm.fragments import Fragment
 from skerry.errors import ConfigError
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.replay import FragmentFold, first_master
 from skerry.protocol.chunks import vector_digest
+from skerry.protocol.contribution import Contribution, ContributionAssembler, id_of
 from skerry.protocol.messages import CloseReason, Commit, Manifest, RefusalCause, Refused, Unnamed
 from skerry.protocol.records import decode, encode
 from skerry.protocol.shard import MOST_NAMED
 from skerry.protocol.subjects import StreamKind, Subjects
 from skerry.settings.models import OuterConfig, RunConfig
+from skerry.store import checkpoint
 from skerry.store.local import LocalStore
+from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
 from skerry_tools.audit.accounts import What
 from skerry_tools.audit.checks import ANYTHING, Rules
+from skerry_tools.audit.fork import fork
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import from_checkpoint, replay
 from skerry_tools.audit.survey import ReplayMoment
@@ -326,8 +330,9 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
     bus = await trained()
     vectors: dict[int, np.ndarray] = {}
 
-    def keep(fragment: Fragment, vector: np.ndarray) -> None:
-        vectors[fragment.index] = vector
+    def keep(fold: FragmentFold, last: Commit) -> None:
+        assert last.version == 3
+        vectors[fold.fragment.index] = fold.master
 
     replayed = await replay(await log_of(bus), moment=ReplayMoment(version=3), sink=keep)
     assert replayed.whole
@@ -335,6 +340,50 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
     for index in (0, 1):
         (commit,) = [c for _, c in commits_of(bus, index) if c.version == 3]
         assert vector_digest(vectors[index]) == commit.master_digest
+
+
+async def test_a_fork_is_the_run_as_it_was_and_starts_as_another(tmp_path: Path) -> None:
+    bus = await trained()
+    log, store = await log_of(bus), LocalStore(tmp_path / "then")
+    written = await fork(log, ReplayMoment(version=3), "then", store)
+    assert written.checkpoint.versions == (3, 3)
+    there = MemoryBroker().connect()
+    await restore(there, store.where(written.name), "then")
+    for index in (0, 1):
+        (commit,) = [c for _, c in commits_of(bus, index) if c.version == 3]
+        restored = await state.read_manifest(there, "then", PLAN, index)
+        assert restored is not None
+        assert restored.commit.version == 3
+        assert restored.commit.master_digest == commit.master_digest
+        assert restored.commit.progress != ()
+
+
+async def test_a_fork_without_a_learner_merges_the_others_alone(tmp_path: Path) -> None:
+    bus = await trained()
+    log, store = await log_of(bus), LocalStore(tmp_path / "clean")
+    written = await fork(log, ReplayMoment(version=3), "clean", store, without="b")
+    for saved, vectors in checkpoint.fragments(store, written.name):
+        fragment = PLAN.fragments[saved.commit.fragment]
+        outer = WhatIfPolicy().make_outer(CONFIG, PLAN)
+        fold = FragmentFold.of(outer, PLAN, fragment, CONFIG.sync.merge)
+        assembler, sent = ContributionAssembler(RUN, PLAN), {}
+        records = bus.broker.streams[SUBJECTS.stream("CONTRIB")].records.values()
+        for got in map(assembler.feed, records):
+            if isinstance(got, Contribution) and got.header.fragment == fragment.index:
+                sent[got.id] = got
+        for _, commit in commits_of(bus, fragment.index)[:3]:
+            merged = [sent[id_of(item)] for item in commit.consumed]
+            kept = [one.gradient for one in merged if one.header.learner == "a"]
+            if commit.version == 1:
+                fold.begin(first_master(merged[0]), None)
+            elif kept:
+                work = [1.0 / len(kept)] * len(kept)
+                assert len(kept) == 1
+                fold.merge(kept, work)
+        assert np.array_equal(vectors["master"], fold.master)
+        assert [row.learner for row in saved.commit.progress] == ["a"]
+    with pytest.raises(ConfigError, match="never had a learner 'x'"):
+        await fork(log, ReplayMoment(version=3), "clean", store, without="x")
 
 
 async def test_replay_to_a_sequence_is_a_cut_of_the_ledger() -> None:

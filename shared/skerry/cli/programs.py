@@ -82,6 +82,8 @@ PROGRAMS: Mapping[str, Program] = {
             "simulate": "Simulate a fleet's failures and the goodput that is left.",
             "ledger": "Verify a run's log.",
             "replay": "Rebuild the parameters of any moment from the log, or ask what-if.",
+            "fork": "Start from a run as it was, or would be without a learner.",
+            "rewind": "Start from a run as it was.",
             "chaos": "Inject faults into a run on purpose, then heal and check it.",
         },
     ),

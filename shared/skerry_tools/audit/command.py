@@ -183,7 +183,7 @@ def parameters(out: Path, plan: Plan, metadata: dict[str, str]) -> Generator[Sin
                 file.truncate(len(head) + tensorfile.ITEMS["F32"] * plan.parameters)
             flat = np.memmap(draft, np.dtype("<f4"), "r+", len(head), (plan.parameters,))
             leaves = [flat[int(a) : int(b)] for a, b in itertools.pairwise(ends)]
-            yield lambda fragment, vector: scatter(fragment, vector, leaves)
+            yield lambda fold, _: scatter(fold.fragment, fold.master, leaves)
             flat.flush()
             with draft.open("rb+") as file:
                 os.fsync(file.fileno())

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from skerry_tools.audit.whatif import Drift
 
     Vector = NDArray[np.float32]
-    Sink = Callable[[Fragment, Vector], None]
+    Sink = Callable[[FragmentFold, Commit], None]
     OnProgress = Callable[[str, int, int], None]
 
 
@@ -161,7 +161,8 @@ async def replay(
         bases: where each fragment begins.
         known: the survey for that moment, where the caller has made it already.
         policy: also fold the same contributions under another policy, and measure the drift.
-        sink: takes each fragment that was rebuilt whole, or its what-if where there is a policy.
+        sink: takes each fragment that was rebuilt whole, or its what-if where there is a policy,
+            with its last commit.
         on_progress: hears what is done, how much, and of how much.
 
     """
@@ -173,9 +174,9 @@ async def replay(
         result = await worker.run(bases(fragment.index))
         done.append(result)
         wrong += worker.wrong
-        if sink is not None and result.whole:
+        if sink is not None and worker.last is not None and result.whole:
             fold = worker.branch.fold if worker.branch else worker.fold
-            await asyncio.to_thread(sink, fragment, fold.master)
+            await asyncio.to_thread(sink, fold, worker.last)
         if on_progress is not None:
             on_progress("fragments", len(done), len(log.plan.fragments))
     return Replayed(log.run, found, tuple(done), tuple(wrong))
@@ -197,6 +198,7 @@ class _Worker:
     version: int = 0
     begun: int = 0
     shared: Planes | None = None
+    last: Commit | None = None
 
     @classmethod
     def of(
@@ -214,6 +216,7 @@ class _Worker:
             rule = StalenessRule(most, policy.staleness_discount or sync.staleness_discount)
             contain = containment_rules(log.config.contain)
             branch = Branch.of(log.run, log.plan, fold(policy), rule, contain)
+            branch.without = policy.without
         return cls(log, found, fold(WhatIfPolicy()), branch)
 
     @property
@@ -276,6 +279,7 @@ class _Worker:
                 if commit.version > self.begun and (stopped := await self._redo(commit, source)):
                     return stopped
                 source.forget(commit.contrib_floor)
+                self.last = commit
                 if problem := await asyncio.to_thread(self._difference, commit):
                     return self._note(f"version {commit.version}{problem}")
         return ""

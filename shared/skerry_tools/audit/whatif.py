@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfPolicy:
-    """Another policy; what is None stays as the run had it."""
+    """Another policy; what is None stays as the run had it.
+
+    Nothing of the learner ``without`` is merged.
+    """
 
     merge: str | None = None
     outer: str | None = None
@@ -48,6 +51,7 @@ class WhatIfPolicy:
     outer_momentum: float | None = None
     max_staleness: int | None = None
     staleness_discount: float | None = None
+    without: str | None = None
 
     def make_outer(self, config: RunConfig, plan: Plan) -> Outer:
         """Return the outer optimizer; another preset brings its own learning rate and momentum."""
@@ -104,6 +108,7 @@ class Branch:
     origin: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
     cold: bool = False
     memory: FragmentMemory = field(default_factory=FragmentMemory)
+    without: str | None = None
 
     @classmethod
     def of(
@@ -130,12 +135,14 @@ class Branch:
     def round(self, commit: Commit, taken: Sequence[Contribution]) -> None:
         """Do with what a round took what the syncer would do under the other policy."""
         fold, before = self.fold, replace(commit, version=commit.version - 1)
+        taken = [item for item in taken if item.header.learner != self.without]
+        kept = tuple(item for item in commit.consumed if item.learner != self.without)
         state = PendingFragment(fold.fragment, Manifest(before, ()), memory=self.memory)
         scale = None if fold.outer.bare_gradients else fold.master
         rules = self.shard.containment
         found = examine(taken, fold.fragment, commit.version, rules, scale=scale, moved=None)
         weighed = weigh(self.shard, state, Batch(tuple(taken), 0), found)
-        self.memory.take(commit)
+        self.memory.take(replace(commit, consumed=kept))
         while weighed:
             gradients = [w.gradient for w in weighed]
             try:
