@@ -90,7 +90,8 @@ class Grant:
             case Role.SYNCER:
                 # A single server forgets what it held in memory.
                 again = f"{API}.STREAM.CREATE.{names.stream('PULSE')}"
-                writes = (*names.of_stream("STATE"), names.commit(), names.ledger("run"))
+                ledger = names.commit(), names.quarantine(), names.ledger("run")
+                writes = (*names.of_stream("STATE"), *ledger)
                 return (*writes, names.round(), names.syncer(self.name), again)
             case Role.CHECKPOINTER:
                 return (names.ledger("checkpoint"),)
