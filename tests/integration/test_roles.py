@@ -26,6 +26,7 @@ SELDOM = (
     "$JS.API.STREAM.MSG.GET.",  # in a cluster
     "$JS.API.STREAM.CREATE.",  # by the first learner, and for what a broker forgot
     "$JS.API.STREAM.UPDATE.",  # by a newer release
+    NAMES.quarantine(),  # of a learner that offends
 )
 AFTER_A_RESTART = {
     Role.FOUNDER: f"{NAMES.stream('CONTRIB')}.*",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -59,6 +58,5 @@ async def decide(bus: Bus, run: str, learner: str, *, release: bool) -> None:
         few = ", ".join(sorted(known)[:8]) or "none yet"
         msg = f"Run {run!r} has no learner {learner!r}: there are {few}."
         raise ConfigError(msg, path="learner")
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
-    reason, now_ns = QuarantineReason.BY_HAND, time.time_ns()
-    await run_records.publish(bus, Quarantine(run, learner, reason, by, now_ns, released=release))
+    decided = run, learner, QuarantineReason.BY_HAND, socket.gethostname(), time.time_ns()
+    await run_records.publish(bus, Quarantine(*decided, released=release))

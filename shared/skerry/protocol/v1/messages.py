@@ -490,7 +490,7 @@ class Quarantine:
     learner: str
     reason: QuarantineReason
     by: str
-    """The syncer by whose rule it was decided, or who did it by hand."""
+    """The syncer by whose rule it was decided, or the host on which somebody did."""
     decided_ns: int
     released: bool = False
     """The learner is merged again from here on, and what it did before is forgotten."""

@@ -372,7 +372,7 @@ class Quarantine(_message.Message):
     learner: _builtins.str
     reason: Global___QuarantineReason.ValueType
     by: _builtins.str
-    """The syncer by whose rule it was decided, or who did it by hand."""
+    """The syncer by whose rule it was decided, or the host on which somebody did."""
     decided_ns: _builtins.int
     released: _builtins.bool
     """The learner is merged again from here on, and what it did before is forgotten."""
