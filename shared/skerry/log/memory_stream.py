@@ -90,6 +90,8 @@ class MemoryStream:
         self.bytes -= stored_bytes(record)
         if self.newest.get(record.subject) == sequence:
             del self.newest[record.subject]
+            if left := [s for s, r in self.records.items() if r.subject == record.subject]:
+                self.newest[record.subject] = max(left)
 
     def age(self, now_ns: int) -> None:
         """Drop messages older than the stream's window and message ids older than theirs."""

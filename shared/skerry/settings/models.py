@@ -243,7 +243,7 @@ class SyncConfig(Table):
     keyframe_every: int = Field(default=16, ge=1, le=256)
     """Versions between two that the log keeps whole (a keyframe), for learners that are further
     behind."""
-    snapshot_every: int = Field(default=1, ge=1, le=4096)
+    snapshot_every: int = Field(default=16, ge=1, le=4096)
     """Versions between two of which the log keeps the syncer's f32 parameters and outer optimizer
     (a snapshot). A syncer that takes over reads the newest and merges again what was contributed
     since; more are stored where ``log.window_bytes`` would not keep that."""

@@ -89,21 +89,23 @@ class Ends:
 
 async def check_parts(
     log: RunLog, known: Survey, on_bytes: OnBytes | None = None
-) -> list[Violation]:
+) -> tuple[list[Violation], list[str]]:
     """Read all of the global state, part by part; it must be no older than the ledger.
 
-    Its parts must be those that the run's settings need, and the vectors that its commits tell of;
-    what was contributed since its snapshots must be in the window.
+    Its parts must be those that the run's settings need, and the vectors that its commits tell of.
+    Returns also where what was contributed since a snapshot is not in the window any more: the next
+    commit of the fragment repairs that with another snapshot.
     """
     found = [
         await _check_fragment(log, fragment, known, on_bytes) for fragment in log.plan.fragments
     ]
-    return [problem for problem in found if problem is not None]
+    wrong = [problem for problem in found if isinstance(problem, Violation)]
+    return wrong, [note for note in found if isinstance(note, str)]
 
 
 async def _check_fragment(
     log: RunLog, fragment: Fragment, known: Survey, on_bytes: OnBytes | None
-) -> Violation | None:
+) -> Violation | str | None:
     index, seen, held = fragment.index, -1, 0
     wanted = known.versions.get(index, 0)
     blocks = _wanted_blocks(log, fragment)
@@ -134,7 +136,7 @@ async def _check_fragment(
     return None
 
 
-async def _check_snapshot(log: RunLog, manifest: Manifest, known: Survey) -> Violation | None:
+async def _check_snapshot(log: RunLog, manifest: Manifest, known: Survey) -> Violation | str | None:
     """Check that the newest snapshot is what the ledger says, and what came since can be merged."""
     master, commit = newest(manifest, MASTER), manifest.commit
     assert master is not None  # it has its blocks
@@ -150,12 +152,12 @@ async def _check_snapshot(log: RunLog, manifest: Manifest, known: Survey) -> Vio
     if first > (last := known.base.get(index, 0)):
         return None
     versions = f"version {last}" if first == last else f"versions {first} to {last}"
-    sentence = (
+    return (
         f"Fragment {index}, {versions}: the window has dropped contributions that a syncer has to"
         f" merge again, for the newest snapshot is of version {master.version}: one that takes over"
-        " goes on from what learners hold. Raise log.window_bytes or log.window_s."
+        " goes on from what learners hold, and the next commit stores another snapshot. Raise"
+        " log.window_bytes or log.window_s."
     )
-    return Violation(What.STATE, sentence, index, last)
 
 
 def _wanted_blocks(log: RunLog, fragment: Fragment) -> dict[str, int]:

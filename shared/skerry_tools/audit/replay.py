@@ -23,7 +23,7 @@ from skerry.protocol.chunks import vector_digest
 from skerry.protocol.containment import containment_rules
 from skerry.protocol.contribution import ContributionAssembler, id_of
 from skerry.protocol.messages import Commit, RefusalCause
-from skerry.protocol.parts import MASTER, OUTER
+from skerry.protocol.parts import KEYFRAME, MASTER, OUTER
 from skerry.protocol.parts import newest as newest_part
 from skerry.protocol.shard import StalenessRule
 from skerry.store import checkpoint
@@ -55,11 +55,15 @@ T = TypeVar("T")
 
 
 class Base(NamedTuple):
-    """One fragment of a checkpoint: its version, its vectors by part name, and where it is from."""
+    """One fragment of a checkpoint: its snapshot's version, its vectors by part name, its origin.
+
+    ``shared`` is the version of which its keyframe is what learners had.
+    """
 
     version: int
     vectors: Mapping[str, Vector]
     origin: str
+    shared: int
 
 
 Bases = Callable[[int], Base | None]
@@ -92,7 +96,7 @@ def from_checkpoint(
     def base(fragment: int) -> Base | None:
         for held, vectors in saved:
             if held.commit.fragment == fragment and held.snapshot is not None:
-                return Base(held.snapshot.commit.version, vectors, origin)
+                return Base(held.snapshot.commit.version, vectors, origin, held.commit.version)
         return None
 
     return base
@@ -187,7 +191,7 @@ class _Worker:
     """The replay of one fragment, and its what-if; ``version`` is how far it has come.
 
     ``shared`` is the global fragment that learners had, in the run's global scheme; None where the
-    replay begins in the middle of a run, with a checkpoint, which holds the master alone.
+    replay begins in the middle of a run, up to the version of which its ``base`` holds it.
     """
 
     log: RunLog
@@ -197,6 +201,7 @@ class _Worker:
     wrong: list[Violation] = field(default_factory=list[Violation])
     version: int = 0
     begun: int = 0
+    base: Base | None = None
     shared: Planes | None = None
     last: Commit | None = None
 
@@ -225,7 +230,7 @@ class _Worker:
 
     async def run(self, base: Base | None) -> FragmentReplay:
         wanted = self.survey.versions.get(self.index, 0)
-        self.begun = base.version if base else 0
+        self.base, self.begun = base, base.version if base else 0
         if problem := self._unfit(base, wanted):
             return FragmentReplay(self.index, self.begun, wanted, self.begun, stopped=problem)
         if base is not None:
@@ -310,13 +315,14 @@ class _Worker:
 
     def _difference(self, commit: Commit) -> str:
         """Return how master and parameters differ from what was committed, or nothing."""
+        other = ": the checkpoint does not hold what this log committed: name one of this run."
         if vector_digest(self.fold.master) != commit.master_digest:
-            if commit.version == self.begun:
-                return (
-                    ": the checkpoint does not hold what this log committed: name one of this run."
-                )
-            return " does not replay to its digest."
+            return other if commit.version == self.begun else " does not replay to its digest."
         sync, known = self.log.config.sync, self.shared
+        if self.base is not None and commit.version == self.base.shared:
+            vector = self.base.vectors[KEYFRAME]
+            self.shared = closed_loop.begin(sync.global_scheme, vector)
+            return "" if vector_digest(vector) == commit.params_digest else other
         # One that is no delta comes after a checkpoint, or where a syncer found no keyframe.
         for held in (known, None) if known is not None else (None,):
             new = closed_loop.follow(sync.global_scheme, sync.delta_scheme, held, self.fold.master)

@@ -58,8 +58,9 @@ class LearnerReport:
 class AuditReport:
     """What a verification found; ``violations`` in ledger order, at most ``MOST_KEPT`` of them.
 
-    ``notes`` are what the next start of a service repairs by itself, and unreadable records where
-    any learner may write. ``survey`` says where each fragment is and from where it can be replayed.
+    ``notes`` are what the next start or commit of a service repairs by itself, and unreadable
+    records where any learner may write. ``survey`` says where each fragment is and from where it
+    can be replayed.
     """
 
     run: str
@@ -216,7 +217,8 @@ async def verify(
         read_bytes += size
         on_progress("state bytes", read_bytes, 0)
 
-    walk.report(await check_parts(log, walk.survey, on_bytes))
+    wrong, uncovered = await check_parts(log, walk.survey, on_bytes)
+    walk.report(wrong)
     replayed = None
     if replay:
         from skerry_tools.audit import replay as replaying
@@ -231,7 +233,7 @@ async def verify(
         elapsed_s=time.monotonic() - began,
         violations=tuple(walk.found),
         broken=walk.broken,
-        notes=(*walk.notes[:MOST_KEPT], *notes),
+        notes=(*walk.notes[:MOST_KEPT], *notes, *uncovered),
         learners=walk.learners(),
         survey=walk.survey,
         replayed=replayed,

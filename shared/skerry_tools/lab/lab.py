@@ -265,10 +265,15 @@ def compiled(work: Work) -> tuple[Programs, Loss]:
 
 
 def seeded(scenario: LabScenario) -> RunConfig:
-    """Return the scenario's run with its seed: of the initial parameters and of the shuffle."""
+    """Return the scenario's run with its seed: of the initial parameters and of the shuffle.
+
+    Where ``rho`` is asked for, its log holds the master of every version.
+    """
     config = scenario.run
+    every = 1 if scenario.rho else config.sync.snapshot_every
     return config.model_copy(
         update={
+            "sync": config.sync.model_copy(update={"snapshot_every": every}),
             "train": config.train.model_copy(update={"seed": scenario.seed}),
             "data": config.data.model_copy(update={"seed": scenario.seed}),
         }
