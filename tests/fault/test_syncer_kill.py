@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.nats, pytest.mark.fault]
 
 PLAN = plan([LeafSpec("embed", (300, 256), embedding=True), LeafSpec("w", (200, 256))], 2)
 CONFIG = RunConfig(
-    sync=SyncConfig(fragments=2, h_steps=8, quorum=1, merge="rda", chunk_bytes=65536),
+    sync=SyncConfig(fragments=2, h_steps=8, quorum=1, merge="rda", chunk_bytes=16384),
     outer=OuterConfig(preset="nesterov"),
 )
 FAILING = Path(__file__).parent / "failing_service.py"
