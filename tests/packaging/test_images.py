@@ -187,9 +187,11 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     root: Path, tmp_path: Path, image: Build, compose_broker: Callable[..., KeyedBroker]
 ) -> None:
     broker = compose_broker(*services_of("images"), Grant(Role.FOUNDER, "learner", "images"))
+    (tmp_path / "token").write_text("of-sixteen-letters")
     env = {
         "SKERRY_NATS__URL": broker.server.url,
         "SKERRY_HEALTH__PORT": "0",
+        "SKERRY_HEALTH__TOKEN_FILE": str(tmp_path / "token"),
         "SKERRY_LEARNER__SAVE_EVERY_S": "0.01",
     }
     tiny = ("train.steps=12", "sync.h_steps=4", "sync.fragments=2", "model.layers=1")
