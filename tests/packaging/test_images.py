@@ -30,6 +30,16 @@ SERVICES = ("learner", "syncer", "checkpointer", "evaluator", "health_monitor")
 LIGHT = ("checkpointer", "health_monitor")
 HEAVY = ["jax", "jaxlib", "llvmlite", "numba", "optax", "scipy"]
 MOVED = ("/opt/skerry", "/var/lib/skerry", "/tmp/numba")  # noqa: S108 - names inside an image
+TOOLS = ("python -m pip", "apt-get")
+"""What a build stage installs for itself: here it is there."""
+MOST_MB = {
+    "checkpointer": 160,
+    "health_monitor": 140,
+    "syncer": 680,
+    "evaluator": 850,
+    "learner": 850,
+}
+"""What an image adds to its base, without bytecode."""
 FASTER = {"UV_NO_CACHE", "UV_LINK_MODE", "UV_COMPILE_BYTECODE"}
 """How files are fetched and stored, not which: left to the machine that tests."""
 
@@ -81,7 +91,7 @@ def read_recipe(path: Path) -> Recipe:
                 recipe.env[-1].update({name: value for name, _, value in pairs})
             case "COPY" if len(recipe.env) == 1:
                 recipe.copies.append(rest.split())
-            case "RUN" if len(recipe.env) == 1 and not rest.startswith("python -m pip"):
+            case "RUN" if len(recipe.env) == 1 and not rest.startswith(TOOLS):
                 recipe.runs.append(rest)
             case "ENTRYPOINT":
                 recipe.entrypoint = tuple(json.loads(rest))
@@ -168,6 +178,14 @@ def test_the_image_holds_no_other_service_and_a_light_one_neither_jax_nor_a_comp
     absent += HEAVY if service in LIGHT else []
     ask = f"from importlib.util import find_spec as f; print([n for n in {absent} if f(n)])"
     assert image(service).call("-c", ask).stdout == "[]\n"
+
+
+@pytest.mark.skipif(shutil.which("strip") is None, reason="binutils are not here")
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_is_small(image: Build, service: str) -> None:
+    built = image(service)
+    files = [path.lstat() for path in (built.folder / "opt").rglob("*") if path.is_file()]
+    assert sum(facts.st_size for facts in files) / 1e6 < MOST_MB[service]
 
 
 @pytest.mark.parametrize("service", SERVICES)
