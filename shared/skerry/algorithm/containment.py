@@ -42,7 +42,7 @@ ECHO = 0.02
 """An outer gradient whose cosine with what everybody knows is closer to 1 is no own work,"""
 APART = 0.1
 """if no other's is as close as this. A copy in int4 has 0.993; without noise all do."""
-AGAINST, AGREED = -0.25, 0.1
+AGAINST, AGREED = -0.25, 0.2
 """An outer gradient whose cosine with the others' mean direction is below the first is opposed, if
 they agree with each other: by their mean cosine."""
 
