@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -82,11 +83,13 @@ async def load(
     )
     shard.containment = containment_rules(config.contain)
     ledger_info = streams.get(Subjects(writer.run).stream("LEDGER"))
-    commits = await _commits(bus, writer.run, manifests, sync, ledger_info) if ledger_info else {}
+    commits: dict[int, dict[int, Commit]] = {}
+    if ledger_info:
+        commits = await commits_since(bus, writer.run, manifests, sync, ledger_info.last_seq)
     restorer = restorer or Restorer.of(bus, writer.run, plan, sync, outer)
-    restorer.on_bytes = on_bytes
+    restorer = replace(restorer, on_bytes=on_bytes)  # what it holds is the same
     vectors = {
-        index: await restorer.restore(manifest, commits.get(index, {}))
+        index: await restorer.take(manifest, commits.get(index, {}))
         for index, manifest in manifests.items()
     }
     for index, settled in commits.items():  # what they merged and refused may be read again
@@ -129,11 +132,12 @@ async def _asked_again(
     return {index: 1 + min(asked.get(index, 0), MOST_ATTEMPTS) for index in gone}
 
 
-async def _commits(
-    bus: Bus, run: str, manifests: Mapping[int, Manifest], config: SyncConfig, info: StreamInfo
+async def commits_since(
+    bus: Bus, run: str, manifests: Mapping[int, Manifest], config: SyncConfig, last: int
 ) -> dict[int, dict[int, Commit]]:
     """Return commits by fragment and version: all since the snapshots, and the newest before.
 
+    ``last`` is the ledger's last sequence.
     What lies above a fragment's floor was sent at most ``max_staleness`` versions ago, since
     nothing older holds a floor down; those of a window say what contributions are compared with. A
     ledger holds one commit per fragment and version, and half
@@ -152,7 +156,8 @@ async def _commits(
                     found.get(commit.fragment, {})[commit.version] = commit
 
     count = min(MOST_RECENT, 2 * config.fragments * reach)
-    await collect(Subjects(run).commit(), max(0, info.last_seq - count))
+    those = Subjects(run).commit(*(manifests if len(manifests) == 1 else ()))
+    await collect(those, max(0, last - count))
     for index, versions in since.items():
         if not found[index].keys() >= set(versions):
             await collect(Subjects(run).commit(index), 0)

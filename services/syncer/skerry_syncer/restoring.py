@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+FEW_VERSIONS = 3
+"""Versions whose contributions take about as many bytes as a snapshot does."""
 READ_ATTEMPTS = 3
 """How often a part is read whose bytes are wrong: they may have been damaged on the way."""
 
@@ -76,7 +78,8 @@ class FragmentVectors:
 class Restorer:
     """Restores the fragments of one run from its log, each from what it has of it already.
 
-    ``on_bytes`` hears the size of each message that is read.
+    ``on_bytes`` hears the size of each message that is read. One restoration of a fragment waits
+    for another.
     """
 
     bus: Bus
@@ -86,6 +89,7 @@ class Restorer:
     reader: GlobalReader
     on_bytes: Callable[[int], None] | None = None
     held: dict[int, FragmentVectors] = field(default_factory=dict[int, FragmentVectors])
+    _turns: dict[int, asyncio.Lock] = field(default_factory=dict[int, asyncio.Lock])
 
     @classmethod
     def of(cls, bus: Bus, run: str, plan: Plan, config: SyncConfig, outer: Outer) -> Restorer:
@@ -100,10 +104,27 @@ class Restorer:
         warning. Raises StateLost where the log lacks the snapshot, or both a contribution and the
         global fragment; Overtaken where a newer commit has replaced what was read.
         """
+        async with self._turns.setdefault(manifest.commit.fragment, asyncio.Lock()):
+            return await self._restore(manifest, commits)
+
+    async def take(self, manifest: Manifest, commits: Mapping[int, Commit]) -> FragmentVectors:
+        """Restore a fragment for who changes its vectors from now on: nothing of it is held."""
+        vectors = await self.restore(manifest, commits)
+        self.release(manifest.commit.fragment)
+        return vectors
+
+    def release(self, fragment: int) -> None:
+        """Hold nothing of a fragment any more."""
+        self.held.pop(fragment, None)
+        self.reader.held.pop(fragment, None)
+
+    async def _restore(self, manifest: Manifest, commits: Mapping[int, Commit]) -> FragmentVectors:
         index = manifest.commit.fragment
         start = self._known(manifest) or await self._snapshot(manifest)
         self.held.pop(index, None)
         vectors, stopped = await self._replay(start, manifest, commits)
+        if start.version < snapshot_version(manifest) and (stopped or vectors.lapse):
+            vectors, stopped = await self._replay(await self._snapshot(manifest), manifest, commits)
         shared = await self._shared(manifest)
         if stopped:
             vectors = await self._go_on(vectors, manifest, stopped, shared)
@@ -114,11 +135,12 @@ class Restorer:
         return vectors
 
     def _known(self, manifest: Manifest) -> FragmentVectors | None:
-        """Return what is held already, where it lies between the snapshot and the manifest."""
+        """Return what is held already, where less is read from there on than from the snapshot."""
         held = self.held.get(manifest.commit.fragment)
         if held is None or held.lapse is not None:
             return None
-        behind = snapshot_version(manifest) <= held.version <= manifest.commit.version
+        least = snapshot_version(manifest) - FEW_VERSIONS
+        behind = least <= held.version <= manifest.commit.version
         return held if behind else None
 
     async def _snapshot(self, manifest: Manifest) -> FragmentVectors:
@@ -163,6 +185,8 @@ class Restorer:
                 stopped = await self._redo(fold, version, commit, source, vectors)
                 if stopped:
                     break
+                if version == snapshot_version(manifest):
+                    vectors.uncovered = None
         vectors.master, vectors.outer = fold.master, fold.state
         return vectors, stopped
 

@@ -23,6 +23,7 @@ from skerry.protocol.records import plan_of
 from skerry.settings.loading import run_config_from_json
 from skerry_syncer.committer import Committer
 from skerry_syncer.loading import load
+from skerry_syncer.restoring import Restorer
 from skerry_syncer.serving import ShardServer, now_s
 from skerry_syncer.telemetry import RoundTelemetry
 
@@ -42,7 +43,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """One run as this process serves it; ``learners`` is shared by all its shards."""
+    """One run as this process serves it; ``learners`` is shared by all its shards.
+
+    ``restorer`` holds what it has of the shards that others serve.
+    """
 
     bus: Bus
     record: RunRecord
@@ -52,6 +56,7 @@ class ServedRun:
     name: str
     learners: LearnerTable
     wall_ns: Callable[[], int]
+    restorer: Restorer
 
     @classmethod
     async def begin(
@@ -74,7 +79,8 @@ class ServedRun:
         blocking = not config.sync.overlap_steps
         policy = liveness.LivenessPolicy(**config.liveness.model_dump(), blocking=blocking)
         learners = LearnerTable(policy, config.sync.round_timeout_s)
-        served = cls(bus, record, config, plan, outer, name, learners, wall_ns)
+        restorer = Restorer.of(bus, record.run, plan, config.sync, outer)
+        served = cls(bus, record, config, plan, outer, name, learners, wall_ns, restorer)
         await served.declare()
         return served
 
@@ -111,7 +117,11 @@ class ServedRun:
         self, writer: StateWriter, on_bytes: Callable[[int], None] | None = None
     ) -> ShardServer:
         """Rebuild a shard from the log; StateLost where that cannot be done."""
-        loaded = await load(self.bus, writer, self.plan, self.config, self.outer, on_bytes=on_bytes)
+        loaded = await load(
+            *(self.bus, writer, self.plan, self.config, self.outer),
+            on_bytes=on_bytes,
+            restorer=self.restorer,
+        )
         log.info(
             "shard_loaded",
             run=self.record.run,

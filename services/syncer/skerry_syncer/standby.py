@@ -14,6 +14,7 @@ from skerry.log import fences, ledger, recovery, run_records
 from skerry.protocol import succession
 from skerry.protocol.messages import SyncerPulse
 from skerry.tasks import TaskGroup
+from skerry_syncer.following import Follower
 from skerry_syncer.leadership import RETRY_S, Leadership, LeadershipEnd
 from skerry_syncer.serving import now_s
 
@@ -62,6 +63,7 @@ class StandBy:
         Raises what a person must repair, such as StateLost.
         """
         bus, run = self.served.bus, self.served.record.run
+        follower = Follower(run, self.served.name, self.served.restorer)
         await self._look()
         async with TaskGroup() as group:
             loops = [
@@ -70,6 +72,7 @@ class StandBy:
                 group.create_task(self.served.follow_pulses(self._wake_all), name="pulses"),
                 group.create_task(self.served.follow_quarantine(self._wake_all), name="quarantine"),
                 group.create_task(self._pulse(), name="pulse"),
+                group.create_task(follower.follow(lambda: not self.leaderships), name="state"),
                 group.create_task(self._govern(group), name="govern"),
             ]
             await ledger.wait_finished(bus, run, created_ns=self.served.record.created_ns)

@@ -20,9 +20,11 @@ from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, newest, snapshot_vers
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig
+from skerry_syncer.following import Follower
 from skerry_syncer.restoring import Restorer
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
+from tests.support.builders import until
 from tests.unit.syncer.driven import RUN, DrivenSyncer
 
 if TYPE_CHECKING:
@@ -209,6 +211,20 @@ async def test_stand_by_reads_and_merges_what_is_new_and_no_more() -> None:
     before = held(driven, 0)
     await driven.take_over(restorer)
     assert held(driven, 0) == before
+
+
+async def test_syncer_that_serves_keeps_nothing_of_what_others_serve() -> None:
+    driven = await DrivenSyncer.begin(outer=NESTEROV, **EVERY)
+    restorer = Restorer.of(driven.bus, RUN, driven.plan, driven.config.sync, driven.outer)
+    follower, idle = Follower(RUN, "other", restorer), asyncio.Event()
+    idle.set()
+    following = asyncio.create_task(follower.follow(idle.is_set))
+    await until(lambda: len(restorer.held) == 2)
+    idle.clear()
+    for index in (0, 1):
+        await driven.round(index)
+    await until(lambda: not restorer.held and not restorer.reader.held)
+    following.cancel()
 
 
 async def test_audit_replays_up_to_where_another_master_was_gone_on_from() -> None:

@@ -24,9 +24,10 @@ from skerry.log.streams import specs
 from skerry.protocol import succession
 from skerry.protocol.coordinator import Action, Publish, RoundCoordinator
 from skerry.protocol.messages import Commit, Manifest, Round, RunState
+from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import StreamKind, Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
-from skerry_syncer import standby
+from skerry_syncer import restoring, standby
 from skerry_syncer.committer import Committer
 from skerry_syncer.service import stand_by
 from skerry_tools.virtual import OWNER, VirtualLoop
@@ -180,6 +181,26 @@ async def test_stand_by_commits_within_a_lease_and_a_second_of_a_kill(world: Wor
     commit = await world.commits(lambda c: c.syncer == "b")
     assert world.loop.time() - killed_s < LEASE_S + 1
     assert commit.version > 3
+    await world.whole()
+
+
+@virtual
+async def test_stand_by_has_the_state_at_hand_when_it_takes_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, read_part = list[object](), restoring.read_part
+
+    async def counted(*given: Any, **options: Any) -> Any:
+        parts.append(given[4])
+        return await read_part(*given, **options)
+
+    monkeypatch.setattr(restoring, "read_part", counted)
+    await world.at_work("b")
+    assert parts == [MASTER] * len(PLAN.fragments)
+    world.kill("a")
+    commit = await world.commits(lambda c: c.syncer == "b")
+    assert commit.master_origin is None
+    assert parts == [MASTER] * len(PLAN.fragments)
     await world.whole()
 
 
