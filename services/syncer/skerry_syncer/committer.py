@@ -213,7 +213,7 @@ class Committer:
         vectors.shared = held
         del new  # its vector is as long as the fragment
         if delta is not None:
-            yield NewPart(DELTA, sync.delta_scheme, delta, digest)
+            yield NewPart(DELTA, *delta, digest)
         at, every = (commit.fragment, commit.version), sync.keyframe_every
         if delta is None or is_due(*at, previous, KEYFRAME, every):
             yield NewPart(KEYFRAME, sync.global_scheme, held, digest)

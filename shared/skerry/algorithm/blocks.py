@@ -33,11 +33,13 @@ residual never exceeds twice the largest thing that was to be sent.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -142,26 +144,30 @@ def _encode_bf16(xp: Numpy, _scheme: Scheme, rows: Array, _peak: Array) -> Encod
     return (xp.minimum(words ^ sign, np.uint16(BF16_MAX)) | sign).view(np.uint8), None
 
 
-def _encode_int8(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
+def _encode_integers(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
     codes, scales = _nearest(xp, scheme, rows, peak)
-    high = (codes[:, :HALF] >> _FOUR) | (codes[:, HALF:] & _HIGH)
-    return xp.concatenate([high, _nibbles(codes)], axis=1), scales
+    low = scheme.low_bits
+    high = _nibbles((codes.view(np.int8) >> np.int8(low)).view(np.uint8))
+    if not low:
+        return high, scales
+    width = BLOCK * low // 8
+    fine = codes & _U8(2**low - 1)
+    packed = fine[:, :width]
+    for number in range(1, 8 // low):
+        part = fine[:, number * width : (number + 1) * width]
+        packed = packed | (part << _U8(number * low))
+    return xp.concatenate([high, packed], axis=1), scales
 
 
-def _decode_int8(_xp: Numpy, codes: Array) -> Sequence[Array]:
-    high, low = codes[:, :HALF], codes[:, HALF:]
-    first, second = (high << _FOUR) | (low & _LOW), (high & _HIGH) | (low >> _FOUR)
-    return first.view(np.int8), second.view(np.int8)
-
-
-def _encode_int4(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
-    codes, scales = _nearest(xp, scheme, rows, peak)
-    return _nibbles(codes), scales
-
-
-def _decode_int4(_xp: Numpy, codes: Array) -> Sequence[Array]:
-    four = np.int8(4)
-    return (codes << _FOUR).view(np.int8) >> four, codes.view(np.int8) >> four
+def _decode_integers(low: int, xp: Numpy, codes: Array) -> Sequence[Array]:
+    four, high = np.int8(4), codes[:, :HALF]
+    halves = (high << _FOUR).view(np.int8) >> four, high.view(np.int8) >> four
+    if not low:
+        return halves
+    mask = _U8(2**low - 1)
+    fine = [(codes[:, HALF:] >> _U8(shift)) & mask for shift in range(0, 8, low)]
+    coarse = xp.concatenate(halves, axis=1) << np.int8(low)
+    return (coarse | xp.concatenate(fine, axis=1).view(np.int8),)
 
 
 def _encode_e3m0(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Encoded:
@@ -219,8 +225,10 @@ ARITHMETIC: Mapping[str, BlockArithmetic] = {
         lambda _xp, codes: (codes.view(np.float32),),
     ),
     "bf16": BlockArithmetic(_encode_bf16, lambda _xp, codes: (widened(codes.view(np.uint16)),)),
-    "int8": BlockArithmetic(_encode_int8, _decode_int8),
-    "int4": BlockArithmetic(_encode_int4, _decode_int4),
+    **{
+        name: BlockArithmetic(_encode_integers, partial(_decode_integers, SCHEMES[name].low_bits))
+        for name in ("int8", "int6", "int5", "int4")
+    },
     "e3m0": BlockArithmetic(_encode_e3m0, _decode_e3m0),
     "int2": BlockArithmetic(_encode_int2, _decode_int2),
 }

@@ -5,18 +5,25 @@ scheme, and round that of the run's global scheme, in which G is held. What quan
 rounding leave out stays in ``X - G`` and is sent with the next difference, so errors never add up
 (error feedback, arXiv 1809.07599, around the whole loop). Every backend computes the same bits: one
 f32 addition, and rounding to nearest even.
+
+What one difference leaves out is in the master, and not in what learners train on: of a large
+change, few bits leave out too much where few rounds follow. ``AUTO`` is the scheme of the fewest
+bits that a change of that size allows.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from skerry.algorithm.backend import cpu, decoder
+from skerry.algorithm.blocks import peaks
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.planes import VECTORS, allocate
+from skerry.algorithm.planes import VECTORS, allocate, as_blocks
+from skerry.algorithm.schemes import DELTAS, SCHEMES
 from skerry.errors import Diverged
 
 if TYPE_CHECKING:
@@ -28,19 +35,30 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
+AUTO = "auto"
+LEFT_OUT = 2.0**-7
+"""What ``AUTO`` may leave out of an element, as a share of the largest in its block: four times
+what rounding to bf16 leaves out of that one."""
 PASS_BLOCKS = 256
 """Blocks in one pass: 256 KiB of f32, which stays in cache."""
+
+
+class Delta(NamedTuple):
+    """What leads from one version to the next: planes in a scheme."""
+
+    scheme: str
+    planes: Planes
 
 
 class Version(NamedTuple):
     """A version of a global fragment: G in the global scheme, and decoded f32 (padded_size,).
 
-    ``delta`` are the planes that lead to it from the version before; None where none does.
+    ``delta`` leads to it from the version before; None where none does.
     """
 
     held: Planes
     vector: Vector
-    delta: Planes | None
+    delta: Delta | None
 
 
 def follow(global_scheme: str, delta_scheme: str, held: Planes | None, master: Vector) -> Version:
@@ -52,12 +70,32 @@ def follow(global_scheme: str, delta_scheme: str, held: Planes | None, master: V
     if held is not None and delta_scheme != "none":
         change = difference(global_scheme, held, master)
         with suppress(Diverged):  # two vectors so large that no f32 holds their difference
-            delta = cpu().quantise(delta_scheme, change)
-            cpu().dequantise(delta_scheme, delta, change)
+            chosen = delta_scheme
+            if delta_scheme == AUTO:
+                chosen = fewest_bits(relative_change(change, master))
+            delta = Delta(chosen, cpu().quantise(chosen, change))
+            cpu().dequantise(*delta, change)
             advance(global_scheme, held, change)
             return Version(held, change, delta)
     held = begin(global_scheme, master)
     return Version(held, decoder(global_scheme).dequantise(global_scheme, held), None)
+
+
+def fewest_bits(changed: float) -> str:
+    """Return the delta scheme of the fewest bits for a ``relative_change``, 0 to 1."""
+    return next(n for n in DELTAS if SCHEMES[n].relative_error * changed <= LEFT_OUT)
+
+
+def relative_change(change: Vector, master: Vector) -> float:
+    """Return the largest change over the largest parameter of a block, at most 1, its RMS.
+
+    The sum has one order, so that whoever replays a commit finds the same scheme.
+    """
+    moved, whole = (peaks(as_blocks(x)).view(np.float32) for x in (change, master))
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = np.divide(moved, whole, out=(moved > 0).astype(np.float32), where=whole > 0)
+    squares = np.fmin(share, np.float32(1)).astype(np.float64) ** 2
+    return math.sqrt(np.cumsum(squares)[-1] / squares.size) if squares.size else 0.0
 
 
 def begin(scheme: str, vector: Vector, ranges: Sequence[range] | None = None) -> Planes:

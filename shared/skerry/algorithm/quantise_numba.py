@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     I32s = NDArray[np.int32]
     U16s = NDArray[np.uint16]
     U8s = NDArray[np.uint8]
+    PackBlock = Callable[[F32s, int, np.float32, I32s, U8s], None]
+    Decoder = Callable[[U8s, U16s, F32s], None]
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -149,38 +151,61 @@ def _reciprocal(scale: np.int32) -> np.float32:
     )
 
 
-@compiled(*_ENCODER)
-def _quantise_int4(
-    x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
-) -> bool:
-    for b in range(x.shape[0]):
-        peak = _peak(bits, b)
-        if peak >= _INF:
-            return False
-        scale = scales[b] = _scale(peak, step, ceiling)
-        inverse = _reciprocal(scale)
+def _packer(low: int) -> PackBlock:
+    """Return a kernel that writes the codes of an integer scheme's block.
+
+    ``low`` bits lie below the high nibble: constant, so that LLVM unrolls what depends on it.
+    """
+    shift, parts, width = np.int32(low), 8 // low if low else 0, BLOCK * low // 8
+    mask = np.int32(2**low - 1)
+
+    @compiled(array(f32, 2), i64, f32, array(i32, 1, written=True), array(u8, 2, written=True))
+    def pack(x: F32s, b: int, inverse: np.float32, spare: I32s, codes: U8s) -> None:
+        for i in range(BLOCK):
+            spare[i] = np.int32((x[b, i] * inverse + _ROUND) - _ROUND)
         for i in range(HALF):
-            first = np.int32((x[b, i] * inverse + _ROUND) - _ROUND)
-            second = np.int32((x[b, i + HALF] * inverse + _ROUND) - _ROUND)
+            first, second = spare[i] >> shift, spare[i + HALF] >> shift
             codes[b, i] = np.uint8((first & _N15) | ((second & _N15) << _N4))
-    return True
+        for i in range(width):
+            packed = _N0
+            for number in range(parts):
+                packed |= (spare[i + width * number] & mask) << (shift * np.int32(number))
+            codes[b, HALF + i] = np.uint8(packed)
+
+    return pack
+
+
+_pack_int4, _pack_int5, _pack_int6, _pack_int8 = (_packer(low) for low in (0, 1, 2, 4))
+
+
+@compiled(
+    *(array(f32, 2), i64, f32, i32, array(i32, 1, written=True), array(u8, 2, written=True)),
+)
+def pack_integers(
+    x: F32s, b: int, inverse: np.float32, low: np.int32, spare: I32s, codes: U8s
+) -> None:
+    """Write the codes of block ``b``, and as they are to ``spare`` (256,)."""
+    if low == _N0:
+        _pack_int4(x, b, inverse, spare, codes)
+    elif low == _N1:
+        _pack_int5(x, b, inverse, spare, codes)
+    elif low == _N2:
+        _pack_int6(x, b, inverse, spare, codes)
+    else:
+        _pack_int8(x, b, inverse, spare, codes)
 
 
 @compiled(*_ENCODER)
-def _quantise_int8(
+def _quantise_integers(
     x: F32s, bits: I32s, step: np.float32, ceiling: np.int32, codes: U8s, scales: U16s
 ) -> bool:
+    low, spare = np.int32(codes.shape[1] // 32 - 4), np.empty(BLOCK, np.int32)
     for b in range(x.shape[0]):
         peak = _peak(bits, b)
         if peak >= _INF:
             return False
         scale = scales[b] = _scale(peak, step, ceiling)
-        inverse = _reciprocal(scale)
-        for i in range(HALF):
-            first = np.int32((x[b, i] * inverse + _ROUND) - _ROUND)
-            second = np.int32((x[b, i + HALF] * inverse + _ROUND) - _ROUND)
-            codes[b, i] = np.uint8(((first >> _N4) & _N15) | (second & _HIGH))
-            codes[b, i + HALF] = np.uint8((first & _N15) | ((second & _N15) << _N4))
+        pack_integers(x, b, _reciprocal(scale), low, spare, codes)
     return True
 
 
@@ -272,16 +297,27 @@ def _dequantise_int4(codes: U8s, scales: U16s, out: F32s) -> None:
             out[b, i + HALF] = scale * np.float32(np.int32(byte >> _N4))
 
 
-@compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
-def _dequantise_int8(codes: U8s, scales: U16s, out: F32s) -> None:
-    for b in range(codes.shape[0]):
-        scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
-        for i in range(HALF):
-            upper, lower = np.int32(codes[b, i]), np.int32(codes[b, i + HALF])
-            first = ((upper & _N15) << _N4) | (lower & _N15)
-            second = (upper & _HIGH) | (lower >> _N4)
-            out[b, i] = scale * np.float32(np.int32((first ^ _SIGN) - _SIGN))
-            out[b, i + HALF] = scale * np.float32(np.int32((second ^ _SIGN) - _SIGN))
+def _integer_decoder(low: int) -> Decoder:
+    shift, parts, width = np.int32(low), 8 // low, BLOCK * low // 8
+    mask = np.int32(2**low - 1)
+
+    @compiled(array(u8, 2), array(u16, 1), array(f32, 2, written=True))
+    def decode(codes: U8s, scales: U16s, out: F32s) -> None:
+        spare = np.empty(BLOCK, np.int32)
+        for b in range(codes.shape[0]):
+            scale = np.int32(np.int32(scales[b]) << _N16).view(np.float32)
+            for i in range(width):
+                byte = np.int32(codes[b, HALF + i])
+                for number in range(parts):
+                    spare[i + width * number] = (byte >> (shift * np.int32(number))) & mask
+            for i in range(HALF):
+                byte = np.int32(np.int8(codes[b, i]))
+                first = np.int32(np.int32(byte << _N28) >> _N28) << shift
+                second = np.int32(byte >> _N4) << shift
+                out[b, i] = scale * np.float32(np.int32(first | spare[i]))
+                out[b, i + HALF] = scale * np.float32(np.int32(second | spare[i + HALF]))
+
+    return decode
 
 
 @compiled(i32)
@@ -333,8 +369,10 @@ def _join_two(high: U8s, low: U8s, out: U32s) -> None:
 
 
 _KERNELS = {
-    "int8": (_quantise_int8, _dequantise_int8),
-    "int4": (_quantise_int4, _dequantise_int4),
+    "int8": (_quantise_integers, _integer_decoder(4)),
+    "int6": (_quantise_integers, _integer_decoder(2)),
+    "int5": (_quantise_integers, _integer_decoder(1)),
+    "int4": (_quantise_integers, _dequantise_int4),
     "e3m0": (_quantise_e3m0, _dequantise_e3m0),
     "int2": (_quantise_int2, _dequantise_int2),
 }

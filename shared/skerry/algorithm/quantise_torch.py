@@ -64,8 +64,7 @@ def quantise(scheme: str, x: Tensor) -> TorchPlanes:
         return TorchPlanes(_bf16(bits), none, finite)
     scales = _scales(kind, peak)
     ratios = rows * _reciprocals(scales)[:, None]
-    codes = _powers(ratios) if scheme == "e3m0" else torch.round(ratios).to(torch.int8)
-    packed = _split(codes) if scheme == "int8" else _nibbles(codes)
+    packed = _powers(ratios) if scheme == "e3m0" else _integers(kind.low_bits, ratios)
     return TorchPlanes(packed, scales.to(torch.int16), finite)
 
 
@@ -76,13 +75,12 @@ def dequantise(scheme: str, planes: TorchPlanes) -> Tensor:
         return codes.view(torch.float32).reshape(-1)
     if scheme == "bf16":
         return _widened(codes.view(torch.int16)).reshape(-1)
-    if scheme == "int8":
-        high, low = codes[:, :HALF], codes[:, HALF:]
-        halves = ((high << 4) | (low & 15), (high & 0xF0) | (low >> 4))
-        whole = torch.cat(halves, dim=1).view(torch.int8)
-    elif scheme == "int4":
-        halves = (codes << 4, codes & 0xF0)
-        whole = torch.cat(halves, dim=1).view(torch.int8) >> 4
+    if scheme != "e3m0":
+        high, low = codes[:, :HALF], scheme_of(scheme).low_bits
+        whole = torch.cat((high << 4, high & 0xF0), dim=1).view(torch.int8) >> (4 - low)
+        if low:
+            fine = [(codes[:, HALF:] >> shift) & (2**low - 1) for shift in range(0, 8, low)]
+            whole = (whole & -(2**low)) | torch.cat(fine, dim=1).view(torch.int8)
     else:
         fours = torch.cat((codes & 15, codes >> 4), dim=1).to(torch.int32)
         magnitude = (1 << (fours & 7)) >> 1
@@ -123,11 +121,11 @@ def _reciprocals(scales: Tensor) -> Tensor:
 
 
 def _powers(ratios: Tensor) -> Tensor:
-    """Return sign and exponent in four bits, i8."""
+    """Return sign and exponent in four bits, two elements a byte."""
     bits = ratios.view(torch.int32)
     raised = ((bits & MAGNITUDE) + POWER_UP) >> 23
     power = raised.clamp(POWER_BASE, POWER_BASE + 7) - POWER_BASE
-    return torch.where(power > 0, power | ((bits >> 28) & 8), power).to(torch.int8)
+    return _nibbles(torch.where(power > 0, power | ((bits >> 28) & 8), power).to(torch.int8))
 
 
 def _nibbles(codes: Tensor) -> Tensor:
@@ -136,11 +134,15 @@ def _nibbles(codes: Tensor) -> Tensor:
     return (whole[:, :HALF] & 15) | (whole[:, HALF:] << 4)
 
 
-def _split(codes: Tensor) -> Tensor:
-    """Return the high nibbles of both halves, then the low ones."""
-    whole = codes.view(torch.uint8)
-    high = (whole[:, :HALF] >> 4) | (whole[:, HALF:] & 0xF0)
-    return torch.cat((high, _nibbles(codes)), dim=1)
+def _integers(low: int, ratios: Tensor) -> Tensor:
+    """Return the high nibbles of both halves, then the low bits, part of a block by part."""
+    codes = torch.round(ratios).to(torch.int8)
+    high = _nibbles(codes >> low)
+    if not low:
+        return high
+    fine = (codes.view(torch.uint8) & (2**low - 1)).reshape(-1, 8 // low, BLOCK * low // 8)
+    packed = sum(fine[:, number] << (number * low) for number in range(8 // low))
+    return torch.cat((high, packed), dim=1)
 
 
 def _bf16(bits: Tensor) -> Tensor:

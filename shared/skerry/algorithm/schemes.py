@@ -48,6 +48,11 @@ class Scheme:
         return self.levels > 0
 
     @property
+    def low_bits(self) -> int:
+        """Bits of an integer's code below its high nibble."""
+        return 8 * self.code_bytes // BLOCK - 4
+
+    @property
     def scale_ceiling(self) -> int:
         """Bf16 bits of the largest scale whose largest multiple is still a finite f32."""
         ceiling: int = struct.unpack("<I", struct.pack("<f", _F32_MAX / self.levels))[0]
@@ -58,6 +63,15 @@ _EXACT = "none: exact"
 _NEAREST = "none: round to nearest, half to even, and the scale is never too small to hold the peak"
 _NIBBLES = "byte i holds element i in its low and i+128 in its high nibble"
 _INT_ERROR = 1 + 2.0**-7
+_SPLIT = "two's complement: 128 bytes of high nibbles as int4, then the low bits by part of a block"
+
+
+def _integer(number: int, name: str, bits: int, layout: str = _SPLIT) -> Scheme:
+    """Return the scheme of integers of so many bits, symmetric around 0."""
+    levels, size = 2 ** (bits - 1) - 1, bits * BLOCK // 8
+    error = _INT_ERROR / (2 * levels) + 2.0**-20
+    return Scheme(number, name, size, levels, error, 2.0**-121, _NEAREST, layout, for_delta=True)
+
 
 _ALL = (
     Scheme(1, "f32", 4 * BLOCK, 0, 0.0, 0.0, _EXACT, "little-endian f32", for_global=True),
@@ -67,16 +81,8 @@ _ALL = (
         "little-endian bf16",
         for_global=True,
     ),
-    Scheme(
-        *(3, "int8", BLOCK, 127, _INT_ERROR / 254 + 2.0**-20, 2.0**-121, _NEAREST),
-        "128 bytes of high nibbles, 128 of low ones; byte i holds elements i and i+128",
-        for_delta=True,
-    ),
-    Scheme(
-        *(4, "int4", BLOCK // 2, 7, _INT_ERROR / 14 + 2.0**-20, 2.0**-121, _NEAREST),
-        f"two's complement; {_NIBBLES}",
-        for_delta=True,
-    ),
+    _integer(3, "int8", 8),
+    _integer(4, "int4", 4, f"two's complement; {_NIBBLES}"),
     Scheme(
         *(5, "e3m0", BLOCK // 2, 64, 0.275 * _INT_ERROR + 2.0**-20, 2.0**-117),
         "below 0.5 % along a Gaussian or Laplacian block, by the choice of where to round up",
@@ -88,9 +94,13 @@ _ALL = (
         "sign, then magnitude; byte i holds elements i, i+64, i+128, i+192, low bits first",
         feedback=True,
     ),
+    _integer(7, "int5", 5),
+    _integer(8, "int6", 6),
 )
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _ALL})
 """Every scheme by name. An id is never used again for other bytes."""
+DELTAS = tuple(s.name for s in sorted(_ALL, key=lambda scheme: scheme.code_bytes) if s.for_delta)
+"""The schemes that deltas are sent in, that of the fewest bits first."""
 
 
 def scheme_of(name: str) -> Scheme:

@@ -3,8 +3,8 @@
 A fragment's planes are cut into chunks of whole blocks that stand alone, so that any of them can be
 decoded in any order and memory stays flat. The packed bytes of a chunk are its sections, one after
 another, each a little-endian u32 length and that many bytes; ``SECTIONS`` says which. Measured bits
-per parameter, on Gaussian blocks and chunks of 512 KiB: int2 1.57,
-int4 3.33, e3m0 3.52, int8 7.50, bf16 11.1, f32 28.1.
+per parameter, on Gaussian blocks and chunks of 512 KiB: int2 1.57, int4 3.33,
+e3m0 3.52, int5 4.43, int6 5.47, int8 7.50, bf16 11.1, f32 28.1.
 """
 
 from __future__ import annotations
@@ -76,15 +76,18 @@ SECTIONS: Mapping[str, tuple[Section, ...]] = {
         Section(1, 2 * BLOCK, Packing.SMALL, step=2),
         Section(0, 2 * BLOCK, Packing.STORED, step=2),
     ),
-    "int8": (
-        _SCALES,
-        Section(0, BLOCK // 2, Packing.ENTROPY),
-        Section(BLOCK // 2, BLOCK, Packing.STORED),
-    ),
+    **{
+        name: (
+            _SCALES,
+            Section(0, BLOCK // 2, Packing.ENTROPY),
+            Section(BLOCK // 2, scheme_of(name).code_bytes, Packing.STORED),
+        )
+        for name in ("int8", "int6", "int5")
+    },
 }
 """How a scheme is laid out on the wire; one that is not here packs its scales, then its codes.
 
-Low nibbles and the bytes of a mantissa are noise: no compressor sees them. A byte plane of its own
+Low bits and the bytes of a mantissa are noise: no compressor sees them. A byte plane of its own
 also keeps zstd's table of symbols clean, which one shuffled buffer does not in a small fragment.
 """
 

@@ -14,7 +14,16 @@ from skerry.algorithm.schemes import SCHEMES, raw_bytes
 
 RAW_BITS = {scheme: 8 * raw_bytes(scheme, 1) / BLOCK for scheme in SCHEMES}
 """Bits per parameter before compression: no message exceeds them, headers aside."""
-_MEASURED = {"int2": 1.58, "int4": 3.33, "e3m0": 3.52, "int8": 7.50, "bf16": 11.07, "f32": 28.09}
+_MEASURED = {
+    "int2": 1.58,
+    "int4": 3.33,
+    "e3m0": 3.52,
+    "int5": 4.43,
+    "int6": 5.47,
+    "int8": 7.50,
+    "bf16": 11.07,
+    "f32": 28.09,
+}
 WIRE_BITS = {**RAW_BITS, **_MEASURED}
 """Bits per parameter of a whole message, compression and headers included; not measured: raw."""
 
@@ -23,6 +32,8 @@ COUNTS = (4, 8)
 MERGE_CHECKED = range(2, 9)
 _NEAR = {"e3m0": "int4", "int2": "int4"}
 """What other schemes cost about."""
+AUTO_DELTAS = "int5"
+"""What deltas of ``auto`` are planned as: training sends about as many bits, or fewer."""
 STATE_COPIES = 2.2
 """Disk of the state stream, in live states: two slots, and what is not yet swept."""
 BROKER_WRITE_B_S = 0.48 * 1024**3
@@ -73,8 +84,8 @@ _EACH = (1 / 2.15e9 - 1 / 3.87e9) / 4
 _BASE = 1 / 3.87e9 - 4 * _EACH
 """Through M = 4 at 3.87 GB/s and M = 8 at 2.15 GB/s, both int4."""
 DEFAULT = Speeds(
-    encode={"int4": 4.8e9, "int8": 3.9e9, "bf16": 0.11 * _MEMCPY_B_S},
-    decode={"int4": 6.5e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S},
+    encode={"int4": 4.8e9, "int5": 4.4e9, "int8": 3.9e9, "bf16": 0.11 * _MEMCPY_B_S},
+    decode={"int4": 6.5e9, "int5": 5.1e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S},
     merge_base=_BASE,
     merge_each={"int4": _EACH, "int8": (1 / 2.15e9 - _BASE) / 4},  # four at 2.15 GB/s
     commit_cpu_s=(15e-9, 25e-9),

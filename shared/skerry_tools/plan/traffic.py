@@ -16,7 +16,7 @@ from skerry.algorithm.fragments import plan
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
 from skerry.protocol.parts import MOST_UNCOVERED
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds
+from skerry_tools.plan.measured import AUTO_DELTAS, DEFAULT, RAW_BITS, WIRE_BITS, Speeds
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class SyncLoad:
     @property
     def down_scheme(self) -> str:
         """What a learner in step reads of each version."""
-        none = self.sync.delta_scheme == "none"
-        return self.sync.global_scheme if none else self.sync.delta_scheme
+        planned = {"none": self.sync.global_scheme, "auto": AUTO_DELTAS}
+        return planned.get(self.sync.delta_scheme, self.sync.delta_scheme)
 
     @property
     def down_bits(self) -> float:

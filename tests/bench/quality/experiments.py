@@ -307,7 +307,9 @@ def quantisation() -> Experiment:
 def deltas() -> Experiment:
     """Compare what learners read of a global fragment: whole, or what changed in it."""
     cells = [
-        _delta(kind, lr, THREE) for lr in ("3e-3", LOW_LR) for kind in ("none", "int8", "int4")
+        _delta(kind, lr, THREE)
+        for lr in ("3e-3", LOW_LR)
+        for kind in ("none", "int8", "int4", "auto")
     ]
     return Experiment(
         name="deltas",
@@ -320,9 +322,9 @@ def deltas() -> Experiment:
         x="deltas",
         series="lr",
         notes=(
-            "`f32` and `none`: each version whole, in f32 and in bf16; `int8` and `int4`: what"
-            " changed since the version before, and G in bf16. A keyframe is never needed here:"
-            " no learner is away."
+            "`f32` and `none`: each version whole, in f32 and in bf16; else: what changed since the"
+            " version before, and G in bf16; `auto`: in 4 to 8 bits, by its size. A keyframe is"
+            " never needed here: no learner is away."
         ),
     )
 

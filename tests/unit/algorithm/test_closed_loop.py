@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from skerry.algorithm import closed_loop, quantise_numpy
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.schemes import SCHEMES
+from skerry.algorithm.schemes import DELTAS
 from skerry.errors import Diverged
 
-DELTAS = [name for name, scheme in SCHEMES.items() if scheme.for_delta]
 BLOCKS = 300
 """More than one pass."""
 
@@ -31,7 +30,7 @@ def walked(seed: int, steps: int, size: float = 1e-3) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "f32"])
-@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize("delta", [closed_loop.AUTO, *DELTAS])
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=5)
 def test_a_reader_of_deltas_has_what_the_syncer_has_bit_by_bit(
@@ -44,10 +43,41 @@ def test_a_reader_of_deltas_has_what_the_syncer_has_bit_by_bit(
     for master in rest:
         ours = closed_loop.follow(scheme, delta, ours.held, master)
         assert ours.delta is not None
-        change = quantise_numpy.dequantise(delta, ours.delta)
+        change = quantise_numpy.dequantise(*ours.delta)
         closed_loop.advance(scheme, theirs, change)
         np.testing.assert_array_equal(change.view(np.uint32), ours.vector.view(np.uint32))
         np.testing.assert_array_equal(theirs.codes, ours.held.codes)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2, 0.1, 1.0])
+def test_a_delta_has_the_fewest_bits_that_leave_out_little_of_the_parameters(size: float) -> None:
+    first, then = walked(4, 1, size)
+    held = closed_loop.follow("f32", closed_loop.AUTO, None, first).held
+    new = closed_loop.follow("f32", closed_loop.AUTO, held, then)
+    assert new.delta is not None
+
+    def left_out(scheme: str) -> float:
+        begun = closed_loop.begin("f32", first)
+        error = then - closed_loop.follow("f32", scheme, begun, then).vector
+        shares = np.abs(error.reshape(-1, BLOCK)).max(axis=1) / np.abs(then.reshape(-1, BLOCK)).max(
+            axis=1
+        )
+        return float(np.sqrt((shares**2).mean()))
+
+    assert left_out(new.delta.scheme) <= closed_loop.LEFT_OUT
+    fewer = DELTAS[: DELTAS.index(new.delta.scheme)]
+    assert all(left_out(scheme) > 0.8 * closed_loop.LEFT_OUT for scheme in fewer)
+    assert {1e-4: "int4", 1.0: "int8"}.get(size, new.delta.scheme) == new.delta.scheme
+
+
+def test_what_begins_at_zero_is_sent_in_the_most_bits() -> None:
+    """As adapters do: all of it is change."""
+    zeros, small = np.zeros(BLOCK, np.float32), np.full(BLOCK, 1e-6, np.float32)
+    held = closed_loop.begin("bf16", zeros)
+    for master, scheme in ((zeros, "int4"), (small, "int8")):
+        delta = closed_loop.follow("bf16", closed_loop.AUTO, held, master).delta
+        assert delta is not None
+        assert delta.scheme == scheme
 
 
 @pytest.mark.parametrize("delta", DELTAS)

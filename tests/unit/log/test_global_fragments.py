@@ -63,7 +63,7 @@ class Committing:
             self.master = self.master + walk(FRAGMENT, version)
             new = closed_loop.follow("bf16", "int4", self.held, self.master)
             self.held, digest = new.held, vector_digest(new.vector)
-            parts = [NewPart(DELTA, "int4", new.delta, digest)] if new.delta else []
+            parts = [NewPart(DELTA, *new.delta, digest)] if new.delta else []
             if not parts or is_due(0, version, before, KEYFRAME, EVERY):
                 parts.append(NewPart(KEYFRAME, "bf16", new.held, digest))
             parts.append(NewPart.of(MASTER, "f32", self.master))

@@ -33,6 +33,8 @@ DIGESTS = {
     "int4": 0x585D_C194_8B1C_12D0,
     "e3m0": 0xE4A4_AFF4_3231_4F1B,
     "int2": 0xC11A_6D40_6C04_4628,
+    "int5": 0x1AB0_3294_A630_1BC4,
+    "int6": 0x318F_AF2D_458F_14A0,
 }
 """xxh3-64 of the vector that each chunk decodes to."""
 

@@ -129,7 +129,7 @@ def test_needs_of_memory_broker_and_log_follow_from_their_formulas() -> None:
     assert binding(memory).need == pytest.approx((18 * 12e9 + 4 * 2 * 8 * 5e8) / 2)
     broker = planned(hub={"write": "0.5 GB/s"}, sync={**FIXED, "overlap_steps": 20})
     whole = (11.07 + 32) * 2 / 24  # of two fragments of 24 at most
-    assert binding(broker).need == pytest.approx((4 * 3.33 + 7.5 + whole) / 8 * 12e9 / 48)
+    assert binding(broker).need == pytest.approx((4 * 3.33 + 4.43 + whole) / 8 * 12e9 / 48)
     window = planned(sync=FIXED, log={"window_bytes": 2**29})
     assert binding(window).need == 4 * 4 * 12e9
 
@@ -174,7 +174,7 @@ def test_what_leaves_the_hub_is_paid_at_its_site() -> None:
     plan = planned(sites, plan={"tokens": "1B"}, sync=FIXED, hub={"site": "a"}, **NEVER)
     cycles = 1e9 / (3 * 262144 / 2.0) / 48.0
     paid = plan.methods[0].egress_cost(plan.at, plan.tokens)
-    assert paid == pytest.approx(cycles * 2 * 12e9 * 7.5 / 8 / 1e9 * 0.1)
+    assert paid == pytest.approx(cycles * 2 * 12e9 * 4.43 / 8 / 1e9 * 0.1)
 
 
 def test_data_parallel_sends_a_ring_between_sites_and_keeps_less_than_the_plan() -> None:
@@ -265,7 +265,7 @@ def test_the_log_keeps_what_a_window_brings_up_to_its_size_and_its_disk_is_judge
     unlimited = planned(sync=FIXED, log={"window_s": 1e308})
     assert contributions_bytes(unlimited.at) == 2 * 4 * 4 * 12e9
     disk = next(item for item in plan.judged if item.what == "broker disk")
-    state = 2.2 * 12e9 * (11.07 / 8 + 17 / 2 * 7.5 / 8 + 4)
+    state = 2.2 * 12e9 * (11.07 / 8 + 17 / 2 * 4.43 / 8 + 4)
     assert disk.need == pytest.approx(state + contributions_bytes(plan.at))
     assert as_read(unlimited)
 

@@ -143,7 +143,7 @@ def test_the_hubs_own_link_holds_a_round_up_where_it_is_the_narrower_one() -> No
     narrow = HUB.model_copy(update={"down": 1e9, "up": 1e9})
     free, held = at(site_of(), site_of()), at(site_of(), site_of(), hub=narrow)
     assert held.site_rounds["s0"].round_s > free.site_rounds["s0"].round_s
-    assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 7.5) / 1e9)
+    assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 4.43) / 1e9)
 
 
 def test_learners_that_stop_compute_for_h_steps_in_every_cycle() -> None:
