@@ -17,7 +17,7 @@ from skerry.errors import Diverged
 from skerry.log.replay import first_master, vectors_of
 from skerry.log.state_writer import NewPart
 from skerry.log.window import Uncovered
-from skerry.protocol.chunks import vector_digest
+from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.commit import (
     Batch,
     Closing,
@@ -208,10 +208,9 @@ class Committer:
     ) -> Iterator[NewPart]:
         """Yield what is stored of a version, and take ``vectors.shared`` on to it."""
         sync, master = self.config, vectors.master
-        new = closed_loop.follow(sync.global_scheme, sync.delta_scheme, vectors.shared, master)
-        held, delta, digest = new.held, new.delta, vector_digest(new.vector)
+        schemes = sync.global_scheme, sync.delta_scheme
+        held, digest, delta = closed_loop.follow(*schemes, vectors.shared, master, VectorHash)
         vectors.shared = held
-        del new  # its vector is as long as the fragment
         if delta is not None:
             yield NewPart(DELTA, *delta, digest)
         at, every = (commit.fragment, commit.version), sync.keyframe_every

@@ -31,6 +31,15 @@ class QuantiseBackend(Protocol):
     def quantise(self, scheme: str, x: F32s) -> Planes: ...
     def dequantise(self, scheme: str, planes: Planes, out: F32s | None = None) -> F32s: ...
     def join(self, planes: Sequence[NDArray[np.uint8]], out: F32s) -> None: ...
+    def take_on(
+        self,
+        global_scheme: str,
+        delta_scheme: str,
+        held: Planes,
+        master: F32s,
+        delta: Planes,
+        out: F32s,
+    ) -> None: ...
 
 
 class MergeBackend(Protocol):

@@ -15,23 +15,21 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from skerry.algorithm.backend import cpu, decoder
 from skerry.algorithm.blocks import peaks
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.planes import VECTORS, allocate, as_blocks
+from skerry.algorithm.planes import Planes, allocate, as_blocks
 from skerry.algorithm.schemes import DELTAS, SCHEMES
 from skerry.errors import Diverged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from skerry.algorithm.planes import Planes
 
     Vector = NDArray[np.float32]
 
@@ -39,6 +37,10 @@ AUTO = "auto"
 LEFT_OUT = 2.0**-7
 """What ``AUTO`` may leave out of an element, as a share of the largest in its block: four times
 what rounding to bf16 leaves out of that one."""
+SAMPLED_BLOCKS = 4096
+"""At least so many blocks of a larger fragment say how much has changed."""
+HASHED_BLOCKS = 1024
+"""Blocks of one call of a kernel and a hash."""
 PASS_BLOCKS = 256
 """Blocks in one pass: 256 KiB of f32, which stays in cache."""
 
@@ -51,34 +53,53 @@ class Delta(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A version of a global fragment: G in the global scheme, and decoded f32 (padded_size,).
+    """A version of a global fragment: G in the global scheme, and the hash of its f32.
 
     ``delta`` leads to it from the version before; None where none does.
     """
 
     held: Planes
-    vector: Vector
+    digest: int
     delta: Delta | None
 
 
-def follow(global_scheme: str, delta_scheme: str, held: Planes | None, master: Vector) -> Version:
+class Hash(Protocol):
+    """A hash of a vector that is given piece by piece, as ``skerry.protocol.chunks.VectorHash``."""
+
+    def update(self, x: Vector) -> None: ...
+    def digest(self) -> int: ...
+
+
+def follow(
+    global_scheme: str,
+    delta_scheme: str,
+    held: Planes | None,
+    master: Vector,
+    new_hash: Callable[[], Hash],
+) -> Version:
     """Return the next version of a global fragment; ``held`` is the one before, and is changed.
 
     It begins again with the master, rounded, where the version before is not known, and where the
-    delta scheme is ``none``.
+    delta scheme is ``none``. Beside the delta no vector of the fragment's length is made.
     """
+    spare = np.empty(min(HASHED_BLOCKS * BLOCK, master.size), np.float32)
     if held is not None and delta_scheme != "none":
-        change = difference(global_scheme, held, master)
+        chosen = delta_scheme
+        if delta_scheme == AUTO:
+            chosen = fewest_bits(relative_change(global_scheme, held, master))
+        delta, found = Delta(chosen, allocate(chosen, master.size // BLOCK)), new_hash()
         with suppress(Diverged):  # two vectors so large that no f32 holds their difference
-            chosen = delta_scheme
-            if delta_scheme == AUTO:
-                chosen = fewest_bits(relative_change(change, master))
-            delta = Delta(chosen, cpu().quantise(chosen, change))
-            cpu().dequantise(*delta, change)
-            advance(global_scheme, held, change)
-            return Version(held, change, delta)
-    held = begin(global_scheme, master)
-    return Version(held, decoder(global_scheme).dequantise(global_scheme, held), None)
+            for blocks, at in _pieces(master):
+                out, own = spare[: at.stop - at.start], held.part(blocks)
+                into = delta.planes.part(blocks)
+                cpu().take_on(global_scheme, chosen, own, master[at], into, out)
+                found.update(out)
+            return Version(held, found.digest(), delta)
+    held, found = begin(global_scheme, master), new_hash()
+    for blocks, at in _pieces(master):
+        out = spare[: at.stop - at.start]
+        found.update(decoder(global_scheme).dequantise(global_scheme, held.part(blocks), out))
+    return Version(held, found.digest(), None)
 
 
 def fewest_bits(changed: float) -> str:
@@ -86,13 +107,19 @@ def fewest_bits(changed: float) -> str:
     return next(n for n in DELTAS if SCHEMES[n].relative_error * changed <= LEFT_OUT)
 
 
-def relative_change(change: Vector, master: Vector) -> float:
+def relative_change(scheme: str, held: Planes, master: Vector) -> float:
     """Return the largest change over the largest parameter of a block, at most 1, its RMS.
 
-    The sum has one order, so that whoever replays a commit finds the same scheme.
+    Of a large fragment some blocks stand for all. The sum has one order, so that a replay of a
+    commit finds the same scheme.
     """
-    moved, whole = (peaks(as_blocks(x)).view(np.float32) for x in (change, master))
+    every = max(1, held.codes.shape[0] // SAMPLED_BLOCKS)
+    some = held.part(slice(None, None, every))
+    some = Planes(np.ascontiguousarray(some.codes), np.ascontiguousarray(some.scales))
+    rows = np.ascontiguousarray(as_blocks(master)[::every])
     with np.errstate(over="ignore", invalid="ignore"):
+        change = rows - as_blocks(decoder(scheme).dequantise(scheme, some))
+        moved, whole = (peaks(x).view(np.float32) for x in (change, rows))
         share = np.divide(moved, whole, out=(moved > 0).astype(np.float32), where=whole > 0)
     squares = np.fmin(share, np.float32(1)).astype(np.float64) ** 2
     return math.sqrt(np.cumsum(squares)[-1] / squares.size) if squares.size else 0.0
@@ -107,18 +134,6 @@ def begin(scheme: str, vector: Vector, ranges: Sequence[range] | None = None) ->
         part = cpu().quantise(scheme, vector[blocks.start * BLOCK : blocks.stop * BLOCK])
         planes.codes[blocks] = part.codes
     return planes
-
-
-def difference(scheme: str, held: Planes, master: Vector) -> Vector:
-    """Return ``X - G``, f32 (padded_size,): what is to be quantised and sent."""
-    out = VECTORS.empty(master.size)
-    codec = decoder(scheme)
-    for blocks in _passes([range(held.codes.shape[0])]):
-        at = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
-        codec.dequantise(scheme, held.part(blocks), out[at])
-        with np.errstate(over="ignore"):
-            np.subtract(master[at], out[at], out=out[at])
-    return out
 
 
 def advance(
@@ -137,6 +152,13 @@ def advance(
             into += reader.dequantise(scheme, own)
         own.codes[:] = codec.quantise(scheme, into).codes
         reader.dequantise(scheme, own, into)
+
+
+def _pieces(vector: Vector) -> Iterator[tuple[slice, slice]]:
+    """Yield the blocks and the elements of each piece that is hashed at once."""
+    for first in range(0, vector.size, HASHED_BLOCKS * BLOCK):
+        stop = min(first + HASHED_BLOCKS * BLOCK, vector.size)
+        yield slice(first // BLOCK, stop // BLOCK), slice(first, stop)
 
 
 def _passes(ranges: Sequence[range]) -> Iterator[slice]:

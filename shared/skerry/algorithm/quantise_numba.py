@@ -368,6 +368,41 @@ def _join_two(high: U8s, low: U8s, out: U32s) -> None:
         out[i] = (np.uint32(high[i]) << np.uint32(24)) | (np.uint32(low[i]) << np.uint32(16))
 
 
+@compiled(
+    *(array(u16, 2, written=True), array(f32, 2), f32, i32, array(u8, 2, written=True)),
+    *(array(u16, 1, written=True), array(f32, 2, written=True), array(i32, 2, written=True)),
+)
+def _take_on(
+    words: U16s, master: F32s, step: np.float32, ceiling: np.int32,
+    codes: U8s, scales: U16s, out: F32s, bits: I32s,
+) -> bool:  # fmt: skip
+    """See ``take_on``; ``bits`` is ``out`` as integers."""
+    low, spare = np.int32(codes.shape[1] // 32 - 4), np.empty(BLOCK, np.int32)
+    half, most, top = np.int32(0x7FFF), np.int32(BF16_MAX), _N0
+    for b in range(words.shape[0]):
+        for i in range(BLOCK):
+            whole = np.int32(np.int32(words[b, i]) << _N16).view(np.float32)
+            out[b, i] = master[b, i] - whole
+        peak = _peak(bits, b)
+        if peak >= _INF:
+            return False
+        scale = scales[b] = _scale(peak, step, ceiling)
+        pack_integers(out, b, _reciprocal(scale), low, spare, codes)
+        wide = np.int32(np.int32(scale) << _N16).view(np.float32)
+        for i in range(BLOCK):
+            whole = np.int32(np.int32(words[b, i]) << _N16).view(np.float32)
+            out[b, i] = wide * np.float32(spare[i]) + whole
+        top = max(top, _peak(bits, b))
+        for i in range(BLOCK):
+            raw = bits[b, i]
+            size = raw & _MAGNITUDE
+            word = min((size + half + ((size >> _N16) & _N1)) >> _N16, most)
+            rounded = np.int32(word << _N16) | (raw & ~_MAGNITUDE)
+            words[b, i] = np.uint16((rounded >> _N16) & np.int32(0xFFFF))
+            bits[b, i] = rounded
+    return bool(top < _INF)
+
+
 _KERNELS = {
     "int8": (_quantise_integers, _integer_decoder(4)),
     "int6": (_quantise_integers, _integer_decoder(2)),
@@ -426,6 +461,22 @@ def dequantise(
     else:
         _KERNELS[scheme][1](planes.codes, planes.scales, rows)
     return vector
+
+
+def take_on(
+    global_scheme: str, delta_scheme: str, held: Planes, master: F32s, delta: Planes, out: F32s
+) -> None:
+    """Like ``quantise_numpy.take_on``, in one pass where G is held in bf16."""
+    kind = scheme_of(delta_scheme)
+    if global_scheme != "bf16" or not kind.for_delta:
+        reference.take_on(global_scheme, delta_scheme, held, master, delta, out)
+        return
+    check_planes(global_scheme, held, out)
+    check_planes(delta_scheme, delta, out)
+    words, rows, given = held.codes.view(np.uint16), as_blocks(out), as_blocks(master)
+    codes, scales, ceiling = delta.codes, delta.scales, np.int32(kind.scale_ceiling)
+    if not _take_on(words, given, step(kind), ceiling, codes, scales, rows, rows.view(np.int32)):
+        raise diverged()
 
 
 def join(planes: Sequence[U8s], out: F32s) -> None:

@@ -76,6 +76,28 @@ def join(planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
         words |= np.left_shift(plane, 24 - 8 * number, dtype=np.uint32)
 
 
+def take_on(
+    global_scheme: str,
+    delta_scheme: str,
+    held: Planes,
+    master: NDArray[np.float32],
+    delta: Planes,
+    out: NDArray[np.float32],
+) -> None:
+    """Take ``held``, the planes of G, on to a master, f32 (blocks*256,), by a quantised difference.
+
+    Writes the difference to ``delta`` and the new G, decoded, to ``out``. Raises Diverged where
+    either is not finite, which leaves all three half done.
+    """
+    with np.errstate(over="ignore"):
+        change = quantise(delta_scheme, master - dequantise(global_scheme, held, out))
+        dequantise(delta_scheme, change, out)
+        out += dequantise(global_scheme, held)
+    for target, planes in ((delta, change), (held, quantise(global_scheme, out))):
+        target.codes[:], target.scales[:] = planes
+    dequantise(global_scheme, held, out)
+
+
 def _parts(blocks: int) -> Iterator[slice]:
     for first in range(0, blocks, _CHUNK):
         yield slice(first, first + _CHUNK)

@@ -141,7 +141,9 @@ def _integers(low: int, ratios: Tensor) -> Tensor:
     if not low:
         return high
     fine = (codes.view(torch.uint8) & (2**low - 1)).reshape(-1, 8 // low, BLOCK * low // 8)
-    packed = sum(fine[:, number] << (number * low) for number in range(8 // low))
+    packed = fine[:, 0]
+    for number in range(1, 8 // low):
+        packed = packed | (fine[:, number] << (number * low))
     return torch.cat((high, packed), dim=1)
 
 

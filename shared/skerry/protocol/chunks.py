@@ -241,7 +241,7 @@ class VectorAssembler(Coverage):
     def __init__(self, scheme: str, blocks: int) -> None:
         super().__init__(scheme, blocks)
         self._vector = VECTORS.empty(blocks * BLOCK)
-        self._hash = xxhash.xxh3_64()
+        self._hash = VectorHash()
         self._hashed = 0
         self._decoded: dict[int, int] = {}
         """Where each chunk that is decoded and not hashed starts and stops, in elements."""
@@ -271,7 +271,7 @@ class VectorAssembler(Coverage):
     def digest(self) -> int:
         """``vector_digest`` of the vector; raises Truncated while chunks are missing."""
         self.require()
-        return self._hash.intdigest()
+        return self._hash.digest()
 
     def _decode(self, header: ChunkHeader, packed: Packed) -> None:
         first = header.first_block * BLOCK
@@ -279,8 +279,21 @@ class VectorAssembler(Coverage):
         decode_into(header, packed, self._vector[first:stop])
         self._decoded[first] = stop
         while (end := self._decoded.pop(self._hashed, None)) is not None:
-            self._hash.update(_little_endian(self._vector[self._hashed : end]))
+            self._hash.update(self._vector[self._hashed : end])
             self._hashed = end
+
+
+class VectorHash:
+    """``vector_digest`` of a vector that is given piece by piece."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+
+    def update(self, x: NDArray[np.float32]) -> None:
+        self._hash.update(_little_endian(x))
+
+    def digest(self) -> int:
+        return self._hash.intdigest()
 
 
 def vector_digest(x: NDArray[np.float32]) -> int:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import closed_loop
+from skerry.algorithm.backend import decoder
 from skerry.errors import ConfigError, HistoryBroken
 from skerry.log import ledger
 from skerry.protocol.chunks import vector_digest
@@ -66,7 +67,7 @@ async def fork(
 
     def keep(fold: FragmentFold, last: Commit) -> None:
         scheme, leaves = log.config.sync.global_scheme, fold.outer.leaves(fold.state)
-        shared = closed_loop.follow(scheme, "none", None, fold.master).vector
+        shared = decoder(scheme).dequantise(scheme, closed_loop.begin(scheme, fold.master))
         commit = replace(
             last,
             run=run,

@@ -19,7 +19,7 @@ from skerry.algorithm import closed_loop
 from skerry.errors import ContributionGone, Diverged, RunMismatch, StateLost
 from skerry.log.replay import FragmentFold, Payloads, newest_sequence, read_up_to, redo
 from skerry.log.state import read_manifest
-from skerry.protocol.chunks import vector_digest
+from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.containment import containment_rules
 from skerry.protocol.contribution import ContributionAssembler, id_of
 from skerry.protocol.messages import Commit, RefusalCause
@@ -325,8 +325,9 @@ class _Worker:
             return "" if vector_digest(vector) == commit.params_digest else other
         # One that is no delta comes after a checkpoint, or where a syncer found no keyframe.
         for held in (known, None) if known is not None else (None,):
-            new = closed_loop.follow(sync.global_scheme, sync.delta_scheme, held, self.fold.master)
-            if vector_digest(new.vector) == commit.params_digest:
+            schemes = sync.global_scheme, sync.delta_scheme
+            new = closed_loop.follow(*schemes, held, self.fold.master, VectorHash)
+            if new.digest == commit.params_digest:
                 self.shared = new.held
                 return ""
         if known is None and commit.version > 1 and sync.delta_scheme != "none":

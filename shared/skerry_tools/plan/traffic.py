@@ -90,8 +90,7 @@ class SyncLoad:
     @property
     def delta_bits(self) -> float:
         """Bits per parameter of a delta; 0 where learners read each version whole."""
-        scheme = self.sync.delta_scheme
-        return 0.0 if scheme == "none" else WIRE_BITS[scheme]
+        return 0.0 if self.sync.delta_scheme == "none" else self.down_bits
 
     @property
     def keyframe_every(self) -> int:

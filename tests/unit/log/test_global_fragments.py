@@ -18,7 +18,7 @@ from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.memory import MemoryBroker
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
-from skerry.protocol.chunks import vector_digest
+from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, is_due
 from tests.support.builders import commit
@@ -61,15 +61,15 @@ class Committing:
             before = self.manifests[-1] if self.manifests else None
             version = len(self.manifests) + 1
             self.master = self.master + walk(FRAGMENT, version)
-            new = closed_loop.follow("bf16", "int4", self.held, self.master)
-            self.held, digest = new.held, vector_digest(new.vector)
+            new = closed_loop.follow("bf16", "int4", self.held, self.master, VectorHash)
+            self.held, digest = new.held, new.digest
             parts = [NewPart(DELTA, *new.delta, digest)] if new.delta else []
             if not parts or is_due(0, version, before, KEYFRAME, EVERY):
                 parts.append(NewPart(KEYFRAME, "bf16", new.held, digest))
             parts.append(NewPart.of(MASTER, "f32", self.master))
             drafted = commit(version, run=RUN, plan_digest=PLAN.digest)
             self.manifests.append(await self.writer.commit(drafted, parts, before))
-            self.vectors.append(new.vector)
+            self.vectors.append(cpu().dequantise("bf16", new.held))
         return self.manifests[-1]
 
 

@@ -110,7 +110,7 @@ def test_an_infeasible_plan_names_settings_with_which_all_holds() -> None:
             4,
             {"hub": {"write": "0.5 GB/s"}, "sync": {**FIXED, "overlap_steps": 20}},
             "broker",
-            ("H >= 37", "hub.write of 763 MB/s"),
+            ("H >= 33", "hub.write of 667 MB/s"),
         ),
         (4, {"mode": "diloco"}, "utilisation", None),
     ],

@@ -218,12 +218,12 @@ def test_snapshots_come_every_nth_version_or_before_the_window_is_full(
 def test_a_round_of_snapshots_is_judged_and_an_average_one_is_waited_for() -> None:
     hub = HUB.model_copy(update={"write": 1e9})
     found, free = (at(site_of(), site_of(), hub=one).hub_round for one in (hub, HUB))
-    all_bytes, mean_bytes = (7.5 + 11.07) / 8 + 8, (7.5 + 11.07 / 16) / 8 + 8 / 16
+    all_bytes, mean_bytes = (4.43 + 11.07) / 8 + 8, (4.43 + 11.07 / 16) / 8 + 8 / 16
     assert found.syncer_s - free.syncer_s == pytest.approx(5e8 * all_bytes / 1e9, rel=1e-3)
     assert found.spared_s == pytest.approx(5e8 * (all_bytes - mean_bytes) / 1e9)
     sent = 2 * 3.33 / 8
     assert found.broker_bytes_s == pytest.approx((sent + mean_bytes) * 12e9 / 48)
-    twice = (7.5 + 11.07 * 2 / 24) / 8 + 8 * 2 / 24  # of 24 fragments two have their turn at once
+    twice = (4.43 + 11.07 * 2 / 24) / 8 + 8 * 2 / 24  # of 24 fragments two have their turn at once
     assert found.broker_most_bytes_s == pytest.approx((sent + twice) * 12e9 / 48)
     stops = {"fragments": 1, "overlap_steps": 0}
     stopped = at(site_of(), hub=hub, load=LOAD.changed(**stops))
@@ -234,13 +234,13 @@ def test_a_round_of_snapshots_is_judged_and_an_average_one_is_waited_for() -> No
 def test_recovery_reads_a_snapshot_and_merges_again_what_was_contributed_since() -> None:
     found = at(site_of(), site_of(), hub=HUB.model_copy(update={"cores": 1, "write": 1e9}))
     read, seconds = recovery(found)
-    assert read == pytest.approx(12e9 * (8 + (11.07 + 15 * 7.5) / 8 + 15 * 2 * 3.33 / 8))
+    assert read == pytest.approx(12e9 * (8 + (11.07 + 15 * 4.43) / 8 + 15 * 2 * 3.33 / 8))
     slowest = 4 / (0.14 * 15.4e9)  # of a value in bf16, and in f32, which was not measured
-    once_s = 2 * slowest + slowest + 15 * 4 / 3.8e9
+    once_s = 2 * slowest + slowest + 15 * 4 / 5.1e9
     each_s = 2 * 4 / 6.5e9 + DEFAULT.merge_s("int4", 1.0, 2)
     assert seconds == pytest.approx(2.0 + read / 1e9 + 12e9 * (once_s + 15 * each_s))
     soon, soon_s = recovery(at(site_of(), site_of(), load=LOAD.changed(snapshot_every=1)))
-    assert soon == pytest.approx(12e9 * (8 + (11.07 + 15 * 7.5) / 8))
+    assert soon == pytest.approx(12e9 * (8 + (11.07 + 15 * 4.43) / 8))
     assert soon_s < seconds
 
 
