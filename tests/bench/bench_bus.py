@@ -52,11 +52,11 @@ async def windowed(publish: Callable[[int], Awaitable[object]], count: int) -> N
 async def bare(url: str, names: Subjects, payload: bytes, count: int) -> tuple[float, float]:
     """Publish and consume with nats-py alone; returns seconds for each."""
     client = await nats.connect(url)
-    js, size, subject = client.jetstream(), len(payload), names.contribution(0, "a")
+    js, size, subject = client.jetstream(), len(payload), names.shard(0).contribution(0, "a")
     start = time.perf_counter()
     await windowed(lambda i: js.publish(subject, payload, headers=named(f"{i}")), count)
     published = time.perf_counter() - start
-    stream = names.stream("CONTRIB")
+    stream = names.shard(0).stream("CONTRIB")
     config = ConsumerConfig(ack_policy=AckPolicy.NONE)
     reader = await js.pull_subscribe(subject, stream=stream, config=config)
     start, seen = time.perf_counter(), 0
@@ -75,7 +75,7 @@ def named(msg_id: str) -> dict[str, str]:
 async def ours(url: str, names: Subjects, payload: bytes, count: int) -> tuple[float, float]:
     """Publish and consume through NatsBus; returns seconds for each."""
     async with NatsBus(url, options=NatsOptions(publish_window=WINDOW)) as bus:
-        subject = names.contribution(0, "a")
+        subject = names.shard(0).contribution(0, "a")
         start = time.perf_counter()
         await windowed(lambda i: bus.publish(subject, payload, msg_id=f"{i}"), count)
         published = time.perf_counter() - start
@@ -101,7 +101,7 @@ async def one(server: NatsServer, side: str, payload: bytes, count: int) -> tupl
         return await run(server.url, names, payload, count)
     finally:
         client = await nats.connect(server.url)
-        await client.jetstream().delete_stream(names.stream("CONTRIB"))
+        await client.jetstream().delete_stream(names.shard(0).stream("CONTRIB"))
         await client.close()
 
 

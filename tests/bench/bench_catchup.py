@@ -131,7 +131,7 @@ async def as_a_learner(url: str, cut: Plan, *, keep: bool = False) -> int:
 
 async def direct_gets(client: Client, sequences: list[int]) -> None:
     """Read messages one request each, WINDOW of them in flight."""
-    subject = f"$JS.API.DIRECT.GET.{Subjects(RUN).stream('STATE')}"
+    subject = f"$JS.API.DIRECT.GET.{Subjects(RUN).shard(0).stream('STATE')}"
     rest = iter(sequences)
 
     async def worker() -> None:
@@ -143,7 +143,10 @@ async def direct_gets(client: Client, sequences: list[int]) -> None:
 
 async def batch_gets(client: Client, sequences: list[int]) -> None:
     """Read messages a page of PAGE_BYTES per request."""
-    subject, inbox = f"$JS.API.DIRECT.GET.{Subjects(RUN).stream('STATE')}", client.new_inbox()
+    subject, inbox = (
+        f"$JS.API.DIRECT.GET.{Subjects(RUN).shard(0).stream('STATE')}",
+        client.new_inbox(),
+    )
     arrived: asyncio.Queue[Any] = asyncio.Queue()
     await client.subscribe(inbox, cb=arrived.put, pending_msgs_limit=0, pending_bytes_limit=0)
     at = sequences[0]
@@ -159,7 +162,7 @@ async def pulls(client: Client, sequences: list[int]) -> None:
     names, seen = Subjects(RUN), 0
     config = ConsumerConfig(ack_policy=AckPolicy.NONE)
     reader = await client.jetstream().pull_subscribe(
-        f"{names.root}.state.*.*.*", stream=names.stream("STATE"), config=config
+        f"{names.root}.state.*.*.*", stream=names.shard(0).stream("STATE"), config=config
     )
     while seen < len(sequences):
         seen += len(await reader.fetch(16, timeout=30))

@@ -71,7 +71,7 @@ async def publishes(size: int, window: int, count: int, bus: NatsBus, replicas: 
 
     async def worker() -> None:
         for i in numbers:
-            await bus.publish(names.contribution(0, "a"), payload, msg_id=f"{i}")
+            await bus.publish(names.shard(0).contribution(0, "a"), payload, msg_id=f"{i}")
 
     start = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(window)))

@@ -28,7 +28,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import Fragment, LeafSpec, Plan, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes
-from skerry.log import contributions, ledger, run_records
+from skerry.log import contributions, ledger, run_records, state
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
@@ -232,9 +232,7 @@ async def measure(cut: Plan, chosen: Namespace) -> tuple[list[Exchange], float]:
             await opened.enter_async_context(
                 aclosing(run_records.follow(bus, RUN, Round, cut.digest))
             ),
-            await opened.enter_async_context(
-                aclosing(run_records.follow(bus, RUN, Manifest, cut.digest))
-            ),
+            await opened.enter_async_context(aclosing(state.follow_manifests(bus, RUN, cut))),
         )
         async with asyncio.timeout(PATIENCE_S), background(bench.pulse()):
             await bench.begin()

@@ -95,7 +95,8 @@ def sample(server: NatsServer, commits: int) -> Sample:
     """Look at the store as it is now."""
     (streams,) = server.store.rglob("streams")
     names = Subjects(RUN)
-    state, ledger = (on_disk(streams / names.stream(kind)) for kind in ("STATE", "LEDGER"))
+    kept = names.shard(0).stream("STATE"), names.stream("LEDGER")
+    state, ledger = (on_disk(streams / name) for name in kept)
     return Sample(commits, state, ledger, resident(server.pid))
 
 

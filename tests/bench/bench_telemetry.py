@@ -202,7 +202,7 @@ def syncer_round(size: int) -> Callable[[int], None]:
         origins = {}
         for name in names:
             sent = offered(version, name)
-            subject = f"skerry.bench.contrib.0.{name}"
+            subject = f"skerry.bench.contrib.0.0.{name}"
             telemetry.chunk_arrived(subject, 1_000)
             whole = Contribution(sent, "int4", planes, 1, 2, 0, sent.trace_parent)
             telemetry.received(whole, subject, 2_000)

@@ -45,12 +45,12 @@ async def test_the_newest_record_comes_back_as_it_was_published(bus: Bus, names:
 async def test_the_newest_record_of_a_pattern_is_the_newest_of_all_its_subjects(
     bus: Bus, names: Subjects
 ) -> None:
-    pattern = names.contribution(1)
-    await bus.publish(names.contribution(0, "a"), b"another fragment's")
+    pattern = names.shard(0).contribution(1)
+    await bus.publish(names.shard(0).contribution(0, "a"), b"another fragment's")
     assert await bus.last(pattern) is None
     for learner in "aba":
-        await bus.publish(names.contribution(1, learner), learner.encode())
-    await bus.publish(names.contribution(2, "a"), b"another fragment's")
+        await bus.publish(names.shard(0).contribution(1, learner), learner.encode())
+    await bus.publish(names.shard(0).contribution(2, "a"), b"another fragment's")
     record = await newest(bus, pattern)
     assert (record.sequence, record.payload) == (4, b"a")
 
@@ -96,13 +96,13 @@ async def test_a_failed_expectation_leaves_the_log_unchanged(bus: Bus, names: Su
 
 
 async def test_another_subject_can_fence_a_write(bus: Bus, names: Subjects) -> None:
-    fence = await bus.publish(names.fence(0), b"one")
-    held = Expect(names.fence(0), fence.sequence)
-    await bus.publish(names.chunk(0, "snapshot", 0, 0), b"chunk", expect=held)
-    await bus.publish(names.fence(0), b"two", expect=held)
+    fence = await bus.publish(names.shard(0).fence(), b"one")
+    held = Expect(names.shard(0).fence(), fence.sequence)
+    await bus.publish(names.shard(0).chunk(0, "snapshot", 0, 0), b"chunk", expect=held)
+    await bus.publish(names.shard(0).fence(), b"two", expect=held)
     with pytest.raises(Conflict):
-        await bus.publish(names.chunk(0, "snapshot", 0, 0), b"late", expect=held)
-    record = await newest(bus, names.chunk(0, "snapshot", 0, 0))
+        await bus.publish(names.shard(0).chunk(0, "snapshot", 0, 0), b"late", expect=held)
+    record = await newest(bus, names.shard(0).chunk(0, "snapshot", 0, 0))
     assert record.payload == b"chunk"
 
 
@@ -122,10 +122,13 @@ async def test_a_repeated_id_whose_expectation_fails_is_stored_once(
 
 
 async def test_a_fence_lets_all_of_a_window_through(bus: Bus, names: Subjects) -> None:
-    fence = await bus.publish(names.fence(0), b"one")
-    held = Expect(names.fence(0), fence.sequence)
+    fence = await bus.publish(names.shard(0).fence(), b"one")
+    shard = names.shard(0)
+    held = Expect(shard.fence(), fence.sequence)
     publishing = (
-        bus.publish(names.chunk(0, "snapshot", 0, i), b"%d" % i, msg_id=f"{i}", expect=held)
+        bus.publish(
+            names.shard(0).chunk(0, "snapshot", 0, i), b"%d" % i, msg_id=f"{i}", expect=held
+        )
         for i in range(12)
     )
     stored = await asyncio.gather(*publishing)
@@ -145,7 +148,7 @@ async def test_of_eight_racing_writers_exactly_one_wins(
     bus: Bus, names: Subjects, over: str
 ) -> None:
     async def race(i: int) -> bool:
-        subject = names.fence(0) if over == "subject" else names.member(f"l{i}")
+        subject = names.shard(0).fence() if over == "subject" else names.member(f"l{i}")
         expect = Expect(subject if over == "subject" else names.member(), 0)
         try:
             await bus.publish(subject, b"%d" % i, expect=expect)
@@ -155,7 +158,7 @@ async def test_of_eight_racing_writers_exactly_one_wins(
 
     wins = await asyncio.gather(*(race(i) for i in range(8)))
     assert sum(wins) == 1
-    found = await bus.last_each(names.fence(0) if over == "subject" else names.member())
+    found = await bus.last_each(names.shard(0).fence() if over == "subject" else names.member())
     assert [record.payload for record in found] == [b"%d" % wins.index(True)]
 
 
@@ -178,8 +181,10 @@ async def test_a_message_above_max_payload_is_refused_and_the_bus_lives_on(
     bus: Bus, names: Subjects
 ) -> None:
     with pytest.raises(BrokerUnfit, match=r"max_payload.*sync\.chunk_bytes"):
-        await bus.publish(names.chunk(0, "snapshot", 0, 0), bytes(bus.max_payload_bytes + 1))
-    assert (await bus.publish(names.chunk(0, "snapshot", 0, 0), b"x")).sequence == 1
+        await bus.publish(
+            names.shard(0).chunk(0, "snapshot", 0, 0), bytes(bus.max_payload_bytes + 1)
+        )
+    assert (await bus.publish(names.shard(0).chunk(0, "snapshot", 0, 0), b"x")).sequence == 1
 
 
 @pytest.mark.parametrize("count", [5, 60])
@@ -187,28 +192,28 @@ async def test_get_each_brings_what_is_there_up_to_a_gap(
     bus: Bus, names: Subjects, count: int
 ) -> None:
     for i in range(count):
-        await bus.publish(names.chunk(0, "snapshot", 0, i), bytes([i]) * 100_000)
-        await bus.publish(names.chunk(1, "snapshot", 0, i), b"of another fragment")
+        await bus.publish(names.shard(0).chunk(0, "snapshot", 0, i), bytes([i]) * 100_000)
+        await bus.publish(names.shard(0).chunk(1, "snapshot", 0, i), b"of another fragment")
     wanted = [2 * i + 1 for i in range(count)]
 
-    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), [*wanted, 10_000]))
+    found = await all_of(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), [*wanted, 10_000]))
     assert [record.sequence for record in found] == wanted
-    assert all(r.subject == names.chunk(0, "snapshot", 0, r.payload[0]) for r in found)
+    assert all(r.subject == names.shard(0).chunk(0, "snapshot", 0, r.payload[0]) for r in found)
     assert all(len(record.payload) == 100_000 for record in found)
 
-    await bus.publish(names.chunk(0, "snapshot", 0, 3), b"newer")
-    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), wanted))
+    await bus.publish(names.shard(0).chunk(0, "snapshot", 0, 3), b"newer")
+    found = await all_of(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted))
     assert [record.sequence for record in found] == wanted[:3]
-    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), wanted[4:]))
+    found = await all_of(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted[4:]))
     assert [record.sequence for record in found] == wanted[4:]
 
 
 async def test_get_each_finds_what_lies_elsewhere(bus: Bus, names: Subjects) -> None:
     """The pattern says where to look first, and no more."""
     for i in range(40):
-        await bus.publish(names.chunk(i % 2, "snapshot", 0, i), b"%d" % i)
+        await bus.publish(names.shard(0).chunk(i % 2, "snapshot", 0, i), b"%d" % i)
 
-    found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), range(1, 41)))
+    found = await all_of(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), range(1, 41)))
 
     assert [int(record.payload) for record in found] == list(range(40))
 
@@ -216,7 +221,10 @@ async def test_get_each_finds_what_lies_elsewhere(bus: Bus, names: Subjects) -> 
 async def test_get_each_of_a_stream_that_is_not_there_brings_nothing(bus: Bus, run_id: str) -> None:
     for count in (2, 60):
         wanted = range(1, count)
-        assert await all_of(bus.get_each(Subjects(run_id).chunk(0, "snapshot", 0), wanted)) == []
+        assert (
+            await all_of(bus.get_each(Subjects(run_id).shard(0).chunk(0, "snapshot", 0), wanted))
+            == []
+        )
 
 
 async def test_last_each_is_in_sequence_order(bus: Bus, names: Subjects) -> None:
@@ -230,8 +238,10 @@ async def test_last_each_finds_more_subjects_than_one_request_may_ask_for(
     bus: Bus, names: Subjects
 ) -> None:
     count = 1100
-    await asyncio.gather(*(bus.publish(names.manifest(i), b"%d" % i) for i in range(count)))
-    found = await bus.last_each(names.manifest())
+    await asyncio.gather(
+        *(bus.publish(names.shard(0).manifest(i), b"%d" % i) for i in range(count))
+    )
+    found = await bus.last_each(names.shard(0).manifest())
     assert {record.payload for record in found} == {b"%d" % i for i in range(count)}
     assert [r.sequence for r in found] == sorted(r.sequence for r in found)
 
@@ -239,27 +249,27 @@ async def test_last_each_finds_more_subjects_than_one_request_may_ask_for(
 async def test_last_each_finds_more_bytes_than_one_page_holds(bus: Bus, names: Subjects) -> None:
     payload, count = bytes(900_000), 24
     for i in range(count):
-        await bus.publish(names.chunk(0, "snapshot", 0, i), payload)
-    found = await bus.last_each(f"{names.root}.state.0.snapshot.0.*")
+        await bus.publish(names.shard(0).chunk(0, "snapshot", 0, i), payload)
+    found = await bus.last_each(names.shard(0).chunk(0, "snapshot", 0))
     assert [record.subject for record in found] == [
-        names.chunk(0, "snapshot", 0, i) for i in range(count)
+        names.shard(0).chunk(0, "snapshot", 0, i) for i in range(count)
     ]
 
 
 async def test_last_per_subject_keeps_only_the_newest(bus: Bus, names: Subjects) -> None:
     for i in range(3):
-        await bus.publish(names.manifest(0), b"%d" % i)
-    await bus.publish(names.manifest(1), b"other")
-    assert await bus.get(names.stream("STATE"), 2) is None
-    assert [r.payload for r in await bus.last_each(names.manifest())] == [b"2", b"other"]
+        await bus.publish(names.shard(0).manifest(0), b"%d" % i)
+    await bus.publish(names.shard(0).manifest(1), b"other")
+    assert await bus.get(names.shard(0).stream("STATE"), 2) is None
+    assert [r.payload for r in await bus.last_each(names.shard(0).manifest())] == [b"2", b"other"]
 
 
 async def test_a_window_drops_the_oldest_of_any_subject(bus: Bus, run_id: str) -> None:
     names = Subjects(run_id)
     await bus.declare((window(run_id, 10_000),))
     for i in range(6):
-        await bus.publish(names.contribution(i, "a"), bytes(3_000))
-    kept = await bus.last_each(names.contribution())
+        await bus.publish(names.shard(0).contribution(i, "a"), bytes(3_000))
+    kept = await bus.last_each(names.shard(0).contribution())
     assert [record.sequence for record in kept] == [4, 5, 6]
 
 
@@ -298,7 +308,7 @@ async def test_a_difference_is_changed_and_reported(bus: Bus, names: Subjects) -
 async def test_what_cannot_be_changed_in_place_is_drift(
     bus: Bus, names: Subjects, name: str, value: str
 ) -> None:
-    state = specs(names.run)[0]
+    state = next(s for s in specs(names.run) if "STATE" in s.name)
     with pytest.raises(StreamDrift, match=r"another run id.*loses what it holds") as caught:
         await bus.declare((replace(state, **{name: value}),))
     is_, should = getattr(state, name), value
@@ -314,7 +324,7 @@ async def test_streams_lists_what_is_in_the_log(bus: Bus, names: Subjects) -> No
     ledger = found[names.stream("LEDGER")]
     assert (ledger.messages, ledger.first_seq, ledger.last_seq) == (2, 1, 2)
     assert ledger.bytes > 2
-    assert ledger.spec == specs(names.run)[1]
+    assert ledger.spec == specs(names.run)[0]
 
 
 async def test_a_follower_sees_old_and_new_in_order(bus: Bus, names: Subjects) -> None:
@@ -385,8 +395,8 @@ async def test_a_follower_skips_what_retention_dropped(bus: Bus, run_id: str) ->
     names = Subjects(run_id)
     await bus.declare((window(run_id, 10_000),))
     for _ in range(6):
-        await bus.publish(names.contribution(0, "a"), bytes(3_000))
-    found = await followed(bus, names.contribution(), 3, after=1)
+        await bus.publish(names.shard(0).contribution(0, "a"), bytes(3_000))
+    found = await followed(bus, names.shard(0).contribution(), 3, after=1)
     assert [record.sequence for record in found] == [4, 5, 6]
 
 
@@ -411,8 +421,8 @@ async def test_a_follower_behind_the_end_of_a_newer_stream_starts_over(
 async def test_a_follower_carries_large_messages_in_bulk(bus: Bus, names: Subjects) -> None:
     count = 60
     for i in range(count):
-        await bus.publish(names.contribution(i, "a"), bytes([i]) * 600_000)
-    found = await followed(bus, names.contribution(), count)
+        await bus.publish(names.shard(0).contribution(i, "a"), bytes([i]) * 600_000)
+    found = await followed(bus, names.shard(0).contribution(), count)
     assert [(r.sequence, r.payload[0], len(r.payload)) for r in found] == [
         (i + 1, i, 600_000) for i in range(count)
     ]

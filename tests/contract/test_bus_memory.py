@@ -33,11 +33,11 @@ async def test_a_window_forgets_what_is_too_old() -> None:
     clock = Clock()
     bus = MemoryBroker(clock_ns=clock).connect()
     await bus.declare(specs("r", window_s=10.0))
-    await bus.publish(NAMES.contribution(0, "a"), b"old")
+    await bus.publish(NAMES.shard(0).contribution(0, "a"), b"old")
     clock.now_ns += 6 * SECOND
-    await bus.publish(NAMES.contribution(1, "a"), b"young")
+    await bus.publish(NAMES.shard(0).contribution(1, "a"), b"young")
     clock.now_ns += 6 * SECOND
-    assert [r.payload for r in await bus.last_each(NAMES.contribution())] == [b"young"]
+    assert [r.payload for r in await bus.last_each(NAMES.shard(0).contribution())] == [b"young"]
 
 
 async def test_a_message_id_is_forgotten_after_its_window() -> None:
@@ -95,7 +95,7 @@ async def test_a_window_never_holds_more_than_its_bound(sizes: list[int]) -> Non
     contrib = next(s for s in specs("r") if s.retention is Retention.WINDOW)
     await bus.declare((replace(contrib, max_bytes=8_000),))
     for i, size in enumerate(sizes):
-        await bus.publish(NAMES.contribution(i % 3, "a"), bytes(size))
+        await bus.publish(NAMES.shard(0).contribution(i % 3, "a"), bytes(size))
     (info,) = await bus.streams()
     kept = [await bus.get(info.name, i) for i in range(info.first_seq, info.last_seq + 1)]
     assert info.bytes <= 8_000

@@ -112,12 +112,12 @@ async def test_no_header_and_no_subject_blinds_a_reader(
 async def test_many_very_long_subjects_hide_no_other(
     request: pytest.FixtureRequest, bus: Bus, names: Subjects
 ) -> None:
-    await bus.publish(names.manifest(0), b"of ours")
+    await bus.publish(names.shard(0).manifest(0), b"of ours")
     async with raw_publisher(url_of(request, bus)) as raw:
         for i in range(1_200):
             long = b"a" * 3_700
-            await raw.publish(b"%s.state.%s%d.manifest" % (names.root.encode(), long, i), b"x")
-    found = await bus.last_each(names.manifest())
+            await raw.publish(b"%s.state.0.%s%d.manifest" % (names.root.encode(), long, i), b"x")
+    found = await bus.last_each(names.shard(0).manifest())
     assert found[0].payload == b"of ours"
     assert len(found) == 1_201
 
@@ -161,7 +161,7 @@ async def test_a_taken_id_does_not_break_a_compare_and_set(
 ) -> None:
     thief, victim = (client._publisher for client in (stranger, bus))  # type: ignore[attr-defined] # of each kind
     thief.key = victim.key
-    await stranger.publish(names.chunk(0, "snapshot", 0, 0), b"theirs", msg_id="fence/0")
-    expect = Expect(names.fence(0), 0)
-    receipt = await bus.publish(names.fence(0), b"ours", msg_id="fence/0", expect=expect)
+    await stranger.publish(names.shard(0).chunk(0, "snapshot", 0, 0), b"theirs", msg_id="fence/0")
+    expect = Expect(names.shard(0).fence(), 0)
+    receipt = await bus.publish(names.shard(0).fence(), b"ours", msg_id="fence/0", expect=expect)
     assert (receipt.sequence, receipt.duplicate) == (2, False)

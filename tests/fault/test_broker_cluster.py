@@ -94,7 +94,7 @@ class Watched:
             await until_pulse(self.bus, self.run, partial(stepped, name, then))
 
     async def state_leader(self) -> int:
-        return await self.cluster.leader(Subjects(self.run).stream("STATE"))
+        return await self.cluster.leader(Subjects(self.run).shard(0).stream("STATE"))
 
     async def whole(self) -> None:
         """Return once every node runs and holds everything."""

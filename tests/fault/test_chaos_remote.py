@@ -88,7 +88,7 @@ class Site:
             assert first.done(), (await drill).story
 
     async def contributions(self) -> list[Record]:
-        stream = Subjects(RUN).stream("CONTRIB")
+        stream = Subjects(RUN).shard(0).stream("CONTRIB")
         held = next(info for info in await self.bus.streams() if info.name == stream)
         found = [
             await self.bus.get(stream, sequence)

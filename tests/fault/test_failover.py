@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -85,12 +85,13 @@ async def running(
     toml = folder / "none.toml"
     toml.write_text("")
     async with NatsBus(server.url, name="test") as bus:
-        await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
+        cut = replace(PLAN, shards=shards)
+        await bus.declare(specs(run, shards=shards, window_bytes=WINDOW_BYTES))
         given = settings.model_copy(
             update={"log": settings.log.model_copy(update={"window_bytes": WINDOW_BYTES})}
         )
-        await ledger.create_run(bus, run_record(run, PLAN, given.model_dump_json()))
-        learners = (FakeLearner(bus, run, PLAN, name, scheme="int4") for name in ("l1", "l2"))
+        await ledger.create_run(bus, run_record(run, cut, given.model_dump_json()))
+        learners = (FakeLearner(bus, run, cut, name, scheme="int4") for name in ("l1", "l2"))
         async with (
             background(*(learner.train() for learner in learners)),
             Cluster(server.url, run, folder, toml, folder / "cache") as cluster,

@@ -82,7 +82,7 @@ async def freeze_then_resume(
             frozen = await cluster.start_script("a", FAILING, *arguments, *where)
             await until_frozen(frozen)
             frozen_ns = time.time_ns()
-            stream = Subjects(run).stream("CONTRIB")
+            stream = Subjects(run).shard(0).stream("CONTRIB")
             (before,) = [s.last_seq for s in await bus.streams() if s.name == stream]
             versions = await until_left_behind(bus, run)
             frozen.resume()

@@ -108,10 +108,10 @@ def examples() -> list[Record]:
     """Return one record of each kind, with every field set."""
     return [
         m.RunRecord(
-            *(RUN, '{"train":{"steps":10}}', LEAVES, 1, PLAN.digest, 5, "0.1.0"),
+            *(RUN, '{"train":{"steps":10}}', LEAVES, 1, 1, PLAN.digest, 5, "0.1.0"),
             *(m.RunState.FINISHED, "s3://bucket/checkpoint"),
         ),
-        m.MemberRecord(RUN, "ann", 3, "host-1", 6, 2, 608, 168, m.InnerState.WARM, 12, 99),
+        m.MemberRecord(RUN, "ann", 3, "host-1", 6, 2, 608, 168, m.InnerState.WARM, 12, (99, 7)),
         m.Round(RUN, PLAN.digest, 0, 7, 168, 8, "syncer-a", final=True, trace_id="0af7", attempt=1),
         m.Pulse(
             *(RUN, "ann", 3, m.LearnerPhase.TRAINING, 9, 168, 144, 589_824, 608, 2.25, 0.5),
@@ -120,11 +120,11 @@ def examples() -> list[Record]:
         ),
         commit(),
         m.Manifest(
-            commit(), (m.Part("delta", "int4", 77, (m.ChunkRef(200, 5000, 2**63),), 9, 3, 2),)
+            commit(), (m.Part("delta", "int4", 77, (m.ChunkRef(200, 5000, 2**63),), 9, 3, 2),), 1
         ),
         m.Fence(RUN, 2, "syncer-a", 10),
         m.SyncerPulse(RUN, "syncer-a", "5f3a", 12, "host-2", (0, 2), (9, 10)),
-        m.Start(RUN, "ann", 3, 13),
+        m.Start(RUN, "ann", 3, 13, 1),
         m.Quarantine(RUN, "eve", m.QuarantineReason.OPPOSED, "syncer-a", 17, released=True),
         m.Drill(RUN, "process 7 on host-3", 15, 16),
         m.CheckpointRecord(RUN, "/data/c-7", "ab" * 16, (7, 6), 168, 589_824, 11, 123_456, 77),

@@ -20,7 +20,7 @@ from skerry.protocol.contribution import Contribution, ContributionAssembler, id
 from skerry.protocol.messages import CloseReason, Commit, Manifest, RefusalCause, Refused, Unnamed
 from skerry.protocol.records import decode, encode
 from skerry.protocol.shard import MOST_NAMED
-from skerry.protocol.subjects import StreamKind, Subjects
+from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig, RunConfig
 from skerry.store import checkpoint
 from skerry.store.local import LocalStore
@@ -63,8 +63,15 @@ def kinds(report: AuditReport) -> set[What]:
     return {violation.what for violation in report.violations}
 
 
-def drop(bus: MemoryBus, stream: StreamKind, sequence: int) -> None:
-    bus.broker.streams[SUBJECTS.stream(stream)].drop(sequence)
+STREAMS = {
+    "STATE": SUBJECTS.shard(0).stream("STATE"),
+    "LEDGER": SUBJECTS.stream("LEDGER"),
+    "CONTRIB": SUBJECTS.shard(0).stream("CONTRIB"),
+}
+
+
+def drop(bus: MemoryBus, stream: str, sequence: int) -> None:
+    bus.broker.streams[STREAMS[stream]].drop(sequence)
 
 
 def commits_of(bus: MemoryBus, fragment: int) -> list[tuple[int, Commit]]:
@@ -81,8 +88,8 @@ def of_two(bus: MemoryBus) -> tuple[int, Commit]:
     return next((s, c) for s, c in commits_of(bus, 0)[1:-1] if len(c.consumed) == 2)
 
 
-def tamper(bus: MemoryBus, sequence: int, payload: bytes, stream: StreamKind = "LEDGER") -> None:
-    records = bus.broker.streams[SUBJECTS.stream(stream)].records
+def tamper(bus: MemoryBus, sequence: int, payload: bytes, stream: str = "LEDGER") -> None:
+    records = bus.broker.streams[STREAMS[stream]].records
     records[sequence] = replace(records[sequence], payload=payload)
 
 
@@ -91,7 +98,7 @@ async def retell(bus: MemoryBus, manifest: Manifest) -> None:
     fragment = manifest.commit.fragment
     sequence, _ = commits_of(bus, fragment)[-1]
     tamper(bus, sequence, encode(manifest.commit))
-    await bus.publish(SUBJECTS.manifest(fragment), encode(manifest))
+    await bus.publish(SUBJECTS.shard(0).manifest(fragment), encode(manifest))
 
 
 @pytest.mark.parametrize("syncers", [1, 3])
@@ -152,7 +159,9 @@ async def has_a_record_before_its_first(bus: MemoryBus) -> list[str]:
 
 async def has_a_bit_flipped_in_the_state(bus: MemoryBus) -> list[str]:
     chunk = (await state.read_manifests(bus, RUN, PLAN))[1].parts[1].chunks[0].sequence
-    payload = bytearray(bus.broker.streams[SUBJECTS.stream("STATE")].records[chunk].payload)
+    payload = bytearray(
+        bus.broker.streams[SUBJECTS.shard(0).stream("STATE")].records[chunk].payload
+    )
     payload[-1] ^= 1
     tamper(bus, chunk, bytes(payload), "STATE")
     return ["ragment 1"]
@@ -249,7 +258,7 @@ async def test_what_a_syncer_has_to_merge_again_must_be_in_the_window() -> None:
     bus = await trained(6)
     assert (await verified(bus)).violations == ()
     needed = next(c.consumed[0].sequence_last for _, c in commits_of(bus, 0) if c.version == 3)
-    for sequence in [*bus.broker.streams[SUBJECTS.stream("CONTRIB")].records]:
+    for sequence in [*bus.broker.streams[SUBJECTS.shard(0).stream("CONTRIB")].records]:
         if sequence <= needed:
             drop(bus, "CONTRIB", sequence)
     report = await verified(bus)
@@ -363,7 +372,7 @@ async def test_a_fork_without_a_learner_merges_the_others_alone(tmp_path: Path) 
         outer = WhatIfPolicy().make_outer(CONFIG, PLAN)
         fold = FragmentFold.of(outer, PLAN, fragment, CONFIG.sync.merge)
         assembler, sent = ContributionAssembler(RUN, PLAN), {}
-        records = bus.broker.streams[SUBJECTS.stream("CONTRIB")].records.values()
+        records = bus.broker.streams[STREAMS["CONTRIB"]].records.values()
         for got in map(assembler.feed, records):
             if isinstance(got, Contribution) and got.header.fragment == fragment.index:
                 sent[got.id] = got
@@ -396,7 +405,7 @@ async def test_replay_to_a_sequence_is_a_cut_of_the_ledger() -> None:
 async def test_what_the_window_has_dropped_is_reported_per_fragment() -> None:
     bus = await trained(6)
     needed = next(c.consumed[0].sequence_last for _, c in commits_of(bus, 0) if c.version == 3)
-    for sequence in [*bus.broker.streams[SUBJECTS.stream("CONTRIB")].records]:
+    for sequence in [*bus.broker.streams[SUBJECTS.shard(0).stream("CONTRIB")].records]:
         if sequence <= needed:
             drop(bus, "CONTRIB", sequence)
     replayed = await replay(await log_of(bus))
@@ -436,7 +445,7 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
 ) -> None:
     bus = await trained(3, config=WHOLE)
     path = await saved(bus, tmp_path)
-    for sequence in [*bus.broker.streams[SUBJECTS.stream("CONTRIB")].records]:
+    for sequence in [*bus.broker.streams[SUBJECTS.shard(0).stream("CONTRIB")].records]:
         drop(bus, "CONTRIB", sequence)
     await train(bus, RUN, 7)
     log = await log_of(bus)

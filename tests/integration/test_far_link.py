@@ -45,7 +45,7 @@ async def test_what_is_on_its_way_follows_the_round_trip_up_and_down(
         sender = Sender(bus, RUN, PLAN)
         await sender.send(header(fragment=0), chunks)
         assert sender.window.size >= 4 * SEND_LEAST
-        subject = Subjects(RUN).contribution(0, header(fragment=0).learner)
+        subject = Subjects(RUN).shard(0).contribution(0, header(fragment=0).learner)
         read = [record async for record in bus.get_each(subject, range(1, len(chunks) + 1))]
     assert len(read) == len(chunks)
     assert most > 8

@@ -119,7 +119,7 @@ async def test_many_commits_leave_what_lives_and_a_kilobyte_of_history_each(
         log = await written(bus, run_id, COMMITS)
         assert await read_manifests(bus, run_id, CUT) == log.manifests
 
-        (state,) = [s for s in await bus.streams() if s.name == names.stream("STATE")]
+        (state,) = [s for s in await bus.streams() if s.name == names.shard(0).stream("STATE")]
         chunks = sum(len(part.chunks) for m in log.manifests.values() for part in m.parts)
         both_slots, fence = 2 * chunks, 1
         assert state.messages == both_slots + len(log.manifests) + fence

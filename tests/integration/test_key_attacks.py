@@ -26,16 +26,26 @@ pytestmark = [pytest.mark.nats, pytest.mark.asyncio(loop_scope="module")]
 ME, OTHER = "a", "b"
 RUN, ELSEWHERE = Subjects("r"), Subjects("elsewhere")
 RUNS = (RUN, ELSEWHERE)
-MANIFEST, LEASE = RUN.manifest(0), f"{RUN.root}.pulse.drill.lease"
-MINE = (RUN.contribution(0, ME), RUN.start(ME), RUN.member(ME), RUN.pulse(ME))
+MANIFEST, LEASE = RUN.shard(0).manifest(0), f"{RUN.root}.pulse.drill.lease"
+MINE = (RUN.shard(0).contribution(0, ME), RUN.shard(0).start(ME), RUN.member(ME), RUN.pulse(ME))
 API = "$JS.API"
 
 
 def written(names: Subjects, learner: str) -> tuple[str, ...]:
     """Return a subject of each kind that a run's log takes."""
-    chunk, run = names.chunk(0, MASTER, 0, 0), names.ledger("run")
-    of_services = (names.manifest(0), chunk, names.fence(0), names.commit(0), names.round(0))
-    of_learners = (names.contribution(0, learner), names.start(learner), names.member(learner))
+    chunk, run = names.shard(0).chunk(0, MASTER, 0, 0), names.ledger("run")
+    of_services = (
+        names.shard(0).manifest(0),
+        chunk,
+        names.shard(0).fence(),
+        names.commit(0),
+        names.round(0),
+    )
+    of_learners = (
+        names.shard(0).contribution(0, learner),
+        names.shard(0).start(learner),
+        names.member(learner),
+    )
     records = (run, names.ledger("checkpoint"), names.ledger("eval"))
     return (*of_services, *of_learners, names.pulse(learner), names.syncer("syncer"), *records)
 
@@ -61,7 +71,16 @@ def forgeries() -> Generator[Attack]:
         yield from (Attack(subject) for subject in written(names, OTHER))
     yield from (Attack(subject) for subject in written(ELSEWHERE, ME))
     longer = (f"{subject}.x" for subject in MINE)
-    odd = (LEASE, f"{RUN.root}.contrib.{ME}", RUN.root, "skerry", f"{RUN.root}.>", ">", "x")
+    odd = (
+        LEASE,
+        f"{RUN.root}.contrib.{ME}",
+        f"{RUN.root}.contrib.0.{ME}",
+        RUN.root,
+        "skerry",
+        f"{RUN.root}.>",
+        ">",
+        "x",
+    )
     yield from (Attack(subject) for subject in (*longer, *odd))
     for header in ("Nats-Msg-Id", "Nats-Expected-Last-Sequence", "Nats-Rollup"):
         yield Attack(MANIFEST, headers={header: "1"})
@@ -96,18 +115,18 @@ def requests() -> Generator[Attack]:
     """Ask the broker for what only an admin may have."""
     for names in RUNS:
         for kind in STREAM_KINDS:
-            stream = names.stream(kind)
+            stream = names.streams(kind, 1)[0]
             yield from (asks(f"{r}.{stream}", {"name": stream, "seq": 1}) for r in OF_STREAMS)
             yield from (asks(f"{request}.{stream}.x") for request in OF_CONSUMERS)
     for kind in STREAM_KINDS:
-        stream = ELSEWHERE.stream(kind)
+        stream = ELSEWHERE.streams(kind, 1)[0]
         yield from (asks(f"{request}.{stream}", {"seq": 1}) for request in READS)
         yield asks(f"DIRECT.GET.{stream}.{ELSEWHERE.pulse(OTHER)}")
         yield asks(f"CONSUMER.CREATE.{stream}.x", {"stream_name": stream, "config": {"name": "x"}})
         yield asks(f"CONSUMER.MSG.NEXT.{stream}.x")
     yield from (asks(request) for request in OF_ALL)
     yield from (Attack(s) for s in ("$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.CORE.INFO"))
-    ack = f"$JS.ACK.{RUN.stream('CONTRIB')}.x.1.1.1.1.0"
+    ack = f"$JS.ACK.{RUN.shard(0).stream('CONTRIB')}.x.1.1.1.1.0"
     yield from (Attack(s) for s in (ack, "$JS.FC.x", "$JSC.R.x", "$NRG.V.x", "_R_.x.y"))
     yield Attack(f"_INBOX.{OTHER}.x")
 
@@ -119,7 +138,10 @@ def answers() -> Generator[Attack]:
             yield Attack(subject, reply=target, denied=False)
         yield asks("INFO", reply=target, denied=False)
         for kind in STREAM_KINDS:
-            stream, wanted = RUN.stream(kind), {"last_by_subj": RUN.contribution(0, ME)}
+            stream, wanted = (
+                RUN.streams(kind, 1)[0],
+                {"last_by_subj": RUN.shard(0).contribution(0, ME)},
+            )
             for request in READS:
                 yield asks(f"{request}.{stream}", wanted, target, denied=False)
             yield asks(f"CONSUMER.MSG.NEXT.{stream}.x", {"batch": 9}, target, denied=False)
@@ -129,7 +151,7 @@ def consumers() -> Generator[Attack]:
     """Have a consumer deliver onto a subject of the log, or of another account."""
     for kind in STREAM_KINDS:
         for target in (MANIFEST, RUN.commit(0), RUN.pulse(OTHER), f"_INBOX.{OTHER}.x"):
-            stream, config = RUN.stream(kind), {"name": "x", "deliver_subject": target}
+            stream, config = RUN.streams(kind, 1)[0], {"name": "x", "deliver_subject": target}
             body = {"stream_name": stream, "config": config}
             yield asks(f"CONSUMER.CREATE.{stream}.x", body, denied=False)
 
@@ -143,9 +165,9 @@ def marks() -> Generator[Attack]:
         "Nats-Batch-Id": "x",
         "Nats-Schedule": "@at 2000-01-01T00:00:00Z",
         "Nats-Trace-Dest": MANIFEST,
-        "Nats-Expected-Stream": RUN.stream("STATE"),
+        "Nats-Expected-Stream": RUN.shard(0).stream("STATE"),
         "Nats-Sequence": "1",
-        "Nats-Stream-Source": RUN.stream("STATE"),
+        "Nats-Stream-Source": RUN.shard(0).stream("STATE"),
         "Status": "503",
     }
     for subject in MINE:
@@ -163,7 +185,7 @@ EARS = (
     "*",
     "skerry.>",
     MANIFEST,
-    RUN.contribution(0, OTHER),
+    RUN.shard(0).contribution(0, OTHER),
     "_INBOX.>",
     "_INBOX.*.*",
     f"_INBOX.{OTHER}.>",
@@ -229,7 +251,7 @@ async def intruder(broker: KeyedBroker) -> AsyncGenerator[Intruder]:
 async def log_of_others(admin: NatsBus) -> dict[str, Any]:
     """Return all that the log holds but what is the intruder's, and how streams are set."""
     held: dict[str, Any] = {info.name: info.spec for info in await admin.streams()}
-    patterns = (p for names in RUNS for kind in STREAM_KINDS for p in names.of_stream(kind))
+    patterns = (p for names in RUNS for spec in specs(names.run) for p in spec.subjects)
     for records in await asyncio.gather(*(admin.last_each(pattern) for pattern in patterns)):
         held |= {record.subject: (record.sequence, record.payload) for record in records}
     return {name: what for name, what in held.items() if name not in MINE}

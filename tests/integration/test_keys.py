@@ -55,7 +55,7 @@ def broker(tmp_path: Path) -> Generator[KeyedBroker]:
 async def test_a_learner_works_as_before_from_an_account_of_its_own(broker: KeyedBroker) -> None:
     async with broker.bus("admin") as admin, broker.bus("a") as learner, broker.bus("b") as other:
         await admin.declare(specs(RUN))
-        pulse, mine = NAMES.pulse("a"), NAMES.contribution(0, "a")
+        pulse, mine = NAMES.pulse("a"), NAMES.shard(0).contribution(0, "a")
         await learner.publish(pulse, b"pulse", msg_id="p")
         receipts = [await learner.publish(mine, b"%d" % n, msg_id=f"{n}") for n in range(MANY)]
         sequences = [receipt.sequence for receipt in receipts]
@@ -63,9 +63,9 @@ async def test_a_learner_works_as_before_from_an_account_of_its_own(broker: Keye
         assert found is not None
         assert found.payload == b"pulse"
         assert [r.payload for r in await other.last_each(NAMES.pulse())] == [b"pulse"]
-        read = await all_of(other.get_each(NAMES.contribution(), sequences))
+        read = await all_of(other.get_each(NAMES.shard(0).contribution(), sequences))
         assert [record.sequence for record in read] == sequences
-        async with aclosing(other.follow(NAMES.contribution())) as coming:
+        async with aclosing(other.follow(NAMES.shard(0).contribution())) as coming:
             assert len(await take(coming, MANY)) == MANY
 
 

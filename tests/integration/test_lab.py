@@ -66,7 +66,11 @@ def taped(scenario: LabScenario) -> Tape:
     """Run a scenario in the lab and keep what its commits were made of."""
     lab = Lab(scenario)
     lab.run()
-    records = {kind: _records(lab, SUBJECTS.stream(kind)) for kind in ("LEDGER", "CONTRIB")}
+    names = {
+        "LEDGER": SUBJECTS.stream("LEDGER"),
+        "CONTRIB": SUBJECTS.shard(0).stream("CONTRIB"),
+    }
+    records = {kind: _records(lab, name) for kind, name in names.items()}
     run_record = next(r for r in records["LEDGER"] if r.subject == SUBJECTS.ledger("run"))
     plan = lab.work.plan
     chunks = defaultdict[tuple[str, int, int, int], list[Record]](list)

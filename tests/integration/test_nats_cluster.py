@@ -72,8 +72,8 @@ async def test_compare_and_set_counts_through_the_death_of_a_leader(
     cluster: NatsCluster, bus: NatsBus, names: Subjects
 ) -> None:
     """Three writers count together; a write that was acknowledged counts, any other does not."""
-    subject, each = names.fence(0), 20
-    leader = cluster.nodes[await cluster.leader(names.stream("STATE"))]
+    subject, each = names.shard(0).fence(), 20
+    leader = cluster.nodes[await cluster.leader(names.shard(0).stream("STATE"))]
     won: list[int] = []
 
     async def count(writer: str) -> None:
@@ -254,15 +254,15 @@ async def test_a_window_that_fits_no_node_is_a_question_of_room(
 async def test_a_follower_passes_what_was_purged_and_deleted(
     cluster: NatsCluster, bus: NatsBus, names: Subjects
 ) -> None:
-    stream = names.stream("CONTRIB")
+    stream = names.shard(0).stream("CONTRIB")
     for i in range(10):
-        await bus.publish(names.contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
-    follower = bus.follow(names.contribution())
+        await bus.publish(names.shard(0).contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
+    follower = bus.follow(names.shard(0).contribution())
     async with aclosing(follower) as records:
         assert [r.sequence for r in await take(records, 2)] == [1, 2]
     await js_api(cluster.url, f"STREAM.PURGE.{stream}", {"seq": 6})
     await js_api(cluster.url, f"STREAM.MSG.DELETE.{stream}", {"seq": 8})
-    async with aclosing(bus.follow(names.contribution(), after=2)) as records:
+    async with aclosing(bus.follow(names.shard(0).contribution(), after=2)) as records:
         assert [r.sequence for r in await take(records, 4)] == [6, 7, 9, 10]
     assert await bus.get(stream, 3) is None
     assert await bus.get(stream, 8) is None
@@ -272,13 +272,13 @@ async def test_a_follower_passes_what_was_purged_and_deleted(
 async def test_a_follower_continues_on_a_stream_that_was_removed_and_recreated(
     cluster: NatsCluster, bus: NatsBus, names: Subjects
 ) -> None:
-    stream = names.stream("CONTRIB")
+    stream = names.shard(0).stream("CONTRIB")
     for i in range(4):
-        await bus.publish(names.contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
-    async with aclosing(bus.follow(names.contribution())) as records:
+        await bus.publish(names.shard(0).contribution(0, "a"), b"%d" % i, msg_id=f"{i}")
+    async with aclosing(bus.follow(names.shard(0).contribution())) as records:
         await take(records, 4)
         waiting = asyncio.ensure_future(take(records, 1))
         await js_api(cluster.url, f"STREAM.DELETE.{stream}")
         await bus.declare(specs(names.run, replicas=3))
-        await bus.publish(names.contribution(0, "a"), b"new", msg_id="new")
+        await bus.publish(names.shard(0).contribution(0, "a"), b"new", msg_id="new")
         assert [(r.sequence, r.payload) for r in await waiting] == [(1, b"new")]

@@ -80,8 +80,8 @@ async def test_a_follower_that_lagged_goes_on_after_a_restart(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     for i in range(40):
-        await bus.publish(names.contribution(0, "a"), bytes([i]) * 500_000)
-    async with aclosing(bus.follow(names.contribution())) as records:
+        await bus.publish(names.shard(0).contribution(0, "a"), bytes([i]) * 500_000)
+    async with aclosing(bus.follow(names.shard(0).contribution())) as records:
         first = await take(records, 1)
         nats_server.restart()
         rest = await take(records, 39)
@@ -91,7 +91,8 @@ async def test_a_follower_that_lagged_goes_on_after_a_restart(
 async def chunks(bus: NatsBus, names: Subjects, count: int, size: int = 400_000) -> list[int]:
     """Publish that many chunks of a fragment and return their sequences."""
     stored = [
-        await bus.publish(names.chunk(0, "snapshot", 0, i), bytes([i]) * size) for i in range(count)
+        await bus.publish(names.shard(0).chunk(0, "snapshot", 0, i), bytes([i]) * size)
+        for i in range(count)
     ]
     return [receipt.sequence for receipt in stored]
 
@@ -100,7 +101,7 @@ async def test_reading_many_messages_survives_kill_9(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     wanted = await chunks(bus, names, 80)
-    async with aclosing(bus.get_each(names.chunk(0, "snapshot", 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted)) as records:
         found = await take(records, 10)
         nats_server.kill9()
         nats_server.start()
@@ -115,9 +116,9 @@ async def test_reading_many_messages_survives_the_loss_of_its_consumer(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
     wanted = await chunks(bus, names, 80)
-    async with aclosing(bus.get_each(names.chunk(0, "snapshot", 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted)) as records:
         found = await take(records, 1)
-        assert await delete_consumers(nats_server.url, names.stream("STATE")) == 1
+        assert await delete_consumers(nats_server.url, names.shard(0).stream("STATE")) == 1
         found += await take(records, 79)
     assert [record.payload[0] for record in found] == list(range(80))
 
@@ -128,11 +129,13 @@ async def test_reading_many_messages_asks_for_no_others_and_leaves_no_consumer(
     wanted = await chunks(bus, names, 80)
     stats = (await bus._connection.ready(None)).client.stats
     before = stats["in_bytes"]
-    async with aclosing(bus.get_each(names.chunk(0, "snapshot", 0), wanted[:40])) as records:
+    async with aclosing(
+        bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted[:40])
+    ) as records:
         await take(records, 40)
     await bus.last(names.ledger("run"))  # whatever was sent before is here
     assert 40 <= (stats["in_bytes"] - before) / 400_000 < 41
-    assert await delete_consumers(nats_server.url, names.stream("STATE")) == 0
+    assert await delete_consumers(nats_server.url, names.shard(0).stream("STATE")) == 0
 
 
 async def test_reading_what_has_been_replaced_brings_little_of_what_replaced_it(
@@ -142,7 +145,7 @@ async def test_reading_what_has_been_replaced_brings_little_of_what_replaced_it(
     await chunks(bus, names, 80)
     stats = (await bus._connection.ready(None)).client.stats
     before = stats["in_bytes"]
-    async with aclosing(bus.get_each(names.chunk(0, "snapshot", 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted)) as records:
         with pytest.raises(StopAsyncIteration):
             await anext(records)
     assert (stats["in_bytes"] - before) / 400_000 < 10
@@ -153,17 +156,19 @@ async def test_a_consumer_that_is_silent_is_not_tried_again_soon(
 ) -> None:
     wanted = await chunks(bus, names, 80, 1000)
     nats_server.pause()
-    async with aclosing(bus.get_each(names.chunk(0, "snapshot", 0), wanted)) as records:
+    async with aclosing(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted)) as records:
         reading = asyncio.ensure_future(take(records, 80))
         await asyncio.sleep(2.0)  # longer than the consumer's request may take
         nats_server.resume()
         found = await reading
     assert [record.payload[0] for record in found] == list(range(80))
 
-    await delete_consumers(nats_server.url, names.stream("STATE"))  # made after all, and unused
-    async with aclosing(bus.get_each(names.chunk(0, "snapshot", 0), wanted)) as records:
+    await delete_consumers(
+        nats_server.url, names.shard(0).stream("STATE")
+    )  # made after all, and unused
+    async with aclosing(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted)) as records:
         await take(records, 1)
-        assert await delete_consumers(nats_server.url, names.stream("STATE")) == 0
+        assert await delete_consumers(nats_server.url, names.shard(0).stream("STATE")) == 0
 
 
 async def test_a_publish_outlasts_a_server_that_hangs_for_3_s(
@@ -183,7 +188,7 @@ async def test_a_publish_outlasts_a_server_that_hangs_for_3_s(
 async def test_a_compare_and_set_whose_answer_was_late_is_ours(
     nats_server: NatsServer, bus: NatsBus, names: Subjects
 ) -> None:
-    subject = names.fence(0)
+    subject = names.shard(0).fence()
     nats_server.pause()
     writing = asyncio.ensure_future(
         bus.publish(subject, b"me", msg_id="me/1", expect=Expect(subject, 0))

@@ -71,12 +71,14 @@ async def test_large_messages_go_through_tls(
     sent = [bytes([i]) * 700_000 for i in range(40)]
     async with NatsBus(url, options=NatsOptions(connect_timeout_s=10.0)) as bus:
         await bus.declare(specs("t"))
-        receipts = [await bus.publish(names.chunk(0, "snapshot", 0, i), sent[i]) for i in range(40)]
+        receipts = [
+            await bus.publish(names.shard(0).chunk(0, "snapshot", 0, i), sent[i]) for i in range(40)
+        ]
         wanted = [receipt.sequence for receipt in receipts]
-        found = await all_of(bus.get_each(names.chunk(0, "snapshot", 0), wanted))
+        found = await all_of(bus.get_each(names.shard(0).chunk(0, "snapshot", 0), wanted))
         assert [record.payload for record in found] == sent
         secured.restart()
-        assert (await stored(bus, names.stream("STATE"), wanted[7])).payload == sent[7]
+        assert (await stored(bus, names.shard(0).stream("STATE"), wanted[7])).payload == sent[7]
 
 
 async def test_a_certificate_of_an_unknown_authority_is_refused(secured: NatsServer) -> None:

@@ -85,7 +85,7 @@ async def test_a_small_max_payload_is_refused_with_the_line_to_set(tmp_path: Pat
                 check_payload(bus, 65_537 - ENVELOPE_BYTES)
             # Not the message's size, but one that takes every message.
             with pytest.raises(BrokerUnfit, match="put `max_payload: 1048576`"):
-                await bus.publish("skerry.r.contrib.0.a", bytes(70_000))
+                await bus.publish("skerry.r.contrib.0.0.a", bytes(70_000))
 
 
 async def test_a_refused_login_says_what_to_set(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ async def test_a_server_that_comes_up_late_is_waited_for(nats_server: NatsServer
 async def fill(bus: NatsBus, names: Subjects, stored: list[str], count: int) -> None:
     """Publish that many chunks after those that are stored, noting each that is acknowledged."""
     for i in range(len(stored), len(stored) + count):
-        await bus.publish(names.chunk(0, "snapshot", 0, i), bytes(900_000), msg_id=f"{i}")
-        stored.append(names.chunk(0, "snapshot", 0, i))
+        await bus.publish(names.shard(0).chunk(0, "snapshot", 0, i), bytes(900_000), msg_id=f"{i}")
+        stored.append(names.shard(0).chunk(0, "snapshot", 0, i))
 
 
 async def test_a_full_disk_refuses_a_write_and_keeps_the_rest(tmp_path: Path, run_id: str) -> None:
@@ -150,7 +150,7 @@ async def test_a_full_disk_refuses_a_write_and_keeps_the_rest(tmp_path: Path, ru
             with pytest.raises(StorageFull, match=r"max_file_store.*acknowledged is kept"):
                 await fill(bus, names, stored, 20)
             assert 0 < len(stored) < 12
-            kept = await bus.last_each(names.chunk(0, "snapshot", 0))
+            kept = await bus.last_each(names.shard(0).chunk(0, "snapshot", 0))
             assert [record.subject for record in kept] == stored
 
 
@@ -185,7 +185,7 @@ async def test_a_disk_that_fills_up_is_named_and_a_restart_goes_on(
             ballast.unlink()
             server.restart()
             await fill(bus, names, stored, 2)
-            kept = await bus.last_each(names.chunk(0, "snapshot", 0))
+            kept = await bus.last_each(names.shard(0).chunk(0, "snapshot", 0))
         assert [record.subject for record in kept] == stored
 
 

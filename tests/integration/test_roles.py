@@ -29,7 +29,7 @@ SELDOM = (
     NAMES.quarantine(),  # of a learner that offends
 )
 AFTER_A_RESTART = {
-    Role.FOUNDER: f"{NAMES.stream('CONTRIB')}.*",
+    Role.FOUNDER: f"{NAMES.shard(0).stream('CONTRIB')}.*",
     Role.SYNCER: f"DIRECT.GET.{NAMES.stream('PULSE')}",
 }
 

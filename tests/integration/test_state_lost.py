@@ -54,7 +54,7 @@ async def committed(bus: NatsBus, run: str) -> ScriptedRun:
 
 
 async def lose(bus: NatsBus, run: str, what: str = "PURGE", **given: object) -> None:
-    await bus._connection.api(f"STREAM.{what}.{Subjects(run).stream('STATE')}", given)
+    await bus._connection.api(f"STREAM.{what}.{Subjects(run).shard(0).stream('STATE')}", given)
 
 
 @pytest.mark.parametrize("part", ["manifest", "master"])
@@ -66,7 +66,7 @@ async def test_deleted_part_of_the_state_is_named_with_its_place(
         (master,) = (p for p in scripted.manifests[2].parts if p.name == "master")
         place, missing = master.chunks[0].sequence, "its manifest is not in the log"
         if part == "manifest":
-            await lose(bus, run_id, filter=Subjects(run_id).manifest(2))
+            await lose(bus, run_id, filter=Subjects(run_id).shard(0).manifest(2))
         else:
             await lose(bus, run_id, "MSG.DELETE", seq=place)
             missing = f"the chunk of its 'master' at sequence {place}"
@@ -85,7 +85,7 @@ async def test_purged_state_is_named_and_never_recreated(
         assert code == 4
         assert said.startswith(f"error: Run {run_id!r} has lost fragment 0 at version 2: ")
         assert "saved/step-00000010 at step 10, holds version 1" in said
-        assert await bus.last_each(Subjects(run_id).manifest()) == []
+        assert await bus.last_each(Subjects(run_id).shard(0).manifest()) == []
 
 
 @pytest.mark.drill

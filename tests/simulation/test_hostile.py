@@ -176,7 +176,7 @@ def pulse(run: Hostile, /, **changes: Any) -> Message:
 
 def start(run: Hostile, /, **changes: Any) -> Message:
     sent = Start(RUN, NAME, 1, run.wall_ns())
-    return Message(SUBJECTS.start(NAME), encode(replace(sent, **changes)))
+    return Message(SUBJECTS.shard(0).start(NAME), encode(replace(sent, **changes)))
 
 
 def member(run: Hostile, /, **changes: Any) -> Message:
@@ -225,7 +225,7 @@ def contribution(run: Hostile, /, **changes: Any) -> Message:
     assert chunk.contribution is not None
     header = replace(chunk.contribution, **changes)
     return Message(
-        SUBJECTS.contribution(0, NAME), seal(replace(chunk, contribution=header), packed)
+        SUBJECTS.shard(0).contribution(0, NAME), seal(replace(chunk, contribution=header), packed)
     )
 
 
@@ -236,12 +236,12 @@ def agreeing(run: Hostile, /, **changes: Any) -> Message:
     names = {"base_version": "version", "learner": "sender"}
     alike = {names.get(name, name): value for name, value in changes.items()}
     sent = replace(chunk, **alike, contribution=replace(chunk.contribution, **changes))
-    return Message(SUBJECTS.contribution(0, NAME), seal(sent, packed))
+    return Message(SUBJECTS.shard(0).contribution(0, NAME), seal(sent, packed))
 
 
 def chunk(run: Hostile, /, **changes: Any) -> Message:
     sent, packed = envelope(run)
-    return Message(SUBJECTS.contribution(0, NAME), seal(replace(sent, **changes), packed))
+    return Message(SUBJECTS.shard(0).contribution(0, NAME), seal(replace(sent, **changes), packed))
 
 
 Make = Callable[..., Message]
@@ -310,7 +310,7 @@ def with_status(status: str, subject: str) -> Kind:
 
 def with_id_of(learner: str) -> Kind:
     return lambda _: Message(
-        SUBJECTS.contribution(0, NAME), b"", {MSG_ID: f"{learner}/1/0/{10**6}/0"}
+        SUBJECTS.shard(0).contribution(0, NAME), b"", {MSG_ID: f"{learner}/1/0/{10**6}/0"}
     )
 
 
@@ -332,7 +332,7 @@ KINDS: dict[str, Kind] = {
         for status in STATUSES
         for kind, subject in (
             ("pulse", SUBJECTS.pulse(NAME)),
-            ("contribution", SUBJECTS.contribution(0, NAME)),
+            ("contribution", SUBJECTS.shard(0).contribution(0, NAME)),
         )
     },
     "chunk of another run": lambda run: chunk(run, run="other"),
@@ -342,10 +342,10 @@ KINDS: dict[str, Kind] = {
     "chunk after the last": lambda run: chunk(run, index=7),
     "contribution without a header": lambda run: chunk(run, contribution=None),
     "contribution on another fragment's subject": lambda run: contribution(run)._replace(
-        subject=SUBJECTS.contribution(1, NAME)
+        subject=SUBJECTS.shard(0).contribution(1, NAME)
     ),
     "contribution on no fragment's subject": lambda run: contribution(run)._replace(
-        subject=SUBJECTS.contribution(10**30, NAME)
+        subject=SUBJECTS.shard(0).contribution(10**30, NAME)
     ),
     "contribution that reads backwards": lambda run: contribution(run, cursor_from=9, cursor_to=1),
     "contribution of more tokens than data": lambda run: contribution(run, tokens=10**6),

@@ -62,6 +62,7 @@ def run_record(
         config_json=config_json,
         leaves=plan.specs if plan else (LeafSpec("w", (1,)),),
         fragments=len(plan.fragments) if plan else 1,
+        shards=plan.shards if plan else 1,
         plan_digest=plan.digest if plan else 1,
         created_ns=time.time_ns(),
         skerry_version="test",

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from skerry.errors import BrokerUnavailable, BusError
+from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.log.memory import MemoryBroker
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.protocol.messages import Commit, Manifest
-from skerry.protocol.records import encode
+from skerry.protocol.records import encode, plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.store.base import Store
-from skerry.store.checkpoint import fragments, plan_of, read_manifest
+from skerry.store.checkpoint import fragments
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
 from tests.support.builders import syncer_pulse
@@ -62,7 +63,7 @@ async def saved(store: LocalStore) -> Path:
 
 async def assert_log_holds(bus: Bus, run: str, store: Store, name: str) -> None:
     """Assert that the newest state of a run is, vector by vector, a checkpoint's."""
-    cut = plan_of(read_manifest(store, name), name)
+    cut = plan_of(await ledger.read_run(bus, run))
     for kept, vectors in fragments(store, name):
         _, found = await newest_parts(bus, run, cut, kept.commit.fragment, [*vectors])
         for part, vector in vectors.items():

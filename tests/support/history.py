@@ -10,7 +10,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from skerry.algorithm import fragments
 from skerry.log import ledger
 from skerry.log.replay import newest_sequence, read_up_to
 from skerry.log.state_writer import StateWriter
@@ -19,7 +18,7 @@ from skerry.protocol.contribution import (
     ContributionAssembler,
 )
 from skerry.protocol.messages import Commit
-from skerry.settings.models import RunConfig
+from skerry.protocol.records import plan_of
 from skerry_tools.audit.checks import ANYTHING, Rules
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
@@ -45,9 +44,8 @@ async def settle(bus: Bus, run: str) -> History:
     Takes every shard's fence, so that nothing can be committed meanwhile, and mends the ledger.
     """
     record = await ledger.read_run(bus, run)
-    config = RunConfig.model_validate_json(record.config_json)
-    plan = fragments.plan(record.leaves, record.fragments)
-    for shard in range(config.sync.shards):
+    plan = plan_of(record)
+    for shard in range(plan.shards):
         writer = await StateWriter.acquire(
             bus, run, plan, holder="settle", now_ns=time.time_ns(), shard=shard
         )
@@ -74,11 +72,13 @@ async def read_history(bus: Bus, run: str) -> History:
 
 
 async def _contributions(log: RunLog) -> dict[Key, Contribution]:
-    pattern, assembler = log.subjects.contribution(), ContributionAssembler(log.run, log.plan)
-    records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
-    async with aclosing(records):
-        fed = [assembler.feed(record) async for record in records]
-    found = [got for got in fed if isinstance(got, Contribution)]
+    found: list[Contribution] = []
+    for shard in log.shards:
+        pattern, assembler = shard.contribution(), ContributionAssembler(log.run, log.plan)
+        records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
+        async with aclosing(records):
+            fed = [assembler.feed(record) async for record in records]
+        found += [got for got in fed if isinstance(got, Contribution)]
     return {
         (c.header.fragment, c.header.learner, c.header.incarnation, c.header.identity): c
         for c in found

@@ -83,7 +83,7 @@ async def contributed(
         chunks = encode_vector(scheme, vector, 2048)
         await contributions.Sender(bus, run, plan).send(header, chunks)
         now[0] += apart_ns
-    stored = bus.broker.streams[Subjects(run).stream("CONTRIB")].records
+    stored = bus.broker.streams[Subjects(run).shard(0).stream("CONTRIB")].records
     return [stored[sequence] for sequence in sorted(stored)]
 
 

@@ -29,10 +29,10 @@ WINDOW_BYTES = 64 * 1024**2
 
 
 def specs(
-    run: str, *, window_bytes: int = WINDOW_BYTES, replicas: int = 1
+    run: str, *, shards: int = 1, window_bytes: int = WINDOW_BYTES, replicas: int = 1
 ) -> tuple[StreamSpec, ...]:
     """Return the streams of a run, with a window that fits small brokers."""
-    return specs_of_run(run, window_bytes=window_bytes, replicas=replicas)
+    return specs_of_run(run, shards=shards, window_bytes=window_bytes, replicas=replicas)
 
 
 async def all_of(records: AsyncGenerator[Record]) -> list[Record]:

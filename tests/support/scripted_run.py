@@ -46,7 +46,7 @@ class ScriptedRun:
     bus: Bus
     record: RunRecord
     plan: Plan
-    writer: StateWriter
+    writers: list[StateWriter]
     manifests: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
     vectors: dict[int, Vectors] = field(default_factory=dict[int, "Vectors"])
 
@@ -60,14 +60,22 @@ class ScriptedRun:
         config: RunConfig | None = None,
     ) -> ScriptedRun:
         """Declare the streams, create the run, let learner ``a`` start twice and take its fence."""
-        await bus.declare(specs(run, window_bytes=WINDOW_BYTES))
-        cut = plan(leaves, 3)
+        cut = plan(leaves, 3, config.sync.shards if config else 1)
+        await bus.declare(specs(run, shards=cut.shards, window_bytes=WINDOW_BYTES))
         text = (config or RunConfig()).model_dump_json()
         record = await ledger.create_run(bus, run_record(run, cut, config_json=text))
         for start in range(1, STARTS + 1):
             await ledger.join(bus, run, "a", "script", start)
-        writer = await StateWriter.acquire(bus, run, cut, holder="script", now_ns=1)
-        return cls(bus, record, cut, writer)
+        writers = [
+            await StateWriter.acquire(bus, run, cut, holder="script", now_ns=1, shard=shard)
+            for shard in range(cut.shards)
+        ]
+        return cls(bus, record, cut, writers)
+
+    @property
+    def writer(self) -> StateWriter:
+        """The writer of the first shard, which is all there is unless the config says so."""
+        return self.writers[0]
 
     async def commit(
         self, index: int, *, step: int = 0, tokens: int = 0, whole: bool = True
@@ -90,7 +98,9 @@ class ScriptedRun:
             self.vectors[index] = vectors
         draft = self._draft(index, version, step, tokens)
         draft = replace(draft, master_digest=vector_digest(vectors["master"]))
-        self.manifests[index] = await self.writer.commit(draft, parts, held)
+        self.manifests[index] = await self.writers[self.plan.shard_of(index)].commit(
+            draft, parts, held
+        )
         return self.manifests[index]
 
     async def commit_all(self, *, step: int = 0, tokens: int = 0) -> None:

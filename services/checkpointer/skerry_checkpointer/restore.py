@@ -132,7 +132,7 @@ async def restore(
         refuse_code(config)
     else:
         config = run_config_from_json(record.config_json)
-    plan = plan_of(checkpoint, store.where(name))
+    plan = replace(plan_of(checkpoint, store.where(name)), shards=config.sync.shards)
     beginnings = {
         saved.commit.fragment: beginning(saved, saved.snapshot, exact=exact)
         for saved in checkpoint.state
@@ -157,15 +157,15 @@ async def restore(
 async def _create(bus: Bus, asked: Restore) -> list[Replaced]:
     """Write the state of a run that the log does not hold, then its record."""
     log, checkpoint, run = asked.config.log, asked.checkpoint, asked.run
-    await bus.declare(
-        specs(run, replicas=log.replicas, window_bytes=log.window_bytes, window_s=log.window_s)
-    )
+    shards = asked.plan.shards
+    await bus.declare(specs(run, shards=shards, **log.model_dump()))
     written = await _write_state(bus, asked)
     new = RunRecord(
         run=run,
         config_json=to_json(asked.config),
         leaves=checkpoint.leaves,
         fragments=checkpoint.fragments,
+        shards=shards,
         plan_digest=checkpoint.plan_digest,
         created_ns=time.time_ns(),
         skerry_version=version("skerry"),
@@ -233,11 +233,10 @@ async def _write_state(bus: Bus, asked: Restore) -> list[Replaced]:
             holder=HOLDER,
             now_ns=time.time_ns(),
             shard=shard,
-            shards=sync.shards,
             chunk_bytes=sync.chunk_bytes,
             every=sync.keyframe_every,
         )
-        for shard in range(sync.shards)
+        for shard in range(asked.plan.shards)
     ]
     # Read once more: what wrote before our fences can write no more, and is not written over.
     held, wanted = await _held(bus, asked)
@@ -257,7 +256,7 @@ async def _write_state(bus: Bus, asked: Restore) -> list[Replaced]:
             parts = [NewPart.of(KEYFRAME, sync.global_scheme, master)]
             parts += [NewPart.of(MASTER, "f32", master)]
             parts += [NewPart.of(n, "f32", v) for n, v in vectors.items() if n.startswith(OUTER)]
-            await writers[index % len(writers)].commit(commit, parts, before.manifest)
+            await writers[asked.plan.shard_of(index)].commit(commit, parts, before.manifest)
             saved_as = begins.commit.version
             written.append(Replaced(index, before.newest, commit.version, saved_as))
     except Fenced as error:

@@ -16,7 +16,7 @@ import structlog
 from starlette.routing import Route
 
 from skerry.errors import BrokerUnavailable, first_cause
-from skerry.protocol.subjects import STREAM_KINDS, Subjects
+from skerry.log.streams import specs
 from skerry.service.reporting import BrokerWatch
 from skerry.service.shell import outlast, serve
 from skerry.status.alerts import StreamStore
@@ -161,10 +161,10 @@ class Monitor:
 
     async def _measure(self) -> None:
         """Look now and then at how much the run's streams hold, and the account altogether."""
-        await self._model()
-        bus, subjects = self.feed.bus, Subjects(self.feed.name)
-        names = {subjects.stream(kind) for kind in STREAM_KINDS}
+        bus = self.feed.bus
         while True:
+            record = (await self._model()).record
+            names = {spec.name for spec in specs(record.run, shards=record.shards)}
             with suppress(BrokerUnavailable):
                 found = await bus.streams()
                 self.streams = [s for s in found if s.name in names]

@@ -36,7 +36,7 @@ class Planned(NamedTuple):
 def planned(config: RunConfig) -> Planned:
     """Build the model and the plan; the first thing that is wrong raises its error."""
     model = build_model(config.model, config.train)
-    return Planned(model, plan(specs_of(model), config.sync.fragments))
+    return Planned(model, plan(specs_of(model), config.sync.fragments, config.sync.shards))
 
 
 def prepare(config: RunConfig) -> Work:

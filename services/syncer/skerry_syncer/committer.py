@@ -198,7 +198,7 @@ class Committer:
         due = is_snapshot_due(commit, previous, every, 0.0)
         if due or uncovered is None:
             return due
-        name = Subjects(self.writer.run).stream("CONTRIB")
+        name = Subjects(self.writer.run).shard(self.writer.shard).stream("CONTRIB")
         found = [info for info in await self.writer.bus.streams() if info.name == name]
         share = max((uncovered.share(info, self.wall_ns()) for info in found), default=1.0)
         return is_snapshot_due(commit, previous, every, share)

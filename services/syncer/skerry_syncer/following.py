@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from skerry.errors import BusError, WireError
-from skerry.log import run_records
-from skerry.protocol.messages import Manifest
+from skerry.log import state
 from skerry.protocol.parts import snapshot_version
 from skerry.protocol.subjects import Subjects
 from skerry_syncer.loading import commits_since
@@ -17,7 +16,7 @@ from skerry_syncer.loading import commits_since
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.protocol.messages import Commit
+    from skerry.protocol.messages import Commit, Manifest
     from skerry_syncer.restoring import Restorer
 
 log = structlog.get_logger()
@@ -42,7 +41,7 @@ class Follower:
         One that serves shards has no memory to spare: it keeps nothing of what others serve.
         """
         restorer = self.restorer
-        manifests = run_records.follow(restorer.bus, self.run, Manifest, restorer.plan.digest)
+        manifests = state.follow_manifests(restorer.bus, self.run, restorer.plan)
         async for manifest in manifests:
             if idle():
                 await self._take(manifest)

@@ -116,7 +116,6 @@ class Leadership:
             holder=served.name,
             now_ns=self.asked_ns,
             shard=self.shard,
-            shards=served.config.sync.shards,
             over=self.token,
             chunk_bytes=served.config.sync.chunk_bytes,
             every=served.config.sync.keyframe_every,

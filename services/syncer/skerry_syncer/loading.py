@@ -63,7 +63,7 @@ async def load(
     """
     manifests = await writer.recover()
     streams = {info.name: info for info in await bus.streams()}
-    stream = streams.get(Subjects(writer.run).stream("CONTRIB"))
+    stream = streams.get(Subjects(writer.run).shard(writer.shard).stream("CONTRIB"))
     floors = {index: manifest.commit.contrib_floor for index, manifest in manifests.items()}
     if max(floors.values(), default=0) > (stream.last_seq if stream else 0):
         # Not the stream in which they were counted: somebody has removed that, or its end went down
@@ -95,13 +95,13 @@ async def load(
     for index, settled in commits.items():  # what they merged and refused may be read again
         for commit in settled.values():
             shard.fragments[index].settle_all(commit)
-    await _read_starts(bus, writer.run, shard.assembler.incarnations, streams)
-    shard.again = await _asked_again(bus, shard, streams, restarted=bool(manifests) and not floors)
+    await _read_starts(bus, writer, shard.assembler.incarnations, stream)
+    shard.again = await _asked_again(bus, shard, stream, restarted=bool(manifests) and not floors)
     return LoadedShard(shard, vectors)
 
 
 async def _asked_again(
-    bus: Bus, shard: Shard, streams: dict[str, StreamInfo], *, restarted: bool
+    bus: Bus, shard: Shard, stream: StreamInfo | None, *, restarted: bool
 ) -> dict[int, int]:
     """Return by fragment the attempt of its next round, where contributions to it may be gone.
 
@@ -109,7 +109,6 @@ async def _asked_again(
     before any commit resolved them. Only who has sent one can tell, and looks when the round that
     it has answered is opened again.
     """
-    stream = streams.get(Subjects(shard.assembler.run).stream("CONTRIB"))
     first = stream.first_seq if stream else 0
     gone = {
         i: s for i, s in shard.fragments.items() if s.version and (restarted or s.floor + 1 < first)
@@ -165,18 +164,19 @@ async def commits_since(
 
 
 async def _read_starts(
-    bus: Bus, run: str, incarnations: Incarnations, streams: dict[str, StreamInfo]
+    bus: Bus, writer: StateWriter, incarnations: Incarnations, stream: StreamInfo | None
 ) -> None:
-    """Note where in CONTRIB each learner's incarnations began.
+    """Note where in a shard's CONTRIB each learner's incarnations began.
 
     The ledger knows of the newest ones, also where retention has dropped their ``Start``. A start
     that no learner can have made is left out.
     """
-    stream = streams.get(Subjects(run).stream("CONTRIB"))
+    run, shard = writer.run, writer.shard
     for member in (await ledger.members(bus, run)).values():
-        if 0 < member.contrib_sequence <= (stream.last_seq if stream else 0):
-            incarnations.note(member.learner, member.incarnation, member.contrib_sequence)
-    pattern = Subjects(run).start()
+        began = dict(enumerate(member.contrib_sequences)).get(shard, 0)
+        if 0 < began <= (stream.last_seq if stream else 0):
+            incarnations.note(member.learner, member.incarnation, began)
+    pattern = Subjects(run).shard(shard).start()
     async with aclosing(read_up_to(bus, pattern, await newest_sequence(bus, pattern))) as records:
         async for record in records:
             with suppress(WireError):

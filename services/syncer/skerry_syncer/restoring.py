@@ -177,7 +177,8 @@ class Restorer:
         merged = [item for commit in since.values() if commit for item in commit.consumed]
         through = max((item.sequence_last for item in merged), default=0)
         after = min((item.sequence_first for item in merged), default=1) - 1
-        pattern = Subjects(last.run).contribution(index)
+        shard = Subjects(last.run).of_fragment(index, self.plan.shards)
+        pattern = shard.contribution(index)
         through = min(through, await newest_sequence(self.bus, pattern)) if through else 0
         async with aclosing(read_up_to(self.bus, pattern, through, after)) as records:
             source = Payloads(records, ContributionAssembler(last.run, self.plan), self.on_bytes)

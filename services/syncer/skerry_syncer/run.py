@@ -87,7 +87,8 @@ class ServedRun:
     async def declare(self) -> None:
         """Create what is missing of the run's streams, as far as this client may."""
         with suppress(Denied):
-            await self.bus.declare(specs(self.record.run, **self.config.log.model_dump()))
+            record, given = self.record, self.config.log.model_dump()
+            await self.bus.declare(specs(record.run, shards=record.shards, **given))
 
     async def follow_pulses(self, wake: Callable[[], None]) -> None:
         """Note the learners' pulses, and call ``wake`` at each."""

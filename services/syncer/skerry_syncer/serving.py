@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from skerry.algorithm.fragments import shard_of
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger, run_records
 from skerry.protocol.contribution import Contribution, Refusal
@@ -40,15 +41,16 @@ def now_s() -> float:
 
 @dataclass(slots=True)
 class ContributionTail:
-    """Where in CONTRIB the newest message to each fragment lies.
+    """Where in its CONTRIB the newest message to each fragment lies.
 
-    ``end`` is where the stream ended when ``newest`` was read: reading it takes one chunk of each
-    fragment, so that is done only once the stream has grown.
+    ``ends`` are where the shards' streams ended when ``newest`` was read: reading it takes one
+    chunk of each fragment, so that is done only once one of them has grown.
     """
 
     bus: Bus
     run: str
-    end: int = 0
+    shards: int
+    ends: tuple[int, ...] = ()
     newest: dict[int, int] = field(default_factory=dict[int, int])
 
     async def beyond(self, known: Mapping[int, int]) -> frozenset[int]:
@@ -58,16 +60,18 @@ class ContributionTail:
         while it elects who leads it: what it holds must not be taken for nothing.
         """
         subjects = Subjects(self.run)
-        name = subjects.stream("CONTRIB")
-        ends = [info.last_seq for info in await self.bus.streams() if info.name == name]
-        if not ends:
-            msg = f"The broker does not say how far stream {name} goes: is it electing its leader?"
+        names = [subjects.shard(shard).stream("CONTRIB") for shard in range(self.shards)]
+        known_ends = {info.name: info.last_seq for info in await self.bus.streams()}
+        if unknown := [name for name in names if name not in known_ends]:
+            msg = f"The broker does not say how far {unknown[0]} goes: is it electing its leader?"
             raise BrokerUnavailable(msg)
-        if ends != [self.end]:
-            (self.end,), self.newest = ends, {}
-        for fragment in [f for f, sequence in known.items() if sequence < self.end]:
-            if fragment not in self.newest:
-                found = await self.bus.last(subjects.contribution(fragment))
+        ends = tuple(known_ends[name] for name in names)
+        if ends != self.ends:
+            self.ends, self.newest = ends, {}
+        for fragment, sequence in known.items():
+            if fragment not in self.newest and sequence < ends[shard_of(fragment, self.shards)]:
+                shard = subjects.of_fragment(fragment, self.shards)
+                found = await self.bus.last(shard.contribution(fragment))
                 self.newest[fragment] = 0 if found is None else found.sequence
         return frozenset(f for f, sequence in known.items() if self.newest.get(f, 0) > sequence)
 
@@ -91,7 +95,7 @@ class ShardServer:
     tail: ContributionTail = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tail = ContributionTail(self.bus, self.run.run)
+        self.tail = ContributionTail(self.bus, self.run.run, self.run.shards)
 
     async def serve(self) -> bool:
         """Serve until the run is finished (True) or the shard is to be left (False).
@@ -120,11 +124,9 @@ class ShardServer:
         Raises BrokerUnavailable when their stream began again: what the shard has counted in the
         old one must be read again.
         """
-        subjects, shard, last = Subjects(self.run.run), self.coordinator.shard, 0
-        own = [subjects.contribution(fragment) for fragment in shard.fragments]
-        everything = len(own) == len(shard.plan.fragments)
-        patterns = [subjects.contribution()] if everything else [*own, subjects.start()]
-        async for record in self.bus.follow(patterns, after=shard.resume_after):
+        shard, last = self.coordinator.shard, 0
+        pattern = Subjects(self.run.run).shard(self.committer.writer.shard).contribution()
+        async for record in self.bus.follow(pattern, after=shard.resume_after):
             if record.sequence <= last:
                 msg = "The stream of contributions began again."
                 raise BrokerUnavailable(msg)

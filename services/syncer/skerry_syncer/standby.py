@@ -67,7 +67,10 @@ class StandBy:
         await self._look()
         async with TaskGroup() as group:
             loops = [
-                group.create_task(self._follow_fences(), name="fences"),
+                *(
+                    group.create_task(self._follow_fence(shard), name=f"fence-{shard}")
+                    for shard in range(self.policy.shards)
+                ),
                 group.create_task(self._follow_syncers(), name="syncers"),
                 group.create_task(self.served.follow_pulses(self._wake_all), name="pulses"),
                 group.create_task(self.served.follow_quarantine(self._wake_all), name="quarantine"),
@@ -99,9 +102,8 @@ class StandBy:
         )
         self.wake.set()
 
-    async def _follow_fences(self) -> None:
-        shards = range(self.policy.shards)
-        async for held in fences.follow_fences(self.served.bus, self.served.record.run, shards):
+    async def _follow_fence(self, shard: int) -> None:
+        async for held in fences.follow_fence(self.served.bus, self.served.record.run, shard):
             known = self.view.fences.get(held.shard)
             if known is None or held.token >= known.token:
                 self._saw(held)

@@ -122,7 +122,9 @@ class RoundTelemetry:
             if instruments.on():
                 _measure(commit, opened, spent)
         if root.trace_flags.sampled:
-            _trace(commit, opened, root, origins, spent, self.merge)
+            shard = Subjects(commit.run).of_fragment(commit.fragment, self.run.shards)
+            subject = shard.manifest(commit.fragment)
+            _trace(commit, opened, root, origins, spent, self.merge, subject)
 
 
 def _log(commit: Commit, spent: CommitTimes) -> None:
@@ -173,6 +175,7 @@ def _trace(
     origins: Origins,
     spent: CommitTimes,
     merge: str,
+    subject: str,
 ) -> None:
     about: spans.Attributes = {spans.FRAGMENT: commit.fragment, spans.VERSION: commit.version}
     quorum_ns = commit.opened_ns + round(commit.quorum_s * 1e9)
@@ -201,7 +204,6 @@ def _trace(
     method = {**about, spans.MERGE_METHOD: merge}
     tracing.emit(FinishedSpan(spans.MERGE, place, process, took, method))
     place, took = tracing.child(root, spans.COMMIT), Interval(spent.merged_ns, spent.written_ns)
-    subject = Subjects(commit.run).manifest(commit.fragment)
     sent = Messages(spans.GLOBAL_FRAGMENT, subject, f"{commit.fragment}/{commit.version}")
     fence = {**about, spans.FENCE: commit.fence}
     tracing.emit(FinishedSpan(spans.COMMIT, place, process, took, fence, sent))

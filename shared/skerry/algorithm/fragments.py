@@ -114,13 +114,24 @@ class Fragment:
 class Plan:
     """All fragments of a model; equal leaves and P give an equal plan on every machine.
 
-    ``leaves`` are those that are trained, which slices count; ``frozen`` are the others.
+    ``leaves`` are those that are trained, which slices count; ``frozen`` are the others. ``shards``
+    says into how many the fragments are dealt, each with streams and a syncer of its own; the
+    digest is of the cut, whatever they are.
     """
 
     leaves: tuple[LeafSpec, ...]
     fragments: tuple[Fragment, ...]
     digest: int
     frozen: tuple[LeafSpec, ...] = ()
+    shards: int = 1
+
+    def shard_of(self, fragment: int) -> int:
+        """Return the shard to which a fragment belongs."""
+        return shard_of(fragment, self.shards)
+
+    def of_shard(self, shard: int) -> tuple[Fragment, ...]:
+        """Return the fragments of a shard."""
+        return self.fragments[shard :: self.shards]
 
     @property
     def specs(self) -> tuple[LeafSpec, ...]:
@@ -133,13 +144,18 @@ class Plan:
         return sum(leaf.size for leaf in self.leaves)
 
 
+def shard_of(fragment: int, shards: int) -> int:
+    """Return the shard to which a fragment belongs: they are dealt out in turn."""
+    return fragment % shards
+
+
 def trainable(leaves: Iterable[LeafSpec]) -> tuple[LeafSpec, ...]:
     """Return the leaves that a plan cuts, in their order."""
     return tuple(leaf for leaf in leaves if leaf.trainable)
 
 
-def plan(leaves: Sequence[LeafSpec], fragments: int) -> Plan:
-    """Cut ``leaves`` into ``fragments`` non-empty fragments of about equal size.
+def plan(leaves: Sequence[LeafSpec], fragments: int, shards: int = 1) -> Plan:
+    """Cut ``leaves`` into ``fragments`` non-empty fragments of about equal size, in ``shards``.
 
     Longest processing time first: the largest piece goes to the smallest fragment so far. A leaf
     larger than an even share is cut into pieces of that share, at block boundaries (at smaller
@@ -166,7 +182,7 @@ def plan(leaves: Sequence[LeafSpec], fragments: int) -> Plan:
         bins[index].append(piece)
         heapq.heapreplace(loads, (load + piece.size, index))
     cut = tuple(Fragment(index, _joined(slices, trained)) for index, slices in enumerate(bins))
-    return Plan(trained, cut, _digest((*trained, *frozen), cut), frozen)
+    return Plan(trained, cut, _digest((*trained, *frozen), cut), frozen, shards)
 
 
 def gather(fragment: Fragment, leaves: Sequence[NDArray[Any]]) -> NDArray[np.float32]:

@@ -229,10 +229,11 @@ async def _demo(cluster: Cluster, recorder: Recorder) -> dict[str, object] | Non
         pid = kept.kill(VICTIM, back_after_s=AWAY_S)
         on.say(f"Half way: {VICTIM} (pid {pid}) gets SIGKILL, without a warning.")
 
+    sync = cluster.settings.run.sync
     feed = await conduct(
         cluster,
         on,
-        team=Team(cluster.settings.run.sync.learners),
+        team=Team(sync.learners, shards=sync.shards),
         script=kill,
         on_message=recorder.message,
         on_event=recorder.event,

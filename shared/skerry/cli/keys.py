@@ -20,6 +20,10 @@ PidFile = Annotated[
     Path | None,
     typer.Option(help="The broker's pid_file: reload it at once.", metavar="FILE"),
 ]
+Shards = Annotated[
+    int | None,
+    typer.Option(help="The run's sync.shards; as the keys that it has, or 1.", min=1, metavar="N"),
+]
 KEYS = Path("keys")
 
 app = application(bare_shows_help=True)
@@ -35,6 +39,7 @@ def init(
     founder: Annotated[
         list[str] | None, typer.Option(help="The same; it may create the run.", metavar="NAME")
     ] = None,
+    shards: Shards = None,
     keys: Folder = KEYS,
 ) -> None:
     """Make the keys of a run: for each service, an auditor and an admin."""
@@ -47,8 +52,11 @@ def init(
             raise ConfigError(msg, path="keys")
         held = Keyring(keys)
         named = {Role.LEARNER: learner, Role.FOUNDER: founder}
-        learners = (Grant(role, n, run) for role, names in named.items() for n in names or ())
-        held.add(*services_of(run), *learners)
+        count = shards or 1
+        learners = (
+            Grant(role, name, run, count) for role, names in named.items() for name in names or ()
+        )
+        held.add(*services_of(run, count), *learners)
         _show(held)
         print(f"Put `include {keys / ACCOUNTS}` into the broker's config file: the path as it is")
         print("from that file's folder.")
@@ -60,13 +68,14 @@ def add(
     *,
     role: Annotated[Role, typer.Option(help="What it may do.")] = Role.LEARNER,
     run: Run = "main",
+    shards: Shards = None,
     keys: Folder = KEYS,
     pid_file: PidFile = None,
 ) -> None:
     """Make one key more."""
     with exit_on_error():
         held = _opened(keys)
-        held.add(Grant(role, name, run))
+        held.add(Grant(role, name, run, shards or held.shards_of(run)))
         print(
             f"Carry {held.seed(name)} to the machine of {role} {name}: only its user may read it."
         )

@@ -140,7 +140,8 @@ async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
     loading.with_own_data(config, cluster.settings.run)  # refuses what learners would refuse
     chaos = config.chaos.allow
     learners, clocks = team.learners or config.sync.learners, chaos and config.chaos.clocks
-    team = replace(team, learners=learners, chaos=chaos, clocks=clocks)
+    shards = config.sync.shards
+    team = replace(team, learners=learners, chaos=chaos, clocks=clocks, shards=shards)
     async with _open_to_faults(cluster, team, on) as open_cluster:
         with folder.announced(cluster.nats, proxied=open_cluster.proxy is not None):
             feed = await conduct(open_cluster, on, team=team)
@@ -191,7 +192,7 @@ async def conduct(
     with writing(folder.path):  # the services' clocks
         page = free_page_port(local.health, on.say)
         seen = devices.visible()
-        keys = await cluster.broker.keys(folder.run, kinds)
+        keys = await cluster.broker.keys(folder.run, kinds, team.shards)
         commands = stages(folder, team, ports, keys, page, seen)
     if said := devices.shared(len(team.names().get("learner", ())), len(seen)):
         on.say(said)

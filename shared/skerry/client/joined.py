@@ -58,7 +58,7 @@ class Cut:
     """What a run's config makes of a learner's tensors: their plan."""
 
     def __init__(self, leaves: tuple[LeafSpec, ...], config: RunConfig) -> None:
-        self.plan = plan(leaves, config.sync.fragments)
+        self.plan = plan(leaves, config.sync.fragments, config.sync.shards)
 
 
 def not_joined() -> ConfigError:

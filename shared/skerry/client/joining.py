@@ -108,7 +108,7 @@ async def find_or_create(
         check_payload(bus, config.sync.chunk_bytes)
         work = await in_thread(prepare, config)
         with suppress(Denied):  # those who may keep the streams as they should be
-            await bus.declare(specs(run, **config.log.model_dump()))
+            await bus.declare(specs(run, shards=record.shards, **config.log.model_dump()))
     if work.plan.digest != record.plan_digest:
         raise _mismatch(record, work.plan.specs)
     return record, config, work
@@ -164,13 +164,16 @@ async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: in
     config = _recorded(given, cut.parameters, weights)
     check_window(cut, config)
     check_payload(bus, config.sync.chunk_bytes, max(len(f.slices) for f in cut.fragments))
-    for difference in await bus.declare(specs(run, **config.log.model_dump())):
+    for difference in await bus.declare(
+        specs(run, shards=config.sync.shards, **config.log.model_dump())
+    ):
         log.info("stream_mended", difference=difference)
     wanted = RunRecord(
         run=run,
         config_json=loading.to_json(config),
         leaves=cut.specs,
         fragments=given.sync.fragments,
+        shards=cut.shards,
         plan_digest=cut.digest,
         created_ns=created_ns,
         skerry_version=version("skerry"),
@@ -189,7 +192,9 @@ def check_window(cut: Plan, config: RunConfig) -> None:
 
     What drops out of the window before a syncer has come is lost.
     """
-    needed = _first_offers(config, cut.parameters)
+    # Shards have equal windows, and not quite as many parameters.
+    largest = max(sum(f.size for f in cut.of_shard(shard)) for shard in range(cut.shards))
+    needed = _first_offers(config, largest * cut.shards)
     if needed > config.log.window_bytes:
         msg = (
             f"log.window_bytes is {config.log.window_bytes}, but {config.sync.learners} learners"
@@ -239,7 +244,9 @@ async def take_place(
         cursor=member.cursor,
     )
     return LearnerPlace(
-        learner=LearnerIdentity(run, name, member.incarnation, record.created_ns),
+        learner=LearnerIdentity(
+            run, name, member.incarnation, record.created_ns, shards=record.shards
+        ),
         member=member,
         start=TrainingProgress(step=member.step, steps=0, tokens=0, cursor=member.cursor),
         missing=tuple(f.index for f in cut.fragments if f.index not in manifests),

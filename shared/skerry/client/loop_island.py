@@ -138,7 +138,7 @@ class Follower:
             configure(self._settings.local.log_level, service="learner")
         config = loading.run_config_from_json(place.config, "this release")
         self.config = loading.with_own_data(config, self._settings.run)
-        cut = plan(self._leaves, config.sync.fragments)
+        cut = plan(self._leaves, config.sync.fragments, config.sync.shards)
         if cut.digest != place.origin.plan_digest:
             msg = "This process has other tensors than the first one: give all the same model."
             raise RunMismatch(msg)

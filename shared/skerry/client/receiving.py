@@ -13,7 +13,7 @@ from skerry.client.connection import LearnerConnection
 from skerry.client.mailbox import Fresh
 from skerry.client.processes import LeadProcess
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
-from skerry.log import recovery, run_records
+from skerry.log import recovery, run_records, state
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
@@ -66,7 +66,7 @@ class FragmentReceiver:
         them would count as answered, and what was captured as part of them.
         """
         link = self.link
-        manifests = run_records.follow(link.bus, link.run, Manifest, link.plan.digest)
+        manifests = state.follow_manifests(link.bus, link.run, link.plan)
         async with aclosing(manifests):
             async for manifest in manifests:
                 commit = manifest.commit

@@ -172,7 +172,7 @@ async def is_lost(bus: Bus, run: str, plan: Plan, check: MissingCheck) -> bool:
     manifest = await state.read_manifest(bus, run, plan, check.fragment)
     if manifest is None or manifest.commit.version >= check.round_version:
         return False
-    subjects = Subjects(run)
+    subjects = Subjects(run).of_fragment(check.fragment, plan.shards)
     subject = subjects.contribution(check.fragment, check.learner)
     newest = await bus.last(subject)
     if newest is None:

@@ -13,7 +13,7 @@ from opentelemetry.trace import Link, SpanContext
 
 from skerry.algorithm.goodput import Cause, split
 from skerry.protocol.messages import Commit, ContributionHeader, Pulse
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.subjects import ShardSubjects, Subjects
 from skerry.status.view import spent_in
 from skerry.telemetry import instruments, metrics, spans, tracing
 from skerry.telemetry.instruments import Observer
@@ -34,6 +34,7 @@ class LearnerIdentity:
     name: str
     incarnation: int
     created_ns: int = 0
+    shards: int = 1
 
     @property
     def start(self) -> tuple[str, int]:
@@ -44,6 +45,10 @@ class LearnerIdentity:
     def labels(self) -> dict[str, str]:
         """The attributes of its metrics."""
         return {metrics.RUN: self.run, metrics.LEARNER_NAME: self.name}
+
+    def subjects(self, fragment: int) -> ShardSubjects:
+        """Return the subjects of the shard to which a fragment belongs."""
+        return Subjects(self.run).of_fragment(fragment, self.shards)
 
     def trace(self, fragment: int, version: int) -> str:
         """Return the id of the trace of the round that makes this version."""
@@ -117,7 +122,7 @@ class LearnerTelemetry:
         attempts = 1 + sending.failures
         facts = {"publish_ms": _ms(took), "sent_bytes": size_bytes, "attempts": attempts}
         self._note(fragment, header.round_version, facts)
-        subject = Subjects(learner.run).contribution(fragment, learner.name)
+        subject = learner.subjects(fragment).contribution(fragment, learner.name)
         message = f"{learner.name}/{learner.incarnation}/{fragment}/{header.identity}"
         messages = Messages(spans.CONTRIBUTION, subject, message)
         size = {spans.MESSAGING_MESSAGE_BODY_SIZE: size_bytes}
@@ -182,7 +187,7 @@ class LearnerTelemetry:
         trace = self.identity.trace(commit.fragment, commit.version)
         if tracing.kept(trace):
             place = tracing.context(trace, operation, *self.identity.start)
-            subject = Subjects(self.identity.run).manifest(commit.fragment)
+            subject = self.identity.subjects(commit.fragment).manifest(commit.fragment)
             message = f"{commit.fragment}/{commit.version}"
             messages = Messages(spans.GLOBAL_FRAGMENT, subject, message)
             about = {**self._about(commit.fragment, commit.version), **more}

@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -262,6 +262,39 @@ async def one_by_one(
                 return
             yield record
         size = AT_ONCE
+
+
+async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    """Yield what several generators yield, each in its own order, and close them at the end.
+
+    Raises what one of them raises.
+    """
+    if len(sources) == 1:
+        async with aclosing(sources[0]):
+            async for item in sources[0]:
+                yield item
+        return
+    arrived: asyncio.Queue[T | Exception] = asyncio.Queue(1)
+
+    async def pump(source: AsyncGenerator[T]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    await arrived.put(item)
+        except Exception as error:  # noqa: BLE001 - it is raised where the items are taken
+            await arrived.put(error)
+
+    tasks = [asyncio.ensure_future(pump(source)) for source in sources]
+    try:
+        while not (arrived.empty() and all(task.done() for task in tasks)):
+            got = await arrived.get()
+            if isinstance(got, Exception):
+                raise got
+            yield got
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def together(calls: Iterable[Awaitable[T]]) -> list[T]:

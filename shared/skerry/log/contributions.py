@@ -122,7 +122,8 @@ class Sender:
         return sent
 
     async def _publish(self, header: ContributionHeader, index: int, data: bytes) -> None:
-        subject = Subjects(self._run).contribution(header.fragment, header.learner)
+        shard = Subjects(self._run).of_fragment(header.fragment, self._plan.shards)
+        subject = shard.contribution(header.fragment, header.learner)
         prefix = f"{header.learner}/{header.incarnation}/{header.fragment}/{header.identity}"
         origin = tracing.parse(header.trace_parent) if index == 0 else None
         await self._bus.publish(

@@ -15,7 +15,7 @@ from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from skerry.log.base import Bus, Record
 
@@ -63,7 +63,7 @@ async def take(
 
 async def newest(bus: Bus, run: str, shard: int) -> Held | None:
     """Return the newest fence of a shard, or None if it was never taken."""
-    record = await bus.last(Subjects(run).fence(shard))
+    record = await bus.last(Subjects(run).shard(shard).fence())
     return _held(record, run) if record else None
 
 
@@ -86,10 +86,10 @@ def token_of(held: Held | None) -> int:
     return held.token if held is not None else 0
 
 
-async def follow_fences(bus: Bus, run: str, shards: Sequence[int]) -> AsyncGenerator[Held]:
-    """Yield the newest fence of each shard, then each new one."""
-    patterns = [Subjects(run).fence(shard) for shard in shards]
-    async with aclosing(bus.follow(patterns, deliver=Deliver.LAST_PER_SUBJECT)) as follower:
+async def follow_fence(bus: Bus, run: str, shard: int) -> AsyncGenerator[Held]:
+    """Yield the newest fence of a shard, then each new one."""
+    subject = Subjects(run).shard(shard).fence()
+    async with aclosing(bus.follow(subject, deliver=Deliver.LAST_PER_SUBJECT)) as follower:
         async for record in follower:
             yield _held(record, run)
 
@@ -106,7 +106,7 @@ def overtaken(run: str, shard: int, holder: str) -> Fenced:
 
 
 def _held(record: Record, run: str) -> Held:
-    shard = int(record.subject.rpartition(".")[2])
+    shard = int(record.subject.split(".")[-2])
     try:
         fence = decode(Fence, record.payload, run=run)
     except WireError:

@@ -47,31 +47,46 @@ async def take_place(
     StateLost where records of members are gone.
     """
     newest = (await known_members(bus, run, plan, learner)).get(learner)
-    before = newest if newest and newest.contrib_sequence else None  # it knew where it went on
+    before = newest if newest and newest.contrib_sequences else None  # it knew where it went on
     member = await ledger.join(
-        bus, run, learner, host, now_ns, above=await _started(bus, run, learner)
+        bus, run, learner, host, now_ns, above=await _started(bus, run, plan, learner)
     )
+    begun = [await _begin(bus, plan, member, before, shard) for shard in range(plan.shards)]
+    # From both, as a syncer that dies between the two leaves the ledger one behind.
+    known = list((await ledger.last_commits(bus, run)).values())
+    known += [m.commit for m in (await state.read_manifests(bus, run, plan)).values()]
+    cursors = [row.cursor for c in known for row in c.progress if row.learner == learner]
+    return replace(
+        member,
+        cursor=max([*cursors, *(sent for _, sent in begun)]),
+        step=max((c.step for c in known), default=0),
+        contrib_sequences=tuple(sequence for sequence, _ in begun),
+    )
+
+
+async def _begin(
+    bus: Bus, plan: Plan, member: MemberRecord, before: MemberRecord | None, shard: int
+) -> tuple[int, int]:
+    """Publish an incarnation's ``Start`` to a shard, and read what was sent to that before.
+
+    Return where it lies, and the cursor behind what was whole by then.
+    """
+    run, learner, now_ns = member.run, member.learner, member.joined_ns
     for attempt in range(START_ATTEMPTS):
         manifests = await state.read_manifests(bus, run, plan)
-        floors = {index: m.commit.contrib_floor for index, m in manifests.items()}
+        floors = {
+            index: m.commit.contrib_floor
+            for index, m in manifests.items()
+            if plan.shard_of(index) == shard
+        }
         said = await publish(
             bus,
-            Start(run, learner, member.incarnation, now_ns),
+            Start(run, learner, member.incarnation, now_ns, shard),
             msg_id=f"start/{learner}/{member.incarnation}/{now_ns}/{attempt}",
         )
-        sent = await _read_sent(bus, plan, member, before, said.sequence, floors)
-        if sent is None:
-            continue
-        # From both, as a syncer that dies between the two leaves the ledger one behind.
-        known = list((await ledger.last_commits(bus, run)).values())
-        known += [m.commit for m in (await state.read_manifests(bus, run, plan)).values()]
-        cursors = [row.cursor for c in known for row in c.progress if row.learner == learner]
-        return replace(
-            member,
-            cursor=max([sent, *cursors]),
-            step=max((c.step for c in known), default=0),
-            contrib_sequence=said.sequence,
-        )
+        sent = await _read_sent(bus, plan, member, before, (shard, said.sequence), floors)
+        if sent is not None:
+            return said.sequence, sent
     msg = (
         f"The contribution window drops records as fast as learner {learner!r} can read them:"
         " raise log.window_bytes or log.window_s of the run."
@@ -108,15 +123,17 @@ async def settle_in(bus: Bus, member: MemberRecord) -> None:
     await ledger.until_granted(settle, f"The record of learner {member.learner!r}")
 
 
-async def _started(bus: Bus, run: str, learner: str) -> int:
+async def _started(bus: Bus, run: str, plan: Plan, learner: str) -> int:
     """Return the newest incarnation that has announced itself, 0 for none.
 
     Its own record may be gone, where nothing of it was merged: its number is not given again.
     """
-    newest = await bus.last(Subjects(run).start(learner))
-    with suppress(WireError):
-        return decode(Start, newest.payload, run=run).incarnation if newest else 0
-    return 0
+    found = [0]
+    for shard in range(plan.shards):
+        newest = await bus.last(Subjects(run).shard(shard).start(learner))
+        with suppress(WireError):
+            found += [decode(Start, newest.payload, run=run).incarnation] if newest else []
+    return max(found)
 
 
 async def _read_sent(
@@ -124,22 +141,25 @@ async def _read_sent(
     plan: Plan,
     member: MemberRecord,
     before: MemberRecord | None,
-    start: int,
+    begins: tuple[int, int],
     floors: dict[int, int],
 ) -> int | None:
-    """Return the cursor behind what was whole before ``start``; None where that is gone.
+    """Return the cursor behind what was whole before a ``Start``; None where that is gone.
+
+    ``begins`` are its shard, and where it lies in that shard's CONTRIB.
 
     ``before`` is the newest incarnation that knew where it went on: what came before that is in its
     cursor already, or came too late for it. ``floors`` were read before the ``Start`` was
     published: one that lies behind it was counted in another stream, and says nothing about this.
     """
+    shard, start = begins
     assembler, cursor = ContributionAssembler(member.run, plan, keeps_payload=False), 0
     if before is not None:
         assembler.incarnations.note(before.learner, before.incarnation, 0)
         cursor = before.cursor
     if max(floors.values(), default=0) >= start:
         floors = {}
-    subjects = Subjects(member.run)
+    subjects = Subjects(member.run).shard(shard)
     newest = await bus.last_each(subjects.contribution(learner=member.learner))
     waiting = {
         fragment: floors.get(fragment, 0)

@@ -71,7 +71,7 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
         except RunNotFound:
             left = await _left(bus, run)
         restored = all(commit is not None and begins_history(commit) for commit in left)
-        if restored and (waits or not (left or await bus.last_each(Subjects(run).fence()))):
+        if restored and (waits or not (left or (await _state_left(bus, run))[1])):
             return None
     raise await _run_lost(bus, run, left)
 
@@ -153,12 +153,29 @@ async def _run_lost(bus: Bus, run: str, left: Sequence[Commit | None]) -> StateL
 async def _left(bus: Bus, run: str) -> list[Commit | None]:
     """Return the commit of every manifest in the state; None for one that cannot be read."""
     found: list[Commit | None] = []
-    for record in await bus.last_each(Subjects(run).manifest()):
+    for record in (await _state_left(bus, run))[0]:
         try:
             found.append(decode(Manifest, record.payload, run=run).commit)
         except WireError:
             found.append(None)
     return found
+
+
+async def _state_left(bus: Bus, run: str) -> tuple[list[Record], bool]:
+    """Return every manifest in the state of a run, and True if any of its fences was taken.
+
+    How many shards it has only its record says, which may be lost: the first one of which there is
+    neither manifest nor fence is behind the last.
+    """
+    found: list[Record] = []
+    shard = 0
+    while True:
+        subjects = Subjects(run).shard(shard)
+        manifests = await bus.last_each(subjects.manifest())
+        if not manifests and await bus.last(subjects.fence()) is None:
+            return found, shard > 0
+        found += manifests
+        shard += 1
 
 
 async def mend(
@@ -352,10 +369,10 @@ async def read_behind(
     can write: a replica that lags may answer any other question with what was true before. What
     the fence's own writer has written since comes on top.
     """
-    subjects = Subjects(run)
+    subjects = Subjects(run).shard(shard)
     wanted = {subjects.manifest(fragment): fragment for fragment in own}
     found: dict[str, Record] = {}
-    follower = bus.follow([subjects.fence(shard), *wanted], deliver=Deliver.LAST_PER_SUBJECT)
+    follower = bus.follow([subjects.fence(), *wanted], deliver=Deliver.LAST_PER_SUBJECT)
     newest = 0
     try:
         async with asyncio.timeout(READ_S), aclosing(follower):

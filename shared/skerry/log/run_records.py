@@ -26,7 +26,6 @@ log = structlog.get_logger()
 
 EVERY_S = 1.0
 PATTERNS: Mapping[type[object], Callable[[Subjects], str]] = {
-    messages.Manifest: Subjects.manifest,
     messages.RunRecord: lambda subjects: subjects.ledger("run"),
     messages.MemberRecord: Subjects.member,
     messages.Commit: Subjects.commit,

@@ -16,7 +16,10 @@ import xxhash
 
 from skerry.algorithm.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
+from skerry.log.base import Deliver
+from skerry.log.client import merged
 from skerry.log.ledger import state_lost
+from skerry.log.run_records import readable
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
 from skerry.protocol.codec import blocks_per_chunk
 from skerry.protocol.messages import ChunkRef, Manifest, Part
@@ -26,7 +29,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -54,13 +57,27 @@ async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
 
     What is stored for a fragment that the plan does not have is left out, whatever it is.
     """
-    subjects = {Subjects(run).manifest(f.index): f.index for f in plan.fragments}
-    records = await bus.last_each(Subjects(run).manifest())
-    return {
-        subjects[record.subject]: _decoded(record, run, plan)
-        for record in records
-        if record.subject in subjects
-    }
+    found: dict[int, Manifest] = {}
+    for shard in range(plan.shards):
+        names = Subjects(run).shard(shard)
+        subjects = {names.manifest(f.index): f.index for f in plan.of_shard(shard)}
+        for record in await bus.last_each(names.manifest()):
+            if record.subject in subjects:
+                found[subjects[record.subject]] = _decoded(record, run, plan)
+    return found
+
+
+async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
+    """Yield the newest manifest of each fragment, then each new one, for ever.
+
+    What is refused is left out, and so is what another plan made.
+    """
+    patterns = [Subjects(run).shard(shard).manifest() for shard in range(plan.shards)]
+    followers = [bus.follow(one, deliver=Deliver.LAST_PER_SUBJECT) for one in patterns]
+    async with aclosing(merged(followers)) as records:
+        async for record in records:
+            if (manifest := readable(Manifest, record, run, plan.digest)) is not None:
+                yield manifest
 
 
 def _decoded(record: Record, run: str, plan: Plan) -> Manifest:
@@ -74,7 +91,8 @@ def _decoded(record: Record, run: str, plan: Plan) -> Manifest:
 
 async def read_manifest(bus: Bus, run: str, plan: Plan, fragment: int) -> Manifest | None:
     """Return the manifest of one fragment, or None before its first commit."""
-    record = await bus.last(Subjects(run).manifest(fragment))
+    shard = Subjects(run).of_fragment(fragment, plan.shards)
+    record = await bus.last(shard.manifest(fragment))
     if record is None:
         return None
     return _decoded(record, run, plan)
@@ -114,7 +132,8 @@ async def read_part(
         raise Corrupt(msg)
     assembler = VectorAssembler(part.scheme, part.blocks)
     left = deque(sorted(_wanted(part, own), key=lambda ref: ref.sequence))
-    chunks = Subjects(run).chunk(fragment.index, kind_of(name), part.slot)
+    shard = Subjects(run).of_fragment(fragment.index, plan.shards)
+    chunks = shard.chunk(fragment.index, kind_of(name), part.slot)
     spent_s = 0.0
 
     def take(record: Record, ref: ChunkRef) -> float:
@@ -158,7 +177,7 @@ def _wanted(part: Part, own: OwnBlocks | None) -> Sequence[ChunkRef]:
 async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef) -> Record:
     """Return a chunk that was not there when it was asked for, or say why it will never be."""
     commit = manifest.commit
-    stream = Subjects(commit.run).stream("STATE")
+    stream = Subjects(commit.run).of_fragment(commit.fragment, plan.shards).stream("STATE")
     for attempt in range(LOST_ATTEMPTS):
         await asyncio.sleep(LOST_PAUSE_S if attempt else 0)
         newest = await read_manifest(bus, commit.run, plan, commit.fragment)

@@ -82,7 +82,6 @@ class StateWriter:
     run: str
     plan: Plan
     shard: int
-    shards: int
     holder: str
     token: int
     chunk_bytes: int
@@ -100,7 +99,6 @@ class StateWriter:
         holder: str,
         now_ns: int,
         shard: int = 0,
-        shards: int = 1,
         over: int | None = None,
         chunk_bytes: int = 524_288,
         every: int = 16,
@@ -110,19 +108,19 @@ class StateWriter:
         With ``over``, only from that token (0: none): Conflict when it is not the newest any more.
         """
         token = await fences.take(bus, run, shard, holder=holder, now_ns=now_ns, over=over)
-        return cls(bus, run, plan, shard, shards, holder, token, chunk_bytes, every, count(1))
+        return cls(bus, run, plan, shard, holder, token, chunk_bytes, every, count(1))
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
         """The fragments that this writer may commit to."""
-        return tuple(f for f in self.plan.fragments if f.index % self.shards == self.shard)
+        return self.plan.of_shard(self.shard)
 
     async def hold(self) -> None:
         """Raise Fenced as soon as another writer has taken the shard; return never.
 
         A writer that was frozen would learn of it only by its next commit, which may never come.
         """
-        async with aclosing(fences.follow_fences(self.bus, self.run, [self.shard])) as follower:
+        async with aclosing(fences.follow_fence(self.bus, self.run, self.shard)) as follower:
             async for held in follower:
                 if held.token >= self.token:  # an older one: a replica that lags behind
                     self._compare(held)
@@ -187,7 +185,7 @@ class StateWriter:
             master_digest=digests.get(layout.MASTER, commit.master_digest),
             previous=after.digest,
         )
-        manifest = Manifest(commit=whole, parts=layout.kept(previous, stored, self.every))
+        manifest = Manifest(whole, layout.kept(previous, stored, self.every), self.shard)
         await self._publish(
             subject_of(manifest),
             encode(manifest),
@@ -213,7 +211,7 @@ class StateWriter:
             layout.slot(part.name, commit.version, previous, self.every),
         )
         first = sum(len(p.chunks) for p in stored if layout.kind_of(p.name) == kind)
-        subjects = Subjects(self.run)
+        subjects = Subjects(self.run).shard(self.shard)
         refs: list[ChunkRef] = []
         while True:
             some = islice(chunks, WINDOW)
@@ -270,7 +268,7 @@ class StateWriter:
     async def _publish(
         self, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None
     ) -> Receipt:
-        fence = Subjects(self.run).fence(self.shard)
+        fence = Subjects(self.run).shard(self.shard).fence()
         try:
             receipt = await self.bus.publish(
                 subject, payload, msg_id=msg_id, expect=Expect(fence, self.token), headers=headers

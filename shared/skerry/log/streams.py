@@ -1,4 +1,4 @@
-"""The four streams of a run, and what can be changed when one is found different."""
+"""The streams of a run, and what can be changed when one is found different."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from skerry.errors import BrokerUnfit, StreamDrift
 from skerry.log.base import Bus, Retention, Storage, StreamSpec
-from skerry.protocol.subjects import PREFIX, StreamKind, Subjects
+from skerry.protocol.subjects import PREFIX, Subjects
 
 STREAM_PREFIX = f"{PREFIX.upper()}_"
 ENVELOPE_BYTES = 8192
@@ -15,39 +15,48 @@ SLICE_BYTES = 18
 """What a contribution says of each slice: a norm of 8 bytes, and a count of tokens of up to 10."""
 FIXED = ("retention", "storage")
 """Settings that cannot be changed in place: the broker refuses, or messages would be lost."""
-KEPT: tuple[tuple[StreamKind, Retention, Storage], ...] = (
-    ("STATE", Retention.LAST_PER_SUBJECT, Storage.FILE),
-    ("LEDGER", Retention.EVERYTHING, Storage.FILE),
-    ("CONTRIB", Retention.WINDOW, Storage.FILE),
-    ("PULSE", Retention.LAST_PER_SUBJECT, Storage.MEMORY),
-)
 
 
 def specs(
     run: str,
     *,
+    shards: int = 1,
     replicas: int = 1,
     window_bytes: int = 4 * 1024**3,
     window_s: float = 24 * 3600.0,
 ) -> tuple[StreamSpec, ...]:
-    """Return the streams of a run.
+    """Return the streams of a run: LEDGER and PULSE, then STATE and CONTRIB of each shard.
 
     STATE has no bound on its size: a bound that drops the oldest message of *any* subject would
     drop live fragments, and one that refuses new messages would stop the run. ``window_bytes``
-    is reserved by the broker when the stream is created, whether it is ever filled or not.
+    is what all shards' contributions have together; the broker reserves it when the streams are
+    created, whether it is ever filled or not. In a cluster, JetStream spreads them over the nodes.
     """
     names = Subjects(run)
+    kept = [
+        (names.stream("LEDGER"), names.of_stream("LEDGER"), Retention.EVERYTHING, Storage.FILE),
+        (
+            names.stream("PULSE"),
+            names.of_stream("PULSE"),
+            Retention.LAST_PER_SUBJECT,
+            Storage.MEMORY,
+        ),
+    ]
+    for shard in map(names.shard, range(shards)):
+        state = shard.stream("STATE"), shard.of_stream("STATE")
+        contrib = shard.stream("CONTRIB"), shard.of_stream("CONTRIB")
+        kept += [
+            (*state, Retention.LAST_PER_SUBJECT, Storage.FILE),
+            (*contrib, Retention.WINDOW, Storage.FILE),
+        ]
     return tuple(
         StreamSpec(
-            names.stream(kind),
-            names.of_stream(kind),
-            retention,
-            storage,
-            max_bytes=window_bytes if retention is Retention.WINDOW else -1,
-            max_age_s=window_s if retention is Retention.WINDOW else 0.0,
+            *one,
+            max_bytes=window_bytes // shards if one[2] is Retention.WINDOW else -1,
+            max_age_s=window_s if one[2] is Retention.WINDOW else 0.0,
             replicas=replicas,
         )
-        for kind, retention, storage in KEPT
+        for one in kept
     )
 
 

@@ -16,7 +16,7 @@ from skerry.errors import Corrupt, Implausible, WireError
 from skerry.protocol.chunks import Coverage, PlaneAssembler, unseal
 from skerry.protocol.messages import ContributionKind, RefusalCause, Refused, Start, cause_of
 from skerry.protocol.records import read
-from skerry.protocol.subjects import TOKEN, Subjects, contributor
+from skerry.protocol.subjects import START, TOKEN, contributor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,7 @@ def refused_as(cause: RefusalCause, item: ContributionHeader | ContributionId) -
 
 @dataclass(slots=True)
 class Incarnations:
-    """Where in CONTRIB which starts of each learner lie; fed in any order, also repeatedly."""
+    """Where in a shard's CONTRIB which starts of each learner lie; fed in any order, repeatedly."""
 
     starts: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict[str, list[tuple[int, int]]]
@@ -204,7 +204,7 @@ class _Partial:
 
 @dataclass(slots=True)
 class ContributionAssembler:
-    """Puts chunks together, in the order of the stream.
+    """Puts chunks together, in the order of the stream, which is that of one shard.
 
     Holds at most one incomplete contribution per fragment and learner, and ``MOST_OPEN`` of all: a
     newer one of the same learner replaces it, since its sender was replaced half way. ``replaced``
@@ -227,14 +227,16 @@ class ContributionAssembler:
         None also for a learner's ``Start``, which is noted.
         """
         _, learner = contributor(stored.subject)
+        place = stored.subject.split(".")[3:]
         try:
-            if stored.subject == Subjects(self.run).start().replace("*", learner):
+            if place[1] == START:
                 start = read(Start, stored, run=self.run)
                 self.incarnations.start(start, stored.sequence)
                 self.incarnations.passed(learner, start.incarnation)
                 return None
             header, packed = unseal(stored.payload, run=self.run, plan=self.plan)
-            if contributor(stored.subject) != (header.fragment, header.sender):
+            shard = self.plan.shard_of(header.fragment)
+            if place != [str(shard), str(header.fragment), header.sender]:
                 msg = f"A contribution of {header.sender!r} came on the subject {stored.subject!r}."
                 raise Corrupt(msg)
         except WireError as error:

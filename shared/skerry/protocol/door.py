@@ -73,12 +73,22 @@ def check_contribution(header: ContributionHeader, slices: int) -> None:
 
 
 def _check_leaves(record: RunRecord) -> None:
-    """Raise Implausible for leaves and a number of fragments that no plan has."""
+    """Raise Implausible for leaves and numbers of fragments and shards that no plan has."""
     if any(len(leaf.shape) > MOST_DIMENSIONS for leaf in record.leaves):
         msg = f"A leaf of run {record.run!r} has more than {MOST_DIMENSIONS} dimensions."
         raise Implausible(msg)
     if max([record.fragments, *(leaf.size for leaf in record.leaves)]) > MOST_COUNT:
         msg = f"Run {record.run!r} has more parameters or fragments than can be counted."
+        raise Implausible(msg)
+    if not record.shards:
+        msg = (
+            f"Run {record.run!r} keeps all of its state in one stream, as skerry"
+            f" {record.skerry_version} did: go on with that release, or begin another run from a"
+            " checkpoint of it."
+        )
+        raise Implausible(msg)
+    if record.shards > record.fragments:
+        msg = f"Run {record.run!r} deals {record.fragments} fragments to {record.shards} shards."
         raise Implausible(msg)
     try:
         fragments.check(record.leaves, record.fragments)

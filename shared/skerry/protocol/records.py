@@ -99,17 +99,18 @@ def subject_of(record: Record) -> str:  # noqa: C901, PLR0911, PLR0912 - one lin
     """Return the subject that a record is published on."""
     match record:
         case Manifest():
-            return Subjects(record.commit.run).manifest(record.commit.fragment)
+            shard = Subjects(record.commit.run).shard(record.shard)
+            return shard.manifest(record.commit.fragment)
         case Commit():
             return Subjects(record.run).commit(record.fragment)
         case Round():
             return Subjects(record.run).round(record.fragment)
         case Fence():
-            return Subjects(record.run).fence(record.shard)
+            return Subjects(record.run).shard(record.shard).fence()
         case Pulse():
             return Subjects(record.run).pulse(record.learner)
         case Start():
-            return Subjects(record.run).start(record.learner)
+            return Subjects(record.run).shard(record.shard).start(record.learner)
         case MemberRecord():
             return Subjects(record.run).member(record.learner)
         case SyncerPulse():
@@ -145,7 +146,7 @@ def plan_of(record: RunRecord) -> fragments.Plan:
 
     Raises RunMismatch if this release cuts the run's parameters differently.
     """
-    plan = fragments.plan(record.leaves, record.fragments)
+    plan = fragments.plan(record.leaves, record.fragments, record.shards)
     if plan.digest != record.plan_digest:
         msg = (
             f"Run {record.run!r} was cut by another release of Skerry ({record.skerry_version}):"

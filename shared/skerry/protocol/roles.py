@@ -50,48 +50,46 @@ LISTING = frozenset({Role.SYNCER, Role.HEALTH_MONITOR, Role.AUDIT})
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role in a run, under a name; a name of ``*`` stands for every one. Admins have all runs."""
+    """A role in a run, under a name; a name of ``*`` stands for every one. Admins have all runs.
+
+    ``shards`` are those of the run, each of which has streams of its own.
+    """
 
     role: Role
     name: str = ANY
     run: str = "main"
+    shards: int = 1
 
     def publishes(self) -> tuple[str, ...]:
         """Return the subjects that it may publish on, requests to the broker among them."""
         if self.role is Role.ADMIN:
             return (f"{PREFIX}.>", f"{API}.>")
         listing = [f"{API}.STREAM.LIST"] if self.role in LISTING else []
-        reads = (s for kind in READ[self.role] for s in self._reading(kind))
+        names = Subjects(self.run)
+        streams = (s for kind in READ[self.role] for s in names.streams(kind, self.shards))
+        reads = (request for stream in streams for request in _reading(stream))
         return (f"{API}.INFO", *listing, *reads, *self._writing())
-
-    def _reading(self, kind: StreamKind) -> tuple[str, ...]:
-        """Return the requests by which a stream is read: ``MSG.GET`` asks a cluster's leader."""
-        stream = Subjects(self.run).stream(kind)
-        of_stream = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
-        of_consumer = ("CONSUMER.CREATE", "CONSUMER.DELETE", "CONSUMER.MSG.NEXT")
-        return (
-            *(f"{API}.{request}.{stream}" for request in of_stream),
-            *(f"{API}.{request}.{stream}.*" for request in of_consumer),
-        )
 
     def _writing(self) -> tuple[str, ...]:
         names = Subjects(self.run)
-        named = names.contribution(learner=self.name), names.member(self.name)
+        of_shards = names.shard(ANY)
+        named = of_shards.contribution(learner=self.name), names.member(self.name)
         match self.role:
             case Role.LEARNER:
                 return (*named, names.pulse(self.name))
             case Role.FOUNDER:
                 declared = (
-                    f"{API}.STREAM.{request}.{names.stream(kind)}"
+                    f"{API}.STREAM.{request}.{stream}"
                     for request in ("CREATE", "UPDATE")
                     for kind in STREAM_KINDS
+                    for stream in names.streams(kind, self.shards)
                 )
                 return (*named, names.pulse(self.name), names.ledger("run"), *declared)
             case Role.SYNCER:
                 # A single server forgets what it held in memory.
                 again = f"{API}.STREAM.CREATE.{names.stream('PULSE')}"
                 ledger = names.commit(), names.quarantine(), names.ledger("run")
-                writes = (*names.of_stream("STATE"), *ledger)
+                writes = (*of_shards.of_stream("STATE"), *ledger)
                 return (*writes, names.round(), names.syncer(self.name), again)
             case Role.CHECKPOINTER:
                 return (names.ledger("checkpoint"),)
@@ -101,8 +99,20 @@ class Grant:
                 return ()
 
 
+def _reading(stream: str) -> tuple[str, ...]:
+    """Return the requests by which a stream is read: ``MSG.GET`` asks a cluster's leader."""
+    of_stream = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+    of_consumer = ("CONSUMER.CREATE", "CONSUMER.DELETE", "CONSUMER.MSG.NEXT")
+    return (
+        *(f"{API}.{request}.{stream}" for request in of_stream),
+        *(f"{API}.{request}.{stream}.*" for request in of_consumer),
+    )
+
+
 def services_for_edge(grants: Iterable[Grant]) -> dict[str, str]:
     """Return what CORE does for learners: the response type of each request, by its subject."""
-    edge = {Grant(g.role, run=g.run): None for g in grants if g.role.account == "EDGE"}
+    edge = {
+        Grant(g.role, run=g.run, shards=g.shards): None for g in grants if g.role.account == "EDGE"
+    }
     subjects = dict.fromkeys(subject for grant in edge for subject in grant.publishes())
     return {s: "stream" if s.startswith(MANY_ANSWERS) else "singleton" for s in subjects}

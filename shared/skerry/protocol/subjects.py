@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from skerry.algorithm.fragments import shard_of
 from skerry.errors import ConfigError
 
 PREFIX = "skerry"
@@ -14,15 +15,18 @@ ANY: Literal["*"] = "*"
 """Matches any one token: a subject without a number or a name is the pattern of all of them."""
 
 Number = int | Literal["*"]
-StreamKind = Literal["STATE", "LEDGER", "CONTRIB", "PULSE"]
-HEADS: dict[StreamKind, tuple[str, ...]] = {
-    "STATE": ("state",),
+START = "start"
+RunStream = Literal["LEDGER", "PULSE"]
+ShardStream = Literal["STATE", "CONTRIB"]
+StreamKind = RunStream | ShardStream
+RUN_HEADS: dict[RunStream, tuple[str, ...]] = {
     "LEDGER": ("ledger",),
-    "CONTRIB": ("contrib",),
     "PULSE": ("pulse", "round", "syncer"),
 }
-"""Which subjects a stream captures, by the token after the run."""
-STREAM_KINDS = tuple(HEADS)
+"""Which subjects a stream of the run captures, by the token after the run."""
+SHARD_HEADS: dict[ShardStream, str] = {"STATE": "state", "CONTRIB": "contrib"}
+"""Which subjects a stream of a shard captures, by the token after the run; the shard follows."""
+STREAM_KINDS: tuple[StreamKind, ...] = (*RUN_HEADS, *SHARD_HEADS)
 
 
 def checked_token(value: str, what: str) -> str:
@@ -38,7 +42,10 @@ def checked_token(value: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """All subjects of one run; ConfigError for a run or a name that cannot be part of one."""
+    """The subjects of a run as a whole; ConfigError for a run or a name that cannot be in one.
+
+    ``shard`` has those of its state and its contributions.
+    """
 
     run: str
 
@@ -49,22 +56,26 @@ class Subjects:
     def root(self) -> str:
         return f"{PREFIX}.{self.run}"
 
-    def stream(self, kind: StreamKind) -> str:
+    def shard(self, shard: Number) -> ShardSubjects:
+        """Return the subjects of one shard of the run's fragments."""
+        return ShardSubjects(self.root, self.run, shard)
+
+    def of_fragment(self, fragment: int, shards: int) -> ShardSubjects:
+        """Return the subjects of the shard, one of ``shards``, to which a fragment belongs."""
+        return self.shard(shard_of(fragment, shards))
+
+    def stream(self, kind: RunStream) -> str:
         return f"SKERRY_{self.run}_{kind}"
 
-    def of_stream(self, kind: StreamKind) -> tuple[str, ...]:
+    def streams(self, kind: StreamKind, shards: int) -> tuple[str, ...]:
+        """Return the streams of a kind: one of the run, or one of each shard."""
+        if kind == "STATE" or kind == "CONTRIB":  # noqa: PLR1714 - what type checkers understand
+            return tuple(self.shard(shard).stream(kind) for shard in range(shards))
+        return (self.stream(kind),)
+
+    def of_stream(self, kind: RunStream) -> tuple[str, ...]:
         """Return the subject patterns that a stream captures."""
-        return tuple(f"{self.root}.{head}.>" for head in HEADS[kind])
-
-    def chunk(self, fragment: int, kind: str, slot: int, index: Number = ANY) -> str:
-        """Return the subject of a chunk; ``kind`` says which readers want it."""
-        return f"{self.root}.state.{fragment}.{kind}.{slot}.{index}"
-
-    def manifest(self, fragment: Number = ANY) -> str:
-        return f"{self.root}.state.{fragment}.manifest"
-
-    def fence(self, shard: Number = ANY) -> str:
-        return f"{self.root}.state.fence.{shard}"
+        return tuple(f"{self.root}.{head}.>" for head in RUN_HEADS[kind])
 
     def ledger(self, record: Literal["run", "checkpoint", "eval"]) -> str:
         return f"{self.root}.ledger.{record}"
@@ -78,13 +89,6 @@ class Subjects:
     def quarantine(self, learner: str = ANY) -> str:
         return f"{self.root}.ledger.quarantine.{_token(learner, 'learner')}"
 
-    def contribution(self, fragment: Number = ANY, learner: str = ANY) -> str:
-        """Return the subject of a contribution; the pattern of all fragments has every start."""
-        return f"{self.root}.contrib.{fragment}.{_token(learner, 'learner')}"
-
-    def start(self, learner: str = ANY) -> str:
-        return f"{self.root}.contrib.start.{_token(learner, 'learner')}"
-
     def pulse(self, learner: str = ANY) -> str:
         return f"{self.root}.pulse.{_token(learner, 'learner')}"
 
@@ -95,6 +99,39 @@ class Subjects:
         return f"{self.root}.syncer.{_token(name, 'syncer')}"
 
 
+@dataclass(frozen=True, slots=True)
+class ShardSubjects:
+    """The subjects of one shard's state and contributions: its two streams capture these alone."""
+
+    root: str
+    run: str
+    shard: Number
+
+    def stream(self, kind: ShardStream) -> str:
+        return f"SKERRY_{self.run}_{kind}_{self.shard}"
+
+    def of_stream(self, kind: ShardStream) -> tuple[str, ...]:
+        """Return the subject patterns that a stream captures."""
+        return (f"{self.root}.{SHARD_HEADS[kind]}.{self.shard}.>",)
+
+    def chunk(self, fragment: int, kind: str, slot: int, index: Number = ANY) -> str:
+        """Return the subject of a chunk; ``kind`` says which readers want it."""
+        return f"{self.root}.state.{self.shard}.{fragment}.{kind}.{slot}.{index}"
+
+    def manifest(self, fragment: Number = ANY) -> str:
+        return f"{self.root}.state.{self.shard}.{fragment}.manifest"
+
+    def fence(self) -> str:
+        return f"{self.root}.state.{self.shard}.fence"
+
+    def contribution(self, fragment: Number = ANY, learner: str = ANY) -> str:
+        """Return the subject of a contribution; the pattern of all fragments has every start."""
+        return f"{self.root}.contrib.{self.shard}.{fragment}.{_token(learner, 'learner')}"
+
+    def start(self, learner: str = ANY) -> str:
+        return f"{self.root}.contrib.{self.shard}.{START}.{_token(learner, 'learner')}"
+
+
 def drill_of(run: str) -> str:
     """Return the subject of the drill's lease, with one token more than a pulse has."""
     return f"{Subjects(run).root}.pulse.drill.lease"
@@ -102,11 +139,14 @@ def drill_of(run: str) -> str:
 
 def stream_of(subject: str) -> str:
     """Return the stream that captures ``subject``; raise ConfigError if it is not one of ours."""
-    head, run, kind = [*subject.split("."), "", ""][:3]
+    head, run, kind, shard = [*subject.split("."), "", "", ""][:4]
     if head == PREFIX and run:
-        for stream, heads in HEADS.items():
+        for of_run, heads in RUN_HEADS.items():
             if kind in heads:
-                return Subjects(run).stream(stream)
+                return Subjects(run).stream(of_run)
+        for of_shard, only in SHARD_HEADS.items():
+            if kind == only and shard.isdecimal():
+                return Subjects(run).shard(int(shard)).stream(of_shard)
     msg = f"{subject!r} is not a Skerry subject."
     raise ConfigError(msg, path="subject")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skerry.errors import ConfigError
@@ -41,7 +41,10 @@ class Keyring:
         path = folder / REGISTER
         try:
             rows = json.loads(path.read_text("utf-8"))
-            granted = {str(r["key"]): Grant(Role(r["role"]), r["name"], r["run"]) for r in rows}
+            granted = {
+                str(r["key"]): Grant(Role(r["role"]), r["name"], r["run"], int(r["shards"]))
+                for r in rows
+            }
             for grant in granted.values():
                 checked_token(grant.name, "name")
                 checked_token(grant.run, "run")
@@ -68,6 +71,10 @@ class Keyring:
                 raise ConfigError(msg, path="name")
             self._make(grant)
         self._write()
+
+    def shards_of(self, run: str) -> int:
+        """Return the shards of a run for which there are keys; 1 of one that has none."""
+        return next((grant.shards for grant in self.grants.values() if grant.run == run), 1)
 
     def rotate(self, name: str) -> None:
         """Replace a key: its user is dropped, and comes back with the new one."""
@@ -98,10 +105,7 @@ class Keyring:
         self.grants[public] = grant
 
     def _write(self) -> None:
-        rows = [
-            {"name": grant.name, "role": grant.role, "run": grant.run, "key": key}
-            for key, grant in self.grants.items()
-        ]
+        rows = [asdict(grant) | {"key": key} for key, grant in self.grants.items()]
         write_private(self.folder / REGISTER, json.dumps(rows, indent=1) + "\n")
         # The server's language has JSON as a part.
         accounts = json.dumps(accounts_of(self.grants), indent=1)
@@ -133,9 +137,9 @@ def _users(grants: Mapping[str, Grant], account: str) -> list[dict[str, Any]]:
     ]
 
 
-def services_of(run: str) -> Iterable[Grant]:
+def services_of(run: str, shards: int = 1) -> Iterable[Grant]:
     """Return what a run needs beside learners, each under its role's name."""
-    return (Grant(role, role, run) for role in Role if role.account == CORE)
+    return (Grant(role, role, run, shards) for role in Role if role.account == CORE)
 
 
 def reload(pid_file: Path) -> None:

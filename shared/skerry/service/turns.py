@@ -16,9 +16,8 @@ import structlog
 from opentelemetry.trace import Link
 
 from skerry.errors import Overtaken, StateLost, StoreError, WireError
-from skerry.log import ledger, run_records
-from skerry.protocol.messages import Manifest
-from skerry.protocol.subjects import Subjects
+from skerry.log import ledger, state
+from skerry.protocol.subjects import ANY, Subjects
 from skerry.tasks import TaskGroup
 from skerry.telemetry import spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages
@@ -82,7 +81,7 @@ async def take_turns(
 async def _whole(bus: Bus, run: str, plan: Plan) -> None:
     """Wait until every fragment has a version."""
     missing = {fragment.index for fragment in plan.fragments}
-    async with aclosing(run_records.follow(bus, run, Manifest, plan.digest)) as manifests:
+    async with aclosing(state.follow_manifests(bus, run, plan)) as manifests:
         async for manifest in manifests:
             missing.discard(manifest.commit.fragment)
             if not missing:
@@ -121,8 +120,10 @@ class TurnTrace:
         if not self.root.trace_flags.sampled:
             return
         ended_ns, root = self.wall_ns(), self.root
-        links = tuple(link for commit in commits if (link := _link(commit)).context.is_valid)
-        subject = Subjects(self.record.run).manifest()
+        shards = self.record.shards
+        found = (_link(commit, shards) for commit in commits)
+        links = tuple(link for link in found if link.context.is_valid)
+        subject = Subjects(self.record.run).shard(ANY).manifest()
         read = Messages(spans.GLOBAL_FRAGMENT, subject, batch=len(links))
         whole, reading = Interval(self.began_ns, ended_ns), Interval(self.began_ns, self.read_ns)
         tracing.emit(FinishedSpan(self.name, root, None, whole, attributes))
@@ -132,10 +133,11 @@ class TurnTrace:
         tracing.emit(FinishedSpan(self.then, place, root, working))
 
 
-def _link(commit: Commit) -> Link:
+def _link(commit: Commit, shards: int) -> Link:
+    shard = Subjects(commit.run).of_fragment(commit.fragment, shards)
     about: Attributes = {
         spans.FRAGMENT: commit.fragment,
         spans.VERSION: commit.version,
-        spans.MESSAGING_DESTINATION_NAME: Subjects(commit.run).manifest(commit.fragment),
+        spans.MESSAGING_DESTINATION_NAME: shard.manifest(commit.fragment),
     }
     return Link(tracing.context(commit.trace_id, spans.COMMIT), about)

@@ -206,7 +206,8 @@ class SyncConfig(Table):
     overlap_steps: int = Field(default=2, ge=0)
     """Steps that a learner takes while its round is open (tau): experiment ``adoption``."""
     shards: int = Field(default=1, ge=1)
-    """Groups of fragments, each with one syncer: fragment f is in shard f modulo this."""
+    """Groups of fragments, each with one syncer and with streams of its own for state and
+    contributions: fragment f is in shard f modulo this."""
     lease_s: float = Field(default=2.0, gt=0)
     """Seconds of silence after which another syncer takes a syncer's shards."""
     quorum: int = Field(default=1, ge=1)
@@ -321,8 +322,9 @@ class LogConfig(Table):
     replicas: int = Field(default=1, ge=1, le=5)
     """Copies of each stream in a broker cluster."""
     window_bytes: int = Field(default=512 * 1024**2, ge=1024**2)
-    """Bytes of contributions that are kept for replay; the broker reserves them at once. Unset, a
-    run whose learners' initial parameters take more gets twice those."""
+    """Bytes of contributions that are kept for replay, an equal part of them for each shard; the
+    broker reserves them at once. Unset, a run whose learners' initial parameters take more gets
+    twice those."""
     window_s: float = Field(default=24 * 3600.0, gt=0)
     """Seconds for which contributions are kept; the smaller of both bounds counts."""
 

@@ -73,7 +73,7 @@ class RunModel:
         self.config = config
         self.history = History(record.fragments)
         self.totals = CommitTotals(record.run)
-        cut = plan(record.leaves, record.fragments)
+        cut = plan(record.leaves, record.fragments, record.shards)
         self.sizes = [fragment.size for fragment in cut.fragments]
         self.parameters = cut.parameters
         self.view = RunView(record.run, record.fragments, config)

@@ -23,9 +23,9 @@ ROUND, CAPTURE, QUANTISE, PUBLISH = "round", "capture", "quantise", "publish"
 RECEIVE, PROCESS, MERGE, COMMIT, ADOPT = "receive", "process", "merge", "commit", "adopt"
 CHECKPOINT, WRITE, EVALUATE, JUDGE = "checkpoint", "write", "evaluate", "judge"
 
-CONTRIBUTION = "skerry.{run}.contrib.{fragment}.{learner}"
+CONTRIBUTION = "skerry.{run}.contrib.{shard}.{fragment}.{learner}"
 """Destination templates: what subjects look like, with their variables left open."""
-GLOBAL_FRAGMENT = "skerry.{run}.state.{fragment}.manifest"
+GLOBAL_FRAGMENT = "skerry.{run}.state.{shard}.{fragment}.manifest"
 
 # Keys of OpenTelemetry's semantic conventions.
 MESSAGING_SYSTEM = "messaging.system"

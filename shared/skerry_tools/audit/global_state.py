@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +48,8 @@ class Ends:
     async def read(cls, log: RunLog) -> Ends:
         """Read every fragment's manifest."""
         ends = cls()
-        for record in await log.bus.last_each(log.subjects.manifest()):
+        manifests = [await log.bus.last_each(shard.manifest()) for shard in log.shards]
+        for record in chain(*manifests):
             fragment = int(record.subject.split(".")[-2])
             try:
                 ends.before[fragment] = decode(

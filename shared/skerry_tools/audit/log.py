@@ -17,7 +17,7 @@ from skerry.protocol.messages import (
     RunRecord,
 )
 from skerry.protocol.records import decode, plan_of
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.subjects import ShardSubjects, Subjects
 from skerry.settings.loading import run_config_from_json
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record, StreamInfo
-    from skerry.protocol.subjects import StreamKind
     from skerry.settings.models import RunConfig
 
 LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Quarantine
@@ -75,9 +74,17 @@ class RunLog:
         plan, config = plan_of(record), run_config_from_json(record.config_json)
         return cls(bus, record, config, plan)
 
-    async def stream(self, kind: StreamKind) -> StreamInfo:
+    @property
+    def shards(self) -> list[ShardSubjects]:
+        """The subjects of each of its shards, in order."""
+        return [self.subjects.shard(shard) for shard in range(self.plan.shards)]
+
+    def shard_of(self, fragment: int) -> ShardSubjects:
+        """Return the subjects of the shard to which a fragment belongs."""
+        return self.subjects.of_fragment(fragment, self.plan.shards)
+
+    async def stream(self, name: str) -> StreamInfo:
         """Return one of the run's streams as it is; StateLost where there is none."""
-        name = self.subjects.stream(kind)
         for info in await self.bus.streams():
             if info.name == name:
                 return info

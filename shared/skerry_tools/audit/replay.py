@@ -270,7 +270,7 @@ class _Worker:
     async def _replay(self, wanted: int) -> str:
         """Go through the commits; return why it stopped before the version that is wanted."""
         log, subjects = self.log, self.log.subjects
-        pattern = subjects.contribution(self.index)
+        pattern = log.shard_of(self.index).contribution(self.index)
         records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
         entries = log.ledger(self.survey.sequence, subjects.commit(self.index))
         async with aclosing(records), aclosing(entries):

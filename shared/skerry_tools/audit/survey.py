@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from skerry.algorithm.fragments import shard_of
 from skerry.errors import ConfigError
 from skerry.log.replay import newest_sequence
 from skerry.protocol.messages import Commit, is_from_checkpoint
@@ -58,21 +59,33 @@ def parse(text: str) -> ReplayMoment:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What CONTRIB holds: its use and its bound in bytes; ``since_ns`` is its oldest message's."""
+    """What CONTRIB of all shards holds: its use and its bound in bytes.
+
+    ``since_ns`` is its oldest message's time, ``first_sequences`` where each shard's begins.
+    """
 
     bytes: int
     window_bytes: int
     messages: int
-    first_sequence: int
+    first_sequences: tuple[int, ...]
     since_ns: int
 
     @classmethod
     async def read(cls, log: RunLog) -> Window:
         """Return what CONTRIB holds now."""
-        info = await log.stream("CONTRIB")
-        oldest = await log.bus.get(info.name, info.first_seq)
-        since_ns = oldest.time_ns if oldest else 0
-        return cls(info.bytes, info.spec.max_bytes, info.messages, info.first_seq, since_ns)
+        streams = [await log.stream(shard.stream("CONTRIB")) for shard in log.shards]
+        oldest = [await log.bus.get(info.name, info.first_seq) for info in streams]
+        return cls(
+            sum(info.bytes for info in streams),
+            sum(info.spec.max_bytes for info in streams),
+            sum(info.messages for info in streams),
+            tuple(info.first_seq for info in streams),
+            min((record.time_ns for record in oldest if record), default=0),
+        )
+
+    def first_sequence(self, fragment: int) -> int:
+        """Return where the stream of a fragment's contributions begins."""
+        return self.first_sequences[shard_of(fragment, len(self.first_sequences))]
 
 
 @dataclass(slots=True)
@@ -95,7 +108,7 @@ class Survey:
         self.base.setdefault(fragment, 0)
         first = min((c.sequence_first for c in commit.consumed), default=0)
         begins = is_from_checkpoint(commit) or commit.master_origin is not None
-        if begins or 0 < first < self.window.first_sequence:
+        if begins or 0 < first < self.window.first_sequence(fragment):
             self.base[fragment] = commit.version
 
     def unreachable(self, fragment: int) -> str:

@@ -14,6 +14,7 @@ from skerry.log import ledger
 from skerry.log.replay import newest_sequence, read_up_to
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
+from skerry.protocol.subjects import START
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
@@ -247,19 +248,21 @@ async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
     refused.
     """
     walk = _Walk(Checks(rules), await Ends.read(log), Survey(await Window.read(log)))
-    assembler = ContributionAssembler(log.run, log.plan, keeps_payload=False)
-    pattern, done = log.subjects.contribution(), 0
-    records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
-    async with aclosing(records):
-        async for record in records:
-            if record.subject.split(".")[-2] != "start":
-                got = assembler.feed(record)
-                if isinstance(got, Contribution):
-                    walk.checks.offer(got)
-            done += 1
-            if done % STRIDE == 0:
-                report("window messages", done, walk.survey.window.messages)
-    info = await log.stream("LEDGER")
+    done = 0
+    for shard in log.shards:
+        assembler = ContributionAssembler(log.run, log.plan, keeps_payload=False)
+        pattern = shard.contribution()
+        records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
+        async with aclosing(records):
+            async for record in records:
+                if record.subject.split(".")[-2] != START:
+                    got = assembler.feed(record)
+                    if isinstance(got, Contribution):
+                        walk.checks.offer(got)
+                done += 1
+                if done % STRIDE == 0:
+                    report("window messages", done, walk.survey.window.messages)
+    info = await log.stream(log.subjects.stream("LEDGER"))
     through = await newest_sequence(log.bus, log.subjects.of_stream("LEDGER")[0])
     entries = log.ledger(through)
     async with aclosing(entries):

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import BusError, WireError
@@ -23,7 +24,7 @@ from skerry.log.base import MSG_ID
 from skerry.protocol.chunks import seal, unseal
 from skerry.protocol.messages import Pulse
 from skerry.protocol.records import encode, plan_of
-from skerry.protocol.subjects import Subjects, contributor, stream_of
+from skerry.protocol.subjects import ShardSubjects, Subjects, contributor, stream_of
 from skerry_tools.chaos.drilled import Absent, DrilledRun, Injected, Injection, NotFired, running
 from skerry_tools.chaos.plan import LEARNER, Kind
 
@@ -82,7 +83,7 @@ def publishing(compose: Compose) -> Inject:
             async for message in compose(drilled, injection):
                 subject, payload, headers = message
                 receipt = await drilled.bus.publish(subject, payload, headers=headers)
-                stream = stream_of(subject).rpartition("_")[2]
+                stream = stream_of(subject).removeprefix(f"SKERRY_{drilled.run}_")
                 stored.append(f"from sequence {receipt.sequence} of {stream}")
         except BusError as error:
             if not stored:
@@ -101,7 +102,7 @@ async def repeated(drilled: DrilledRun, injection: Injection) -> AsyncIterator[F
     """Yield copies of newer contributions: the target's own if it is a learner, or any."""
     chance, kind = injection.chance, injection.fault.kind
     needed = 2 if kind is Kind.REORDER else 1  # of one alone there is no other order
-    found = await newest_contributions(drilled, injection.target, needed)
+    found = await newest_contributions(drilled, injection, needed)
     count = max(needed, round(injection.fault.amount * len(found)))
     picked = found[::-1][:count]
     if kind is not Kind.REORDER:
@@ -112,14 +113,17 @@ async def repeated(drilled: DrilledRun, injection: Injection) -> AsyncIterator[F
         yield FaultMessage(record.subject, payload)
 
 
-async def newest_contributions(drilled: DrilledRun, target: str, needed: int = 1) -> list[Record]:
-    """Return newer contributions, oldest first; where there are none yet, wait for the next.
+async def newest_contributions(
+    drilled: DrilledRun, injection: Injection, needed: int = 1
+) -> list[Record]:
+    """Return newer contributions to one shard, oldest first; wait for them where there are none.
 
-    They are those of ``target`` where that is a learner, or else of any. NotFired if none come.
+    They are those of the target where that is a learner, or else of any. NotFired if none come.
     """
+    bus, target = drilled.bus, injection.target
     own = running(drilled.entries(), target).kind == LEARNER
-    names, bus = Subjects(drilled.run), drilled.bus
-    pattern = names.contribution(learner=target) if own else names.contribution()
+    shard = await _some_shard(drilled, injection)
+    pattern = shard.contribution(learner=target) if own else shard.contribution()
     held = [r.sequence for r in await bus.last_each(pattern) if contributor(r.subject)[0] >= 0]
     newest = max(held, default=0)
     found: deque[Record] = deque(maxlen=REPEATED)
@@ -138,6 +142,14 @@ async def newest_contributions(drilled: DrilledRun, target: str, needed: int = 1
     whose = f"of {target} " if own else ""
     msg = f"the log has had {len(found) or 'no'} contribution {whose}for {PATIENCE_S:.0f} s"
     raise NotFired(msg)
+
+
+async def _some_shard(drilled: DrilledRun, injection: Injection) -> ShardSubjects:
+    """Return one of the shards of which the log has contributions."""
+    held = {info.name for info in await drilled.bus.streams()}
+    shards = map(Subjects(drilled.run).shard, count())
+    found = list(takewhile(lambda shard: shard.stream("CONTRIB") in held, shards))
+    return injection.chance.choice(found) if found else Subjects(drilled.run).shard(0)
 
 
 def _damaged(payload: bytes, chance: random.Random) -> bytes:
@@ -181,7 +193,7 @@ def contributions(
 
     async def compose(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
         plan, why = plan_of(await ledger.read_run(drilled.bus, drilled.run)), ""
-        for newest in reversed(await newest_contributions(drilled, injection.target)):
+        for newest in reversed(await newest_contributions(drilled, injection)):
             try:
                 chunk, packed = unseal(newest.payload, run=drilled.run, plan=plan)
             except WireError as error:  # as what other faults have sent in its name
@@ -197,7 +209,8 @@ def contributions(
         known = (await ledger.members(drilled.bus, drilled.run)).get(INTRUDER)
         incarnation = known.incarnation + 1 if known else 1
         await ledger.join(drilled.bus, drilled.run, INTRUDER, "drill", incarnation)
-        subject = Subjects(drilled.run).contribution(chunk.fragment, INTRUDER)
+        shard = Subjects(drilled.run).of_fragment(chunk.fragment, plan.shards)
+        subject = shard.contribution(chunk.fragment, INTRUDER)
         sequences = header.cursor_to - header.cursor_from
         for number in range(max(1, min(most or FLOOD, FLOOD_BYTES // len(newest.payload)))):
             start, identity = number * sequences, number + 1
@@ -219,7 +232,10 @@ def contributions(
 async def status_headers(drilled: DrilledRun, injection: Injection) -> AsyncIterator[FaultMessage]:
     """Yield empty messages with headers that look like the broker's own statuses."""
     names = Subjects(drilled.run)
-    for subject in (names.contribution(0, injection.target), names.pulse(injection.target)):
+    for subject in (
+        names.shard(0).contribution(0, injection.target),
+        names.pulse(injection.target),
+    ):
         for status in ("100", "404"):
             yield FaultMessage(subject, b"", {"Status": status})
 
@@ -230,7 +246,7 @@ async def guessed_ids(drilled: DrilledRun, injection: Injection) -> AsyncIterato
     pulses = Subjects(drilled.run).pulse(learner)
     pulse = await run_records.newest(drilled.bus, drilled.run, Pulse, pulses)
     incarnation, sent = (pulse.incarnation, pulse.contributions) if pulse else (1, 0)
-    subject = Subjects(drilled.run).contribution(0, learner)
+    subject = Subjects(drilled.run).shard(0).contribution(0, learner)
     for identity in range(sent + 1, sent + 1 + IDS):
         yield FaultMessage(subject, b"", {MSG_ID: f"{learner}/{incarnation}/0/{identity}/0"})
 

@@ -17,11 +17,11 @@ from skerry.algorithm.fragments import Plan, scatter
 from skerry.algorithm.outer import MOMENTUM, Outer
 from skerry.data.corpus import HostBatch
 from skerry.errors import Overtaken
-from skerry.log import ledger, run_records, state
+from skerry.log import ledger, state
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
 from skerry.models.base import Params, layout_of, mean_loss
-from skerry.protocol.messages import Commit, Manifest, RefusalCause
+from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry_learner.work import Work
@@ -187,7 +187,7 @@ class Rho:
         if self._sgd is None:
             return
         names = [MASTER] + ([OUTER_MOMENTUM] if self._sgd.momentum else [])
-        manifests = run_records.follow(self._bus, self._run, Manifest, self._plan.digest)
+        manifests = state.follow_manifests(self._bus, self._run, self._plan)
         async with aclosing(manifests):
             async for manifest in manifests:
                 stored = {p.name for p in manifest.parts if p.version == manifest.commit.version}

@@ -114,7 +114,7 @@ async def _published(sync: SyncConfig) -> float:
             async with NatsBus(broker.url, options=options) as bus:
                 await bus.declare(specs(RUN, window_bytes=2 * PUBLISHED_BYTES))
                 began, count = time.perf_counter(), max(1, PUBLISHED_BYTES // sync.chunk_bytes)
-                subject = names.contribution(0, "a")
+                subject = names.shard(0).contribution(0, "a")
                 await asyncio.gather(
                     *(bus.publish(subject, payload, msg_id=f"{n}") for n in range(count))
                 )

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -25,10 +25,9 @@ from skerry.errors import (
     Superseded,
     first_cause,
 )
-from skerry.log import ledger, run_records
+from skerry.log import ledger, state
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.streams import specs
-from skerry.protocol.messages import Manifest
 from skerry.tasks import TaskGroup
 from skerry_syncer.service import stand_by
 from skerry_tools.virtual import OWNER, VirtualLoop
@@ -78,7 +77,7 @@ class Cluster:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
-        self.plan = scenario.plan
+        self.plan = replace(scenario.plan, shards=scenario.shards)
         self.loop = VirtualLoop()
         self.network = SimulatedNetwork(self.loop, seed)
         self.observations = Observations()
@@ -157,7 +156,7 @@ class Cluster:
 
     async def _learner(self, name: str, bus: Bus) -> None:
         scenario = self.scenario
-        await bus.declare(specs(RUN, window_bytes=1024**2))
+        await bus.declare(specs(RUN, shards=self.plan.shards, window_bytes=1024**2))
         record = run_record(RUN, self.plan, scenario.config_json)
         await ledger.create_run(bus, record)
         learner = FakeLearner(
@@ -187,7 +186,7 @@ class Cluster:
         """Follow manifests and read every version that can still be read, whole."""
         del name
         seen = self.observations
-        manifests = run_records.follow(bus, RUN, Manifest, self.plan.digest)
+        manifests = state.follow_manifests(bus, RUN, self.plan)
         reader = GlobalReader(bus, RUN, self.plan)
         async with aclosing(manifests):
             async for manifest in manifests:

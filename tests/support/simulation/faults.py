@@ -104,7 +104,7 @@ def _drop(cluster: Cluster, share: float) -> None:
     if len(begun) < len(cluster.plan.fragments):
         return
     for name, stream in network.broker.streams.items():
-        if not name.endswith("_CONTRIB"):
+        if "_CONTRIB_" not in name:
             continue
         for sequence in list(stream.records)[: int(share * len(stream.records))]:
             network.dropped.add(contributor(stream.records[sequence].subject))

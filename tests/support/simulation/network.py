@@ -144,7 +144,7 @@ class SimulatedBroker(MemoryBroker):
             raise NoAnswer
         receipt = self._stored(message)
         sender = self.network.wire(self.client)
-        if ".contrib." in message.subject and ".contrib.start." not in message.subject:
+        if ".contrib." in message.subject and ".start." not in message.subject:
             if self.network.hits(sender, Kind.CORRUPT):
                 self._stored(self.network.damaged(message))
             if message.msg_id is not None and self.network.hits(sender, Kind.REDELIVER):
@@ -157,7 +157,7 @@ class SimulatedBroker(MemoryBroker):
         receipt = super().append(message)
         if not receipt.duplicate:
             stream = self.streams[stream_of(message.subject)]
-            fences = {s: q for s, q in stream.newest.items() if ".fence." in s}
+            fences = {s: q for s, q in stream.newest.items() if s.endswith(".fence")}
             at_s, sequence = self.network.loop.time(), receipt.sequence
             subject, payload = message.subject, message.payload
             self.log.append(StoredMessage(at_s, self.client, subject, sequence, payload, fences))

@@ -71,7 +71,7 @@ def _fenced(cluster: Cluster) -> list[str]:
             continue
         commit = decode(Manifest, stored.payload, run=RUN, plan_digest=cluster.plan.digest).commit
         shard = commit.fragment % cluster.scenario.shards
-        newest = stored.fences.get(subjects.fence(shard), 0)
+        newest = stored.fences.get(subjects.shard(shard).fence(), 0)
         if commit.fence != newest:
             wrong.append(
                 f"fragment {commit.fragment}: version {commit.version} was committed by"

@@ -211,7 +211,7 @@ async def test_a_link_that_is_too_slow_is_one_sentence_after_some_attempts() -> 
 async def test_chunks_that_are_gone_name_fragment_and_version() -> None:
     scripted = await committed()
     found = await cut_of(scripted)
-    stream = scripted.bus.broker.streams["SKERRY_run_STATE"]  # type: ignore[attr-defined] # in memory
+    stream = scripted.bus.broker.streams["SKERRY_run_STATE_0"]  # type: ignore[attr-defined] # in memory
     for chunk in scripted.manifests[1].parts[1].chunks:
         stream.drop(chunk.sequence)
     with pytest.raises(StateLost, match="fragment 1 at version 1"):
@@ -235,7 +235,7 @@ async def test_state_that_was_rolled_back_is_named_and_blames_no_link() -> None:
     older = encode(scripted.manifests[1])
     for index in (1, 0, 2):
         await scripted.commit(index)
-    await scripted.bus.publish("skerry.run.state.1.manifest", older)
+    await scripted.bus.publish("skerry.run.state.0.1.manifest", older)
     with pytest.raises(StateLost, match=r"fragment 1 at version 2.*is of version 1"):
         await take_cut(scripted.bus, "run", scripted.plan)
 
@@ -248,7 +248,7 @@ async def test_what_is_stored_for_a_fragment_that_does_not_exist_stops_no_checkp
         scripted.manifests[0], commit=replace(scripted.manifests[0].commit, fragment=77)
     )
     for fragment, payload in ((77, encode(other)), (78, b"junk")):
-        await scripted.bus.publish(Subjects("run").manifest(fragment), payload)
+        await scripted.bus.publish(Subjects("run").shard(0).manifest(fragment), payload)
         await scripted.bus.publish(Subjects("run").commit(fragment), payload)
     assert await save(scripted, store)
 
@@ -258,6 +258,6 @@ async def test_a_manifest_without_a_master_is_an_error_and_no_crash(parts: tuple
     scripted = await committed()
     forged = scripted.manifests[1]
     forged = replace(forged, parts=tuple(part for part in forged.parts if part.name in parts))
-    await scripted.bus.publish(Subjects("run").manifest(1), encode(forged))
+    await scripted.bus.publish(Subjects("run").shard(0).manifest(1), encode(forged))
     with pytest.raises(Corrupt, match=r"fragment 1 .* has no whole master"):
         await read_cut(scripted.bus, "run", scripted.plan, await cut_of(scripted), ignore)

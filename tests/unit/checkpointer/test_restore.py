@@ -63,9 +63,10 @@ def rolled_back(scripted: ScriptedRun) -> MemoryBus:
 
 def lose(bus: MemoryBus, subject: str) -> None:
     """Delete what the log keeps of the state on every subject that begins like this."""
-    stream = bus.broker.streams["SKERRY_run_STATE"]
-    for at in [s for name, s in stream.newest.items() if name.startswith(f"skerry.run.{subject}")]:
-        stream.drop(at)
+    subject = f"skerry.run.{subject}"
+    for stream in [s for name, s in bus.broker.streams.items() if "_STATE_" in name]:
+        for at in [s for name, s in stream.newest.items() if name.startswith(subject)]:
+            stream.drop(at)
 
 
 async def assert_holds(bus: MemoryBus, run: str, saved: Path) -> None:
@@ -118,7 +119,7 @@ class TestANewRun:
         record = await ledger.read_run(again, "again")
         cut = plan_of(record)
         writer = await StateWriter.acquire(again, "again", cut, holder="syncer", now_ns=2)
-        scripted = ScriptedRun(again, record, cut, writer, manifests=await writer.recover())
+        scripted = ScriptedRun(again, record, cut, [writer], manifests=await writer.recover())
         assert (await scripted.commit(1, step=8)).commit.version == 2
 
     async def test_a_learner_keeps_its_data_shard(
@@ -139,7 +140,7 @@ class TestANewRun:
         await scripted.commit_all()
         await restore(empty, store.root / await save(scripted, store), "again")
         commits = await ledger.last_commits(empty, "again")
-        fences = [await empty.last(Subjects("again").fence(shard)) for shard in range(2)]
+        fences = [await empty.last(Subjects("again").shard(shard).fence()) for shard in range(2)]
         tokens = [fence.sequence for fence in fences if fence is not None]
         assert [commits[f].fence for f in range(3)] == [tokens[0], tokens[1], tokens[0]]
 
@@ -276,7 +277,7 @@ class TestARolledBackStore:
     async def test_a_frozen_syncer_is_fenced_off(self, scene: Scene) -> None:
         scripted, older, saved = scene
         writer = replace(scripted.writer, bus=older)
-        frozen = ScriptedRun(older, scripted.record, scripted.plan, writer)
+        frozen = ScriptedRun(older, scripted.record, scripted.plan, [writer])
         await put_back(older, saved, "run")
         with pytest.raises(Fenced):
             await frozen.commit(0)
@@ -343,7 +344,7 @@ class TestALogThatLostAPart:
         await scripted.commit(1, step=3, tokens=30)
         return scripted, memory(scripted), saved
 
-    @pytest.mark.parametrize("gone", ["state.1.manifest", "state.1.keyframe.", "state.1."])
+    @pytest.mark.parametrize("gone", ["state.1.1.manifest", "state.1.1.keyframe.", "state.1.1."])
     async def test_what_is_lost_is_written_as_the_next_version_with_its_progress(
         self, scene: Scene, gone: str
     ) -> None:
@@ -355,14 +356,14 @@ class TestALogThatLostAPart:
         (row,) = commit.progress
         assert (row.tokens, row.cursor, commit.step, commit.contrib_floor) == (30, 9, 3, 17)
         for shard in range(2):  # the fence of every shard is taken
-            record = await bus.last(Subjects("run").fence(shard))
+            record = await bus.last(Subjects("run").shard(shard).fence())
             assert record is not None
             assert b"restore" in record.payload
 
     async def test_newer_fragments_that_are_whole_stay(self, scene: Scene) -> None:
         scripted, bus, saved = scene
         await scripted.commit(2)
-        lose(bus, "state.0.")
+        lose(bus, "state.0.0.")
         changes = await put_back(bus, saved, "run")
         assert [change.fragment for change in changes] == [0]
         found = await state.read_manifests(bus, "run", scripted.plan)
@@ -373,9 +374,9 @@ class TestALogThatLostAPart:
     ) -> None:
         """STATE alone was rolled back: version 2 can be read, 3 is in the ledger."""
         scripted, bus, saved = scene
-        older = rolled_back(scripted).broker.streams["SKERRY_run_STATE"]
+        older = rolled_back(scripted).broker.streams["SKERRY_run_STATE_1"]
         await scripted.commit(1)
-        bus.broker.streams["SKERRY_run_STATE"] = older
+        bus.broker.streams["SKERRY_run_STATE_1"] = older
         with pytest.raises(RunMismatch, match="use a newer checkpoint"):
             await put_back(bus, saved, "run")
 
@@ -450,7 +451,7 @@ class TestOlderSnapshots:
 
     async def test_a_fragment_whose_snapshot_is_gone_is_lost(self, scene: Scene) -> None:
         scripted, _, saved = scene
-        lose(memory(scripted), "state.1.snapshot.")
+        lose(memory(scripted), "state.0.1.snapshot.")
         assert await put_back(scripted.bus, saved, "run") == [Replaced(1, 3, 4, 3)]
 
     async def test_no_run_goes_on_from_what_has_no_snapshots(

@@ -66,7 +66,7 @@ async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_bro
         client = await nats.connect(
             given.url, nkeys_seed=str(given.credentials), inbox_prefix=f"_INBOX.{login}"
         )
-        await client.jetstream().purge_stream(Subjects(RUN).stream("STATE"))
+        await client.jetstream().purge_stream(Subjects(RUN).shard(0).stream("STATE"))
         await client.close()
     where = store.where(saved.name)
     away = "nats://127.0.0.1:9"

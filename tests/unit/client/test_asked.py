@@ -35,6 +35,6 @@ def test_a_loops_model_is_the_one_described_whose_tensors_it_has_or_its_own() ->
 
 def test_who_has_to_compute_a_loops_own_model_says_so() -> None:
     config, cut = RunConfig(model=ModelConfig(preset=OWN)), plan((LeafSpec("w", (300,)),), 1)
-    record = RunRecord("r", to_json(config), cut.specs, 1, cut.digest, 1, "0", RunState.OPEN)
+    record = RunRecord("r", to_json(config), cut.specs, 1, 1, cut.digest, 1, "0", RunState.OPEN)
     with pytest.raises(ModelError, match="training loops' own"):
         Evaluator.of(None, record, "e")  # type: ignore[arg-type] # it asks no bus

@@ -80,7 +80,7 @@ async def test_services_are_admitted_while_the_broker_runs_and_keep_their_keys_w
             first = pid_of(folder)
             os.kill(first, signal.SIGKILL)
             await until(lambda: pid_of(folder) not in {0, first})
-            await bus.publish("skerry.a.contrib.0.learner-1", b"x", msg_id="1")
+            await bus.publish("skerry.a.contrib.0.0.learner-1", b"x", msg_id="1")
         assert await broker.keys("a", {"evaluator": "evaluator"}) == {
             "evaluator": files["evaluator"]
         }
@@ -89,11 +89,11 @@ async def test_services_are_admitted_while_the_broker_runs_and_keep_their_keys_w
 async def test_a_log_from_before_there_were_keys_is_gone_on_with(folder: RunFolder) -> None:
     async with serving(folder, []) as broker, bus_from(broker.nats, "test") as bus:
         await bus.declare(specs("a", window_bytes=1024**2))
-        await bus.publish("skerry.a.state.fence.0", b"x", msg_id="1")
+        await bus.publish("skerry.a.state.0.fence", b"x", msg_id="1")
     store = folder.broker / "jetstream" / "jetstream"
     (store / "CORE").rename(store / "$G")
     async with serving(folder, []) as broker, bus_from(broker.nats, "test") as bus:
-        found = await bus.last("skerry.a.state.fence.0")
+        found = await bus.last("skerry.a.state.0.fence")
         assert found is not None
     (store / "$G").mkdir()
     with pytest.raises(ConfigError, match=r"holds two logs, \$G and CORE: move one"):
@@ -131,13 +131,13 @@ async def test_a_broker_whose_disk_was_full_takes_messages_again(folder: RunFold
             fault = Injection.of(Fault(0.0, Kind.DISK_FULL, BROKER), BROKER, "seed")
             async with LocalRun("full", folder.path, bus).inject(fault) as proof:
                 with pytest.raises(StorageFull):
-                    await bus.publish("skerry.full.contrib.0.a", b"x", msg_id="1")
+                    await bus.publish("skerry.full.contrib.0.0.a", b"x", msg_id="1")
                 assert pid_of(folder) == first, "the full disk ended the broker"
                 assert "refused a write" in await proof()
             async with asyncio.timeout(60):
                 while True:
                     with suppress(BrokerUnavailable, StorageFull):
-                        await bus.publish("skerry.full.contrib.0.a", b"x", msg_id="1")
+                        await bus.publish("skerry.full.contrib.0.0.a", b"x", msg_id="1")
                         break
         assert pid_of(folder) != first
     why = "is started again: It could not write, and there is room again."

@@ -126,12 +126,12 @@ VARZ: dict[str, Any] = dict.fromkeys(
     ("connections", "slow_consumers", "mem", "cpu", "in_msgs", "out_msgs", "in_bytes", "out_bytes"),
     1,
 )
-STREAM = {"name": "SKERRY_r_STATE", "consumer_detail": [{"num_pending": 5}, {"num_pending": 2}]}
+STREAM = {"name": "SKERRY_r_STATE_0", "consumer_detail": [{"num_pending": 5}, {"num_pending": 2}]}
 JSZ: dict[str, Any] = {
     "config": {"max_memory": 10, "max_storage": 20},
     "account_details": [{"stream_detail": [STREAM]}],
 }
-SPEC = StreamSpec("SKERRY_r_STATE", (), Retention.LAST_PER_SUBJECT, Storage.FILE, 1000)
+SPEC = StreamSpec("SKERRY_r_STATE_0", (), Retention.LAST_PER_SUBJECT, Storage.FILE, 1000)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def everything() -> list[Figure]:
     seen = Observed(
         model(PULSE, closed(1), wrong, saved, judged()).snapshot(),
         MessageCounts(Counter(pulse=1), Counter(pulse=3)),
-        [StreamInfo("SKERRY_r_STATE", 7, 900, 1, 7, SPEC)],
+        [StreamInfo("SKERRY_r_STATE_0", 7, 900, 1, 7, SPEC)],
         [Room(Storage.FILE, 950, 1000), Room(Storage.MEMORY, 30)],
         [parsed(VARZ, JSZ, "n1")],
     )

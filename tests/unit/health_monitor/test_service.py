@@ -25,7 +25,7 @@ from skerry.protocol.messages import (
     Pulse,
 )
 from skerry.protocol.records import encode
-from skerry.protocol.subjects import STREAM_KINDS, Subjects
+from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry_health_monitor.metrics.broker import Brokers, Server
 from skerry_health_monitor.service import Monitor
@@ -110,7 +110,7 @@ async def test_streams_of_a_run_whose_id_begins_with_ours_are_not_ours() -> None
         await ScriptedRun.begin(broker.connect(), run)
     monitor = Monitor(broker.connect(), "run", until_finished=False)
     await seen(monitor, lambda _: monitor.rooms != ())
-    ours = {Subjects("run").stream(kind) for kind in STREAM_KINDS}
+    ours = {spec.name for spec in specs("run")}
     assert {stream.name for stream in monitor.streams} == ours
 
 

@@ -118,7 +118,7 @@ def of_round(version: int = 2, fragment: int = 0, **changes: Any) -> Attack:
 def of_manifest(version: int, fragment: int = 0) -> Attack:
     def forge(scripted: ScriptedRun) -> tuple[str, Any]:
         forged = manifest(version, fragment, plan_digest=scripted.plan.digest)
-        return SUBJECTS.manifest(fragment), forged
+        return SUBJECTS.shard(0).manifest(fragment), forged
 
     return forge
 
@@ -128,7 +128,7 @@ def of_member(incarnation: int) -> Attack:
 
 
 def of_start(incarnation: int) -> Attack:
-    return lambda _: (SUBJECTS.start("a"), Start(RUN, "a", incarnation, 1))
+    return lambda _: (SUBJECTS.shard(0).start("a"), Start(RUN, "a", incarnation, 1))
 
 
 ROUNDS = {

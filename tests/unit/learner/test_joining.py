@@ -179,7 +179,7 @@ async def test_a_window_nobody_chose_grows_until_it_holds_the_first_offers(
     assert work.config.log.window_bytes == 2 * 4 * 8192**2 * config.sync.learners
     assert again.config == work.config == run_config_from_json(record.config_json)
     streams = {info.spec.name: info.spec.max_bytes for info in await bus.streams()}
-    assert streams["SKERRY_run_CONTRIB"] == work.config.log.window_bytes
+    assert streams["SKERRY_run_CONTRIB_0"] == work.config.log.window_bytes
     assert "config_from_ledger" not in [entry["event"] for entry in told]
 
 

@@ -32,7 +32,7 @@ def told(identity: int = 1, learner: str = "a") -> ContributionHeader:
 
 async def committed(bus: MemoryBus, version: int, floor: int) -> None:
     record = manifest(version, run=RUN, plan_digest=PLAN.digest, contrib_floor=floor)
-    await bus.publish(NAMES.manifest(0), encode(record))
+    await bus.publish(NAMES.shard(0).manifest(0), encode(record))
 
 
 async def send(bus: MemoryBus, header: ContributionHeader) -> None:
@@ -45,7 +45,7 @@ async def logged(window_bytes: int = 64 * 1024**2) -> tuple[MemoryBus, MemoryStr
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN, window_bytes=window_bytes))
     await send(bus, told(99))
-    stream = bus.broker.streams[NAMES.stream("CONTRIB")]
+    stream = bus.broker.streams[NAMES.shard(0).stream("CONTRIB")]
     await committed(bus, 2, stream.last_seq)
     return bus, stream
 

@@ -45,7 +45,7 @@ from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
 from tests.support.builders import commit, header, manifest, pulse, until
 from tests.support.scripted_run import ScriptedRun
 
-FIRST = Subjects("run").contribution(0, "a")
+FIRST = Subjects("run").shard(0).contribution(0, "a")
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Wire:
     async def logged(self) -> list[Contribution]:
         """Return the whole contributions in the log."""
         stream, inbox = (
-            Subjects("run").stream("CONTRIB"),
+            Subjects("run").shard(0).stream("CONTRIB"),
             ContributionAssembler("run", self.scripted.plan),
         )
         found = [await self.bus.get(stream, sequence) for sequence in range(1, 100)]
@@ -433,7 +433,7 @@ async def test_a_log_that_has_gone_back_for_good_ends_the_learner(
 ) -> None:
     monkeypatch.setattr(recovery, "SETTLED_PAUSE_S", 0.0)
     await wire.scripted.commit_all()
-    name, streams = Subjects("run").stream("STATE"), wire.bus.broker.streams
+    name, streams = Subjects("run").shard(0).stream("STATE"), wire.bus.broker.streams
     held = streams[name]
     copy = replace(held, records=dict(held.records), newest=dict(held.newest), waiting=[])
     await wire.scripted.commit(1)

@@ -82,7 +82,7 @@ async def test_what_its_last_commits_merged_counts_as_sent_though_the_answers_ca
 
     async def answer_late(bus: MemoryBus, subject: str, payload: bytes, **options: Any) -> Any:
         got = await publish(bus, subject, payload, **options)
-        if subject in {Subjects("run").contribution(fragment, "a") for fragment in (0, 1)}:
+        if subject in {Subjects("run").shard(0).contribution(fragment, "a") for fragment in (0, 1)}:
             late.append(subject)
             await asyncio.sleep(0.3)
         return got
@@ -189,7 +189,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
         conducting.cancel()
         await asyncio.gather(conducting, return_exceptions=True)
     assert pulse.phase is LearnerPhase.STOPPED
-    assert (settled.inner, settled.cursor, settled.contrib_sequence) == ("new", 0, 1)
+    assert (settled.inner, settled.cursor, settled.contrib_sequences) == ("new", 0, (1,))
     shapes = shapes_in(flat(Trainer(work.model, work.config, work.plan).moments_like()))
     saved, _ = read_file(tmp_path / "run" / "a" / "inner.state", shapes)
     assert (saved.origin, saved.incarnation) == (origin_of(record, "a"), 1)

@@ -36,7 +36,7 @@ from tests.support.learners import encode_vector, walk
 RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)
 NAMES = Subjects(RUN)
-CONTRIB = NAMES.stream("CONTRIB")
+CONTRIB = NAMES.shard(0).stream("CONTRIB")
 CHUNKS: list[list[Chunk]] = [
     list(encode_vector("int4", walk(fragment, "sent"), 900)) for fragment in PLAN.fragments
 ]
@@ -87,7 +87,7 @@ def told(
 async def send_chunk(bus: MemoryBus, header: ContributionHeader, index: int) -> None:
     """Publish one chunk of a contribution, as ``contributions.Sender`` does them all."""
     data = seal_contribution(RUN, PLAN, header, CHUNKS[header.fragment][index])
-    await bus.publish(NAMES.contribution(header.fragment, header.learner), data)
+    await bus.publish(NAMES.shard(0).contribution(header.fragment, header.learner), data)
 
 
 async def send(bus: MemoryBus, header: ContributionHeader, chunks: int = COUNT) -> None:
@@ -113,13 +113,13 @@ async def committed(
         contrib_floor=floor,
         progress=tuple(rows),
     )
-    await bus.publish(NAMES.manifest(fragment), encode(record))
+    await bus.publish(NAMES.shard(0).manifest(fragment), encode(record))
 
 
 async def test_first_start_begins_at_zero_and_says_so_in_the_stream(bus: MemoryBus) -> None:
     found = await joined(bus)
     assert (found.incarnation, found.step, found.cursor) == (1, 0, 0)
-    record = await bus.get(CONTRIB, found.contrib_sequence)
+    record = await bus.get(CONTRIB, found.contrib_sequences[0])
     assert record is not None
     start = decode(messages.Start, record.payload, run=RUN)
     assert (start.learner, start.incarnation) == ("a", 1)
@@ -166,7 +166,7 @@ async def test_zombie_that_sends_before_the_start_counts_and_behind_it_does_not(
 async def test_zombie_that_came_too_late_once_comes_too_late_for_ever(begun: MemoryBus) -> None:
     second = await joined(begun)
     await send(begun, told(1, 1, 0, 8))
-    await committed(begun, 0, 2, floor=second.contrib_sequence)
+    await committed(begun, 0, 2, floor=second.contrib_sequences[0])
     await joined(begun)
     assert (await joined(begun)).cursor == 0
 
@@ -221,7 +221,7 @@ async def test_reading_begins_at_the_floor_of_what_waits(begun: MemoryBus) -> No
     counted = Counting(begun.broker)
     assert (await joined(counted)).cursor == 24
     assert counted.began == [floor]
-    assert NAMES.contribution(1, "a") not in counted.patterns
+    assert NAMES.shard(0).contribution(1, "a") not in counted.patterns
 
 
 async def test_nothing_is_read_where_all_is_resolved(begun: MemoryBus) -> None:
@@ -253,7 +253,7 @@ class Dropping(MemoryBus):
     times = 1
 
     async def last_each(self, pattern: str) -> list[Record]:
-        if self.times > 1 and pattern == NAMES.contribution(learner="a"):
+        if self.times > 1 and pattern == NAMES.shard(0).contribution(learner="a"):
             await send(self, told(1, 1, 0, 8))  # there is always something to read
         return await super().last_each(pattern)
 
@@ -277,7 +277,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_start_that_retention_drops_while_it_is_read_is_said_again(begun: MemoryBus) -> None:
     await send(begun, told(1, 1, 0, 8))
     found = await joined(Dropping(begun.broker))
-    assert await begun.get(CONTRIB, found.contrib_sequence) is not None
+    assert await begun.get(CONTRIB, found.contrib_sequences[0]) is not None
     assert found.cursor == 0, "what was dropped unmerged can never be merged"
 
 
@@ -318,13 +318,13 @@ async def test_broker_that_restarts_meanwhile_is_waited_for(begun: MemoryBus) ->
     await send(begun, told(1, 1, 0, 8))
     found = await joined(Restarting(begun.broker))
     assert found.cursor == 8
-    assert found.contrib_sequence == 2 + COUNT, "the Start is not said again"
+    assert found.contrib_sequences == (2 + COUNT,), "the Start is not said again"
 
 
 async def test_bytes_that_nobody_would_merge_count_for_nothing(begun: MemoryBus) -> None:
-    await begun.publish(NAMES.contribution(0, "a"), b"noise")
-    await begun.publish(NAMES.contribution(7, "a"), b"noise")
-    await begun.publish(NAMES.start("a"), b"noise")
+    await begun.publish(NAMES.shard(0).contribution(0, "a"), b"noise")
+    await begun.publish(NAMES.shard(0).contribution(7, "a"), b"noise")
+    await begun.publish(NAMES.shard(0).start("a"), b"noise")
     await send(begun, told(1, 1, 0, 8))
     assert (await joined(begun)).cursor == 8
 
@@ -372,7 +372,7 @@ class Reference:
             self.position = sequence
             record = await self.bus.get(CONTRIB, sequence)
             assert record is not None
-            if record.subject == NAMES.start("a"):
+            if record.subject == NAMES.shard(0).start("a"):
                 start = decode(messages.Start, record.payload, run=RUN)
                 self.incarnation = max(self.incarnation, start.incarnation)
                 continue

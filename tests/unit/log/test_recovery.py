@@ -60,7 +60,7 @@ async def origin_given(run: ScriptedRun, fragment: int, origin: CommitOrigin) ->
     held = run.manifests[fragment]
     commit = dataclasses.replace(held.commit, origin=origin, reason=None, source="/saved/s-1")
     await run.bus.publish(
-        SUBJECTS.manifest(fragment), encode(dataclasses.replace(held, commit=commit))
+        SUBJECTS.shard(0).manifest(fragment), encode(dataclasses.replace(held, commit=commit))
     )
 
 
@@ -68,7 +68,7 @@ async def merged(run: ScriptedRun, *rows: LearnerProgress) -> None:
     """Commit fragment 0, and have its manifest say that these learners were in it."""
     held = await run.commit(0)
     told = dataclasses.replace(held, commit=dataclasses.replace(held.commit, progress=rows))
-    await run.bus.publish(SUBJECTS.manifest(0), encode(told))
+    await run.bus.publish(SUBJECTS.shard(0).manifest(0), encode(told))
 
 
 async def check(run: ScriptedRun, learner: str) -> None:
@@ -334,7 +334,7 @@ class TestFindRun:
 
     async def test_manifest_that_cannot_be_read_is_state_too(self) -> None:
         run = await begun(0)
-        await run.bus.publish(SUBJECTS.manifest(1), b"rubbish")
+        await run.bus.publish(SUBJECTS.shard(0).manifest(1), b"rubbish")
         lose(run)
         with pytest.raises(StateLost, match="still holds a manifest that cannot be read"):
             await find_run(run.bus, RUN)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.schemes import SCHEMES
 from skerry.errors import Conflict, Corrupt, Fenced, Overtaken, StateLost
-from skerry.log import fences, ledger, run_records, state
+from skerry.log import fences, ledger, state
 from skerry.log.base import Deliver, Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import NewPart, StateWriter
@@ -31,7 +31,7 @@ from tests.support.log import newest_parts
 
 RUN = "t"
 NAMES = Subjects(RUN)
-STATE = NAMES.stream("STATE")
+STATE = NAMES.shard(0).stream("STATE")
 PLAN = plan([LeafSpec("w", (40, 100)), LeafSpec("b", (7,))], 2)
 
 
@@ -142,7 +142,7 @@ async def test_overtaken_writer_is_refused_and_changes_nothing(bus: MemoryBus) -
 async def test_recovery_appends_once_a_commit_that_the_ledger_lacks(bus: MemoryBus) -> None:
     (first,) = await commit_versions(await writer(bus), 1)
     manifest = replace(first, commit=replace(first.commit, version=2, step=20))
-    await bus.publish(NAMES.manifest(0), encode(manifest))
+    await bus.publish(NAMES.shard(0).manifest(0), encode(manifest))
     assert (await ledger.last_commits(bus, RUN))[0].version == 1
     successor = await writer(bus, "next", 2)
     for _ in range(2):
@@ -240,7 +240,7 @@ async def test_holder_that_is_shown_an_older_fence_goes_on_until_a_newer_one_com
             seen.append(held.token)
             yield held
 
-    monkeypatch.setattr(fences, "follow_fences", follow)
+    monkeypatch.setattr(fences, "follow_fence", follow)
     with pytest.raises(Fenced, match="'rightful' steps down"):
         await rightful.hold()
     assert seen == [held.token for held in shown]
@@ -249,11 +249,11 @@ async def test_holder_that_is_shown_an_older_fence_goes_on_until_a_newer_one_com
 async def test_manifest_that_cannot_be_read_ends_no_reader(bus: MemoryBus) -> None:
     mine = await writer(bus)
     (first,) = await commit_versions(mine, 1)
-    await bus.publish(NAMES.manifest(1), b"rubbish")
+    await bus.publish(NAMES.shard(0).manifest(1), b"rubbish")
     (second,) = await commit_versions(mine, 2, held=first)
     async with (
         asyncio.timeout(5),
-        aclosing(run_records.follow(bus, RUN, Manifest, PLAN.digest)) as manifests,
+        aclosing(state.follow_manifests(bus, RUN, PLAN)) as manifests,
     ):
         assert await anext(manifests) == second
 
@@ -271,7 +271,7 @@ async def manifest(bus: MemoryBus) -> Manifest:
 
 async def _manifest_gone(bus: MemoryBus, _: Manifest) -> None:
     stream = bus.broker.streams[STATE]
-    stream.drop(stream.newest[NAMES.manifest(1)])
+    stream.drop(stream.newest[NAMES.shard(0).manifest(1)])
 
 
 async def _stream_gone(bus: MemoryBus, _: Manifest) -> None:
@@ -280,11 +280,11 @@ async def _stream_gone(bus: MemoryBus, _: Manifest) -> None:
 
 
 async def _manifest_older(bus: MemoryBus, held: Manifest) -> None:
-    await bus.publish(NAMES.manifest(1), encode(_of_another_version(held)))
+    await bus.publish(NAMES.shard(0).manifest(1), encode(_of_another_version(held)))
 
 
 async def _manifest_unreadable(bus: MemoryBus, _: Manifest) -> None:
-    await bus.publish(NAMES.manifest(0), b"rubbish")
+    await bus.publish(NAMES.shard(0).manifest(0), b"rubbish")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ async def test_missing_chunk_of_the_newest_version_is_lost_and_not_overtaken(
     part = next(part for part in manifest.parts if part.name == MASTER)
     sequence = part.chunks[0].sequence
     bus.broker.streams[STATE].drop(sequence)
-    where = f"the chunk of its 'master' at sequence {sequence} of SKERRY_t_STATE"
+    where = f"the chunk of its 'master' at sequence {sequence} of SKERRY_t_STATE_0"
     with pytest.raises(StateLost, match=f"fragment 1 at version 2: {where} is not in the log"):
         await newest_parts(bus, RUN, PLAN, 1, [MASTER])
 
@@ -347,7 +347,11 @@ async def test_recovery_reads_up_to_its_own_fence_whatever_a_replica_answers(
     *,
     shows_an_older_fence_first: bool,
 ) -> None:
-    older, mine, follow = await bus.last(NAMES.fence(0)), await writer(bus, "next", 2), bus.follow
+    older, mine, follow = (
+        await bus.last(NAMES.shard(0).fence()),
+        await writer(bus, "next", 2),
+        bus.follow,
+    )
 
     async def lagging(pattern: list[str], *, deliver: Deliver) -> AsyncGenerator[Record | None]:
         if shows_an_older_fence_first:
@@ -364,16 +368,27 @@ async def test_recovery_reads_up_to_its_own_fence_whatever_a_replica_answers(
     assert (await mine.recover())[1] == manifest
 
 
-async def test_a_shards_writer_and_fence_mind_their_own_fragments_only(
-    bus: MemoryBus, manifest: Manifest
-) -> None:
-    await _manifest_gone(bus, manifest)
-    mine = await writer(bus, "a", 5, shard=0, shards=2)
-    await writer(bus, "b", 5, shard=1, shards=2)
-    held = await mine.recover()
-    assert (list(held), [f.index for f in mine.fragments]) == ([0], [0])
-    await mine.check()
-    await commit_versions(mine, 3, held=held[0])
+async def test_shards_share_no_stream(bus: MemoryBus) -> None:
+    dealt = replace(PLAN, shards=2)
+    await bus.declare(specs(RUN, shards=2))
+    first, second = [
+        await StateWriter.acquire(bus, RUN, dealt, holder="a", now_ns=1, shard=shard)
+        for shard in range(2)
+    ]
+    (held,) = await commit_versions(first, 1)
+    (other,) = await commit_versions(second, 1, fragment=1)
+    async with aclosing(state.follow_manifests(bus, RUN, dealt)) as manifests:
+        found = [await anext(manifests) for _ in range(2)]
+    assert sorted(found, key=lambda m: m.shard) == [held, other]
+    assert await state.read_manifests(bus, RUN, dealt) == {0: held, 1: other}
+
+    stream = bus.broker.streams[NAMES.shard(1).stream("STATE")]
+    stream.drop(stream.newest[NAMES.shard(1).manifest(1)])
+    with pytest.raises(StateLost, match="lost fragment 1 at version 1"):
+        await second.recover()
+    assert await first.recover() == {0: held}
+    await first.check()
+    await commit_versions(first, 2, held=held)
 
 
 async def test_fence_is_taken_over_from_the_token_that_was_known_only(bus: MemoryBus) -> None:

@@ -85,11 +85,19 @@ async def test_newer_contribution_replaces_an_unfinished_one() -> None:
     [
         (RUN, {}, lambda r: replace(r, payload=r.payload[:-1] + b"?"), "corrupt"),
         ("other", {}, lambda r: r, "wrong_run"),
-        (RUN, {}, lambda r: replace(r, subject=Subjects(RUN).contribution(0, "b")), "corrupt"),
-        (RUN, {}, lambda r: replace(r, subject=f"skerry.{RUN}.contrib.0.a b*c"), "corrupt"),
+        (RUN, {}, lambda r: replace(r, subject=f"skerry.{RUN}.contrib.0.0.b"), "corrupt"),
+        (RUN, {}, lambda r: replace(r, subject=f"skerry.{RUN}.contrib.1.0.a"), "corrupt"),
+        (RUN, {}, lambda r: replace(r, subject=f"skerry.{RUN}.contrib.0.0.a b*c"), "corrupt"),
         (RUN, {"cursor_from": 9, "cursor_to": 8}, lambda r: r, "implausible"),
     ],
-    ids=["damaged", "another run", "another's subject", "no learner's name", "backwards"],
+    ids=[
+        "damaged",
+        "another run",
+        "another's subject",
+        "another shard's subject",
+        "no learner's name",
+        "backwards",
+    ],
 )
 async def test_message_that_is_no_part_of_a_contribution_is_refused(
     run: str, changes: dict[str, int], damage: Callable[[Record], Record], cause: str
@@ -111,7 +119,7 @@ async def test_outdated_unfinished_contribution_is_given_up() -> None:
 
 def started(incarnation: int, sequence: int) -> Record:
     payload = encode(Start(RUN, "a", incarnation, 1))
-    return Record(Subjects(RUN).start("a"), sequence, 1, payload)
+    return Record(Subjects(RUN).shard(0).start("a"), sequence, 1, payload)
 
 
 async def test_what_an_older_incarnation_completes_behind_a_start_is_superseded() -> None:

@@ -86,8 +86,8 @@ async def test_damaged_chunk_is_refused_and_named_to_the_next_commit() -> None:
 async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
     held = shard()
     for sequence in range(MOST_REFUSED + 10):
-        held.take(Record(f"skerry.{RUN}.contrib.0.x", sequence, 0, b"rubbish"), 1.0)
-    held.take(Record(f"skerry.{RUN}.contrib.999.x", 1, 0, b"rubbish"), 1.0)
+        held.take(Record(f"skerry.{RUN}.contrib.0.0.x", sequence, 0, b"rubbish"), 1.0)
+    held.take(Record(f"skerry.{RUN}.contrib.0.999.x", 1, 0, b"rubbish"), 1.0)
     held.take(Record(f"skerry.{RUN}.contrib.one.x", 1, 0, b"rubbish"), 1.0)
     refused = held.fragments[0].refused.close()
     assert len(refused.named) == MOST_REFUSED
@@ -99,7 +99,7 @@ async def test_flood_of_bad_bytes_hides_no_contribution_that_is_refused() -> Non
     records = await stored(offered(base_version=0))
     held = shard(most_stale=1)
     for sequence in range(MOST_REFUSED + 10):
-        held.take(Record(f"skerry.{RUN}.contrib.0.x", sequence, 0, b"rubbish"), 1.0)
+        held.take(Record(f"skerry.{RUN}.contrib.0.0.x", sequence, 0, b"rubbish"), 1.0)
     for record in records:
         held.take(dataclasses.replace(record, sequence=record.sequence + 2 * MOST_REFUSED), 1.0)
     refused = held.fragments[0].refused.close()
@@ -225,6 +225,6 @@ async def test_promise_of_a_base_that_does_not_exist_costs_no_memory() -> None:
 
 async def test_name_that_no_learner_can_have_is_counted_and_not_named() -> None:
     held = shard()
-    held.take(Record(f"skerry.{RUN}.contrib.0.{'x' * 3000}", 1, 0, b"rubbish"), 1.0)
+    held.take(Record(f"skerry.{RUN}.contrib.0.0.{'x' * 3000}", 1, 0, b"rubbish"), 1.0)
     closed = held.fragments[0].refused.close()
     assert (closed.named, closed.unnamed) == ((), {RefusalCause.CORRUPT: 1})

@@ -12,7 +12,7 @@ from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.roles import Grant, Role
 from skerry.service.keyring import ACCOUNTS, REGISTER, Keyring
 
-A = Grant(Role.LEARNER, "a", "r")
+A = Grant(Role.LEARNER, "a", "r", shards=2)
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ class DrivenSyncer:
 
     def feed(self) -> None:
         """Let the shard take what has come."""
-        stored = self.bus.broker.streams[Subjects(RUN).stream("CONTRIB")].records
+        stored = self.bus.broker.streams[Subjects(RUN).shard(0).stream("CONTRIB")].records
         for sequence in sorted(s for s in stored if s > self.seen):
             self.shard.take(stored[sequence], 0.0)
             self.seen = sequence

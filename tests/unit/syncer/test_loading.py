@@ -24,32 +24,32 @@ OUTER: Outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
 CONFIG = RunConfig(sync=SyncConfig(fragments=3, shards=2))
 
 
-async def scripted() -> tuple[MemoryBus, ScriptedRun]:
+async def scripted(config: RunConfig | None = None) -> tuple[MemoryBus, ScriptedRun]:
     bus = MemoryBroker().connect()
-    run = await ScriptedRun.begin(bus)
+    run = await ScriptedRun.begin(bus, config=config)
     await run.commit_all()
     return bus, run
 
 
-async def loaded(bus: MemoryBus, run: ScriptedRun, shard: int = 0, shards: int = 1) -> Shard:
+async def loaded(bus: MemoryBus, run: ScriptedRun, shard: int = 0) -> Shard:
     writer = await StateWriter.acquire(
-        bus, "run", run.plan, holder="s", now_ns=shard + 2, shard=shard, shards=shards
+        bus, "run", run.plan, holder="s", now_ns=shard + 2, shard=shard
     )
     return (await loading.load(bus, writer, run.plan, CONFIG, OUTER)).shard
 
 
 async def test_shard_holds_its_own_fragments() -> None:
-    bus, run = await scripted()
-    assert list((await loaded(bus, run, 0, 2)).fragments) == [0, 2]
-    assert list((await loaded(bus, run, 1, 2)).fragments) == [1]
+    bus, run = await scripted(CONFIG)
+    assert list((await loaded(bus, run, 0)).fragments) == [0, 2]
+    assert list((await loaded(bus, run, 1)).fragments) == [1]
 
 
 async def test_starts_are_known_with_the_places_where_they_lie() -> None:
     bus, run = await scripted()
     for incarnation in (1, 2):
         payload = encode(Start("run", "a", incarnation, 1))
-        await bus.publish(Subjects("run").start("a"), payload)
-    await bus.publish(Subjects("run").start("b"), b"rubbish")
+        await bus.publish(Subjects("run").shard(0).start("a"), payload)
+    await bus.publish(Subjects("run").shard(0).start("b"), b"rubbish")
     shard = await loaded(bus, run)
     assert shard.assembler.incarnations.superseded("a", 1, 3)
     assert not shard.assembler.incarnations.superseded("a", 1, 2)
@@ -59,8 +59,10 @@ async def test_starts_are_known_with_the_places_where_they_lie() -> None:
 async def test_start_that_retention_dropped_is_known_from_the_ledger() -> None:
     bus, run = await scripted()
     for _ in range(5):
-        await bus.publish(Subjects("run").start("other"), encode(Start("run", "other", 1, 1)))
-    started = member(incarnation=4, inner=InnerState.NEW, contrib_sequence=3)
+        await bus.publish(
+            Subjects("run").shard(0).start("other"), encode(Start("run", "other", 1, 1))
+        )
+    started = member(incarnation=4, inner=InnerState.NEW, contrib_sequences=(3,))
     await bus.publish(Subjects("run").member("a"), encode(started))
     shard = await loaded(bus, run)
     assert shard.assembler.incarnations.superseded("a", 3, 4)
@@ -86,7 +88,7 @@ async def test_what_the_newest_commits_refused_is_settled(
 
 async def test_bytes_that_stay_wrong_are_lost_state(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, run = await scripted()
-    stream = bus.broker.streams[Subjects("run").stream("STATE")]
+    stream = bus.broker.streams[Subjects("run").shard(0).stream("STATE")]
     chunk = next(p for p in run.manifests[2].parts if p.name == "master").chunks[0].sequence
     record = stream.records[chunk]
     stream.records[chunk] = dataclasses.replace(record, payload=record.payload[:-1] + b"?")
@@ -102,7 +104,7 @@ async def test_bytes_that_were_damaged_on_the_way_are_read_again(
 
     async def noisy(stream: str, sequence: int) -> object:
         record = await get(stream, sequence)
-        if record is None or damaged or not stream.endswith("STATE"):
+        if record is None or damaged or not stream.endswith("STATE_0"):
             return record
         damaged.append(sequence)
         return dataclasses.replace(record, payload=record.payload[:-1] + b"?")

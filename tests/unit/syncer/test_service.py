@@ -87,7 +87,7 @@ async def test_what_lies_beyond_is_read_once_as_long_as_nothing_comes(
     bus = MemoryBroker().connect()
     await bus.declare(specs("t"))
     for fragment in (0, 1, 0):
-        await bus.publish(Subjects("t").contribution(fragment, "a"), b"x")
+        await bus.publish(Subjects("t").shard(0).contribution(fragment, "a"), b"x")
     asked: list[str] = []
     read = MemoryBus.last
 
@@ -96,17 +96,17 @@ async def test_what_lies_beyond_is_read_once_as_long_as_nothing_comes(
         return await read(self, pattern)
 
     monkeypatch.setattr(MemoryBus, "last", counted)
-    tail = ContributionTail(bus, "t")
+    tail = ContributionTail(bus, "t", 1)
     assert await tail.beyond({0: 3, 1: 3, 2: 3}) == frozenset()
     assert asked == [], "the stream ends there"
     assert await tail.beyond({0: 2, 1: 2, 2: 0}) == {0}
     assert await tail.beyond({0: 3, 1: 1, 2: 0}) == {1}
     assert len(asked) == 3
-    await bus.publish(Subjects("t").contribution(2, "a"), b"x")
+    await bus.publish(Subjects("t").shard(0).contribution(2, "a"), b"x")
     assert await tail.beyond({0: 3, 1: 2, 2: 0}) == {2}
 
 
 async def test_what_the_broker_does_not_tell_of_is_not_taken_for_nothing() -> None:
     """A cluster leaves out streams that are without a leader."""
-    with pytest.raises(BrokerUnavailable, match=r"does not say how far stream .*CONTRIB"):
-        await ContributionTail(MemoryBroker().connect(), "t").beyond({0: 3})
+    with pytest.raises(BrokerUnavailable, match=r"does not say how far .*CONTRIB"):
+        await ContributionTail(MemoryBroker().connect(), "t", 1).beyond({0: 3})

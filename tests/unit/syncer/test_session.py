@@ -88,7 +88,7 @@ async def violations(bus: MemoryBus) -> tuple[str, ...]:
 async def test_flood_of_bad_bytes_neither_hides_a_refusal_nor_goes_unsaid() -> None:
     bus = await connected()
     for _ in range(MOST_REFUSED + 7):
-        await bus.publish(Subjects(RUN).contribution(0, "vandal"), b"rubbish")
+        await bus.publish(Subjects(RUN).shard(0).contribution(0, "vandal"), b"rubbish")
     early = scripted(bus, "early")
     early.versions[0] = 0
     await early.send_gradient(0, 1)
@@ -290,12 +290,12 @@ async def test_round_in_the_air_when_training_ends_closes_before_the_final_one()
 
 async def until_waiting(bus: MemoryBus, name: str) -> dict[int, Commit]:
     """Return the newest commits once a learner has sent what none of them has merged."""
-    contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
+    contrib = bus.broker.streams[Subjects(RUN).shard(0).stream("CONTRIB")]
     async with asyncio.timeout(30):
         while True:
             await asyncio.sleep(0.2)  # time for what can be merged to be
             last = await ledger.last_commits(bus, RUN)
-            sent = {f: contrib.newest[Subjects(RUN).contribution(f, name)] for f in last}
+            sent = {f: contrib.newest[Subjects(RUN).shard(0).contribution(f, name)] for f in last}
             if all(sent[fragment] > commit.contrib_floor for fragment, commit in last.items()):
                 return last
 
@@ -307,7 +307,7 @@ async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: b
     It had left its stream, or the stream is another one (``anew``), which counts from 1 again.
     """
     bus = await connected(quorum=2, round_timeout_s=600.0)
-    contrib = bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
+    contrib = bus.broker.streams[Subjects(RUN).shard(0).stream("CONTRIB")]
     async with background(fake(bus, "a").train()):
         async with background(stand_by(bus, RUN, "s")):
             async with background(fake(bus, "b").train()):
@@ -317,7 +317,7 @@ async def test_contribution_that_left_the_log_unread_is_offered_again(*, anew: b
         for sequence in tuple(contrib.records):
             contrib.drop(sequence)
         if anew:
-            del bus.broker.streams[Subjects(RUN).stream("CONTRIB")]
+            del bus.broker.streams[Subjects(RUN).shard(0).stream("CONTRIB")]
             await bus.declare(specs(RUN))
         with capture_logs() as lines:
             async with background(stand_by(bus, RUN, "s"), fake(bus, "b").train()):

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from skerry.algorithm import schedule
-from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.errors import BrokerUnavailable, ConfigError, Conflict, StateLost, first_cause
 from skerry.log import fences, ledger, run_records, state
 from skerry.log.base import Receipt, Record
@@ -23,9 +23,9 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol import succession
 from skerry.protocol.coordinator import Action, Publish, RoundCoordinator
-from skerry.protocol.messages import Commit, Manifest, Round, RunState
+from skerry.protocol.messages import Commit, Round, RunState
 from skerry.protocol.parts import MASTER
-from skerry.protocol.subjects import StreamKind, Subjects
+from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer import restoring, standby
 from skerry_syncer.committer import Committer
@@ -75,6 +75,7 @@ class World:
 
     loop: VirtualLoop
     broker: MemoryBroker = field(default_factory=MemoryBroker)
+    plan: Plan = PLAN
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     buses: dict[str, MutedBus] = field(default_factory=dict)
 
@@ -83,11 +84,12 @@ class World:
         return self.broker.connect()
 
     async def begin(self, settings: RunConfig, learners: int = 2, **changes: Any) -> None:
-        await self.bus.declare(specs(RUN))
-        await ledger.create_run(self.bus, run_record(RUN, PLAN, settings.model_dump_json()))
+        self.plan = replace(PLAN, shards=settings.sync.shards)
+        await self.bus.declare(specs(RUN, shards=self.plan.shards))
+        await ledger.create_run(self.bus, run_record(RUN, self.plan, settings.model_dump_json()))
         for number in range(learners):
             name = f"l{number}"
-            learner = FakeLearner(self.bus, RUN, PLAN, name, step_s=0.1, **changes)
+            learner = FakeLearner(self.bus, RUN, self.plan, name, step_s=0.1, **changes)
             self.start(f"learner {name}", learner.train())
 
     def start(self, key: str, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -116,7 +118,7 @@ class World:
 
     async def commits(self, wanted: Callable[[Commit], bool]) -> Commit:
         """Return the first commit, from the newest of each fragment on, that is wanted."""
-        manifests = run_records.follow(self.bus, RUN, Manifest, PLAN.digest)
+        manifests = state.follow_manifests(self.bus, RUN, self.plan)
         async with aclosing(manifests):
             async for manifest in manifests:
                 if wanted(manifest.commit):
@@ -128,7 +130,7 @@ class World:
         shards = len(owners)
         while True:
             held = {s: await fences.newest(self.bus, RUN, s) for s in owners}
-            manifests = await state.read_manifests(self.bus, RUN, PLAN)
+            manifests = await state.read_manifests(self.bus, RUN, self.plan)
             served = all(
                 (fence := held[s]) is not None
                 and fence.holder == owners[s]
@@ -275,7 +277,7 @@ async def test_run_over_several_syncers_ends_with_every_fragment_final(
     for name in "abc":
         await world.tasks[name]
     record = await ledger.read_run(world.bus, RUN)
-    manifests = await state.read_manifests(world.bus, RUN, PLAN)
+    manifests = await state.read_manifests(world.bus, RUN, world.plan)
     assert record.state is RunState.FINISHED
     assert [manifests[f].commit.final for f in range(4)] == [True] * 4
     assert len({m.commit.syncer for m in manifests.values()}) == shards
@@ -392,7 +394,7 @@ async def test_shard_whose_conductor_hangs_goes_to_another(
 async def test_each_shard_keeps_its_part_of_the_launch_floor(world: World) -> None:
     """Two fragments of a shard, each once per 8 steps of half a second: one launch per 2 s."""
     await world.begin(config(shards=2), learners=0)
-    learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.5)
+    learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.5)
     await learner.offer_genesis()
     world.syncer("a")
     await world.served_by({0: "a", 1: "a"})
@@ -415,7 +417,7 @@ async def test_each_shard_keeps_its_part_of_the_launch_floor(world: World) -> No
 @virtual
 async def test_final_round_to_which_nobody_comes_still_tells_the_other_shards(world: World) -> None:
     await world.begin(config(shards=2, round_timeout_s=3.0), learners=0)
-    learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
+    learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     await learner.offer_genesis()
     for name in "ab":
         world.syncer(name)
@@ -425,7 +427,7 @@ async def test_final_round_to_which_nobody_comes_still_tells_the_other_shards(wo
         await learner.pulse(10 if held is not None and held.holder == "b" else 5)
         await asyncio.sleep(0.2)
     await world.tasks["b"]
-    manifests = await state.read_manifests(world.bus, RUN, PLAN)
+    manifests = await state.read_manifests(world.bus, RUN, world.plan)
     assert {m.commit.reason for m in manifests.values()} == {"final_empty"}
 
 
@@ -471,7 +473,7 @@ async def begun(world: World, owners: str) -> None:
     while True:
         await asyncio.sleep(0.1)
         held = [await fences.newest(world.bus, RUN, shard) for shard in range(len(owners))]
-        whole = len(await state.read_manifests(world.bus, RUN, PLAN)) == len(PLAN.fragments)
+        whole = len(await state.read_manifests(world.bus, RUN, world.plan)) == len(PLAN.fragments)
         if whole and [fence and fence.holder for fence in held] == list(owners):
             return
 
@@ -479,7 +481,7 @@ async def begun(world: World, owners: str) -> None:
 async def all_final(world: World) -> None:
     """Return once every fragment has had its last round."""
     final: set[int] = set()
-    async with aclosing(run_records.follow(world.bus, RUN, Manifest, PLAN.digest)) as manifests:
+    async with aclosing(state.follow_manifests(world.bus, RUN, world.plan)) as manifests:
         async for manifest in manifests:
             final |= {manifest.commit.fragment} if manifest.commit.final else set()
             if len(final) == len(PLAN.fragments):
@@ -493,7 +495,7 @@ async def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the
 ) -> None:
     """Its shard's syncer hears of it only after every last round; others may not end the run."""
     await world.begin(config(shards=shards, round_timeout_s=3.0), learners=0)
-    learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
+    learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     await learner.offer_genesis()
     slow = {name: SlowBus(world.broker) for name in "ab"[:shards]}
     for name, bus in slow.items():
@@ -519,8 +521,8 @@ async def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the
 async def test_contribution_that_is_still_being_read_at_the_end_is_whole(world: World) -> None:
     """Its learner has stopped, and its pulse overtook the rest of what it had sent."""
     await world.begin(config(round_timeout_s=3.0), learners=0)
-    learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
-    gone = ScriptedLearner(world.bus, RUN, PLAN, "gone", steps=10, chunk_blocks=1)
+    learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
+    gone = ScriptedLearner(world.bus, RUN, world.plan, "gone", steps=10, chunk_blocks=1)
     await learner.offer_genesis()
     slow = SlowBus(world.broker)
     world.start("a", stand_by(slow, RUN, "a"))
@@ -558,9 +560,9 @@ async def test_contribution_that_never_came_whole_is_refused_before_the_run_is_f
     world: World, *, alive: bool
 ) -> None:
     await world.begin(config(round_timeout_s=3.0), learners=0)
-    learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
+    learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     cut = CutBus(world.broker)
-    gone = ScriptedLearner(cut, RUN, PLAN, "gone", steps=10, chunk_blocks=1)
+    gone = ScriptedLearner(cut, RUN, world.plan, "gone", steps=10, chunk_blocks=1)
     await learner.offer_genesis()
     world.syncer("a")
     await begun(world, "a")
@@ -584,7 +586,7 @@ async def test_answer_without_steps_that_another_shard_leaves_does_not_hold_up_t
     world: World,
 ) -> None:
     await world.begin(config(shards=2, round_timeout_s=3.0), learners=0)
-    learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05, steps=10)
+    learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     await learner.offer_genesis()
     for name in "ab":
         world.syncer(name)
@@ -625,7 +627,7 @@ async def test_only_time_in_which_the_process_ran_counts_as_standstill() -> None
 @virtual
 async def test_round_to_which_nobody_came_is_counted(world: World) -> None:
     await world.begin(config(round_timeout_s=5.0), learners=0)
-    learner = ScriptedLearner(world.bus, RUN, PLAN, "l", step_s=0.05)
+    learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05)
     await learner.offer_genesis()
     world.syncer("a")
     await world.commits(lambda c: c.version == 1)
@@ -649,8 +651,8 @@ async def test_state_that_is_lost_ends_a_syncer_with_what_is_missing(world: Worl
     world.syncer("a")
     await world.commits(lambda c: c.fragment == 2 and c.version == 3)
     world.kill("a")
-    stream = world.broker.streams[Subjects(RUN).stream("STATE")]
-    stream.drop(stream.newest[Subjects(RUN).manifest(2)])
+    stream = world.broker.streams[Subjects(RUN).shard(0).stream("STATE")]
+    stream.drop(stream.newest[Subjects(RUN).shard(0).manifest(2)])
     world.syncer("b")
     with pytest.raises(BaseException) as raised:  # noqa: PT011  a group or the error itself
         await world.tasks["b"]
@@ -659,10 +661,10 @@ async def test_state_that_is_lost_ends_a_syncer_with_what_is_missing(world: Worl
     assert "fragment 2 at version" in str(cause)
 
 
-def lose(world: World, *kinds: StreamKind) -> None:
+def lose(world: World, *kinds: str) -> None:
     """Begin streams of the run anew, as a hand would, or a broker that has lost its disk."""
-    for kind in kinds:
-        stream = world.broker.streams.pop(Subjects(RUN).stream(kind))
+    for name in [n for n in world.broker.streams if n.split("_")[2] in kinds]:
+        stream = world.broker.streams.pop(name)
         world.broker.declare(stream.spec)
         stream.lost = True
         stream.wake()
@@ -689,7 +691,7 @@ async def test_running_syncer_whose_state_is_taken_from_it_ends_with_what_is_mis
         await asyncio.sleep(10)
     with capture_logs() as said:
         if emptied == "purged":
-            stream = world.broker.streams[Subjects(RUN).stream("STATE")]
+            stream = world.broker.streams[Subjects(RUN).shard(0).stream("STATE")]
             for sequence in list(stream.records):
                 stream.drop(sequence)
         else:
@@ -728,7 +730,7 @@ async def test_syncer_writes_nothing_more_where_the_whole_run_is_lost(world: Wor
     cause = await ended(world, "a")
     assert isinstance(cause, StateLost)
     assert "The log has lost run 't' whole" in str(cause)
-    assert world.broker.streams[Subjects(RUN).stream("STATE")].last_seq == 0
+    assert world.broker.streams[Subjects(RUN).shard(0).stream("STATE")].last_seq == 0
     assert world.broker.streams[Subjects(RUN).stream("LEDGER")].last_seq == 0
 
 
@@ -736,7 +738,7 @@ class RefusingBus(MutedBus):
     """A client whose writes of fences are all refused, whatever it has read."""
 
     async def publish(self, subject: str, payload: bytes, **options: Any) -> Receipt:
-        if ".fence." in subject:
+        if subject.endswith(".fence"):
             msg = "The newest is another one."
             raise Conflict(msg, subject=subject)
         return await super().publish(subject, payload, **options)
@@ -767,7 +769,7 @@ class DeafBus(MutedBus):
             msg = "It is away."
             raise BrokerUnavailable(msg)
         receipt = await super().publish(subject, payload, **options)
-        if self.deaf and ".fence." in subject:
+        if self.deaf and subject.endswith(".fence"):
             self.deaf = False
             msg = "Sent again, it meets itself."
             raise Conflict(msg, subject=subject)

@@ -169,7 +169,7 @@ def test_a_refusal_is_logged_in_the_trace_of_the_round_that_it_was_made_for_if_a
     telemetry: RoundTelemetry, lines: Lines, cause: RefusalCause, version: int
 ) -> None:
     refused = Refused(cause, "a", 1, 8)
-    telemetry.refused(Refusal(refused, "base 1", 9, "skerry.run.contrib.0.a", version))
+    telemetry.refused(Refusal(refused, "base 1", 9, "skerry.run.contrib.0.0.a", version))
     ((event, place),) = lines
     assert place == (context(version) if version else None)
     assert event == {

@@ -98,7 +98,8 @@ def memory_of(
 ) -> MemoryNeed:
     """Return what each device will hold, activations included where the model's arch is known."""
     sizes, train, data = meshes.sizes_on(mesh), config.train, config.data
-    cut, decoder = plan(specs, config.sync.fragments), getattr(model, "decoder", model)
+    cut = plan(specs, config.sync.fragments, config.sync.shards)
+    decoder = getattr(model, "decoder", model)
     activations = 0.0
     if isinstance(decoder, Decoder):
         width, shape = jnp.dtype(decoder.compute).itemsize, (data.batch, data.seq_len)

@@ -53,6 +53,7 @@ class Team:
     """How many of each service a cluster has; ``learners`` 0: as many as its run's config says.
 
     ``chaos``: faults may be injected into it. ``clocks``: its services' clocks can be moved.
+    ``shards`` are those of its run, to whose streams its keys give access.
     """
 
     learners: int = 0
@@ -61,6 +62,7 @@ class Team:
     evaluators: int = 1
     chaos: bool = False
     clocks: bool = False
+    shards: int = 1
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of each service's processes, in the order in which they are stopped."""
@@ -122,12 +124,12 @@ class ServedBroker:
     monitor_url: str = ""
     local: LocalBroker | None = None
 
-    async def keys(self, run: str, kinds: Mapping[str, str]) -> dict[str, Path]:
+    async def keys(self, run: str, kinds: Mapping[str, str], shards: int = 1) -> dict[str, Path]:
         """Return the key of each service, by name; none where the broker is not ours."""
         if self.local is None:
             return {}
         roles = {name: ROLES.get(kind) or Role(kind) for name, kind in kinds.items()}
-        await self.local.admit(Grant(role, name, run) for name, role in roles.items())
+        await self.local.admit(Grant(role, name, run, shards) for name, role in roles.items())
         return {name: self.local.keyring.seed(name).absolute() for name in kinds}
 
 

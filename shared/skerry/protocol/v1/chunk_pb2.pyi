@@ -12,10 +12,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -216,9 +216,9 @@ Global___ChunkHeader: _TypeAlias = ChunkHeader  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):
-    """contrib.start.<learner>: no older incarnation's contribution counts that comes after this.
+    """contrib.<shard>.start.<learner>: no older incarnation's contribution counts that comes after this.
 
-    It lies in the stream of the contributions, so its place among them is the same for every reader:
+    It lies in the stream of each shard's contributions, so its place among them is the same for every reader:
     a learner that comes back reads up to it, and then knows everything of its predecessors that can
     still be merged.
     """
@@ -229,10 +229,13 @@ class Start(_message.Message):
     LEARNER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     SENT_NS_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
     sent_ns: _builtins.int
+    shard: _builtins.int
+    """In whose stream of contributions it lies; a learner publishes one in each."""
     def __init__(
         self,
         *,
@@ -240,11 +243,14 @@ class Start(_message.Message):
         learner: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         sent_ns: _builtins.int = ...,
+        shard: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "learner", b"learner", "run", b"run", "sent_ns", b"sent_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "incarnation", b"incarnation", "learner", b"learner", "run", b"run", "sent_ns", b"sent_ns", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shard: _TypeAlias = _typing.Literal["shard"]  # noqa: Y015
+    _WhichOneofArgType__shard: _TypeAlias = _typing.Literal["_shard", b"_shard"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shard) -> _WhichOneofReturnType__shard | None: ...
 
 Global___Start: _TypeAlias = Start  # noqa: Y015

@@ -263,17 +263,20 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """contrib.start.<learner>: no older incarnation's contribution counts that comes after this.
+    """contrib.<shard>.start.<learner>: no older incarnation's contribution counts that comes
+    after this.
 
-    It lies in the stream of the contributions, so its place among them is the same for every
-    reader: a learner that comes back reads up to it, and then knows everything of its predecessors
-    that can still be merged.
+    It lies in the stream of each shard's contributions, so its place among them is the same for
+    every reader: a learner that comes back reads up to it, and then knows everything of its
+    predecessors that can still be merged.
     """
 
     run: str
     learner: str
     incarnation: int
     sent_ns: int
+    shard: int = 0
+    """In whose stream of contributions it lies; a learner publishes one in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +396,10 @@ class RunRecord:
     """The resolved RunConfig: a service that joins takes it from here."""
     leaves: tuple[LeafSpec, ...]
     fragments: int
+    shards: int
+    """Into how many shards the fragments are dealt: each has streams of its own for state and
+    contributions.
+    """
     plan_digest: int
     created_ns: int
     skerry_version: str
@@ -426,8 +433,8 @@ class MemberRecord:
     inner: InnerState | None = None
     inner_age_steps: int = 0
     """How old the inner optimizer's state is, where it is warm."""
-    contrib_sequence: int = 0
-    """Where its Start lies in CONTRIB."""
+    contrib_sequences: tuple[int, ...] = ()
+    """Where its Start lies in CONTRIB of each shard."""
     data: str = ""
     """Digest of the text that the learner reads, where it is known."""
 
@@ -664,18 +671,22 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """state.<f>.manifest: the commit point. The commit goes to the ledger as it stands here."""
+    """state.<shard>.<f>.manifest: the commit point. The commit goes to the ledger as it stands
+    here.
+    """
 
     commit: Commit
     parts: tuple[Part, ...]
     """Those of this version, and of earlier ones that readers may need: the newest keyframe, the
     deltas of the last versions, the newest master and state of the outer optimizer.
     """
+    shard: int = 0
+    """To which its fragment belongs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """state.fence.<shard>: who may commit; the stream sequence of the record is the fence token."""
+    """state.<shard>.fence: who may commit; the stream sequence of the record is the fence token."""
 
     run: str
     shard: int

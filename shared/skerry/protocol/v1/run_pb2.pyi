@@ -106,6 +106,7 @@ class RunRecord(_message.Message):
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     LEAVES_FIELD_NUMBER: _builtins.int
     FRAGMENTS_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     CREATED_NS_FIELD_NUMBER: _builtins.int
     SKERRY_VERSION_FIELD_NUMBER: _builtins.int
@@ -115,6 +116,8 @@ class RunRecord(_message.Message):
     config_json: _builtins.str
     """The resolved RunConfig: a service that joins takes it from here."""
     fragments: _builtins.int
+    shards: _builtins.int
+    """Into how many shards the fragments are dealt: each has streams of its own for state and contributions."""
     plan_digest: _builtins.int
     created_ns: _builtins.int
     skerry_version: _builtins.str
@@ -130,6 +133,7 @@ class RunRecord(_message.Message):
         config_json: _builtins.str = ...,
         leaves: _abc.Iterable[_plan_pb2.LeafSpec] | None = ...,
         fragments: _builtins.int = ...,
+        shards: _builtins.int = ...,
         plan_digest: _builtins.int = ...,
         created_ns: _builtins.int = ...,
         skerry_version: _builtins.str = ...,
@@ -138,7 +142,7 @@ class RunRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_restored_from", b"_restored_from", "restored_from", b"restored_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restored_from", b"_restored_from", "config_json", b"config_json", "created_ns", b"created_ns", "fragments", b"fragments", "leaves", b"leaves", "plan_digest", b"plan_digest", "restored_from", b"restored_from", "run", b"run", "skerry_version", b"skerry_version", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restored_from", b"_restored_from", "config_json", b"config_json", "created_ns", b"created_ns", "fragments", b"fragments", "leaves", b"leaves", "plan_digest", b"plan_digest", "restored_from", b"restored_from", "run", b"run", "shards", b"shards", "skerry_version", b"skerry_version", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__restored_from: _TypeAlias = _typing.Literal["restored_from"]  # noqa: Y015
     _WhichOneofArgType__restored_from: _TypeAlias = _typing.Literal["_restored_from", b"_restored_from"]  # noqa: Y015
@@ -167,7 +171,7 @@ class MemberRecord(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     INNER_FIELD_NUMBER: _builtins.int
     INNER_AGE_STEPS_FIELD_NUMBER: _builtins.int
-    CONTRIB_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CONTRIB_SEQUENCES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
@@ -183,10 +187,12 @@ class MemberRecord(_message.Message):
     inner: Global___InnerState.ValueType
     inner_age_steps: _builtins.int
     """How old the inner optimizer's state is, where it is warm."""
-    contrib_sequence: _builtins.int
-    """Where its Start lies in CONTRIB."""
     data: _builtins.str
     """Digest of the text that the learner reads, where it is known."""
+    @_builtins.property
+    def contrib_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where its Start lies in CONTRIB of each shard."""
+
     def __init__(
         self,
         *,
@@ -200,15 +206,13 @@ class MemberRecord(_message.Message):
         step: _builtins.int | None = ...,
         inner: Global___InnerState.ValueType | None = ...,
         inner_age_steps: _builtins.int | None = ...,
-        contrib_sequence: _builtins.int | None = ...,
+        contrib_sequences: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence", "_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "cursor", b"cursor", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence", "_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequence", b"contrib_sequence", "cursor", b"cursor", "data", b"data", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequences", b"contrib_sequences", "cursor", b"cursor", "data", b"data", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__contrib_sequence: _TypeAlias = _typing.Literal["contrib_sequence"]  # noqa: Y015
-    _WhichOneofArgType__contrib_sequence: _TypeAlias = _typing.Literal["_contrib_sequence", b"_contrib_sequence"]  # noqa: Y015
     _WhichOneofReturnType__cursor: _TypeAlias = _typing.Literal["cursor"]  # noqa: Y015
     _WhichOneofArgType__cursor: _TypeAlias = _typing.Literal["_cursor", b"_cursor"]  # noqa: Y015
     _WhichOneofReturnType__inner: _TypeAlias = _typing.Literal["inner"]  # noqa: Y015
@@ -217,8 +221,6 @@ class MemberRecord(_message.Message):
     _WhichOneofArgType__inner_age_steps: _TypeAlias = _typing.Literal["_inner_age_steps", b"_inner_age_steps"]  # noqa: Y015
     _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
     _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__contrib_sequence) -> _WhichOneofReturnType__contrib_sequence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cursor) -> _WhichOneofReturnType__cursor | None: ...
     @_typing.overload

@@ -692,12 +692,15 @@ Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
 @_typing.final
 class Manifest(_message.Message):
-    """state.<f>.manifest: the commit point. The commit goes to the ledger as it stands here."""
+    """state.<shard>.<f>.manifest: the commit point. The commit goes to the ledger as it stands here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMIT_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    """To which its fragment belongs."""
     @_builtins.property
     def commit(self) -> Global___Commit: ...
     @_builtins.property
@@ -711,18 +714,21 @@ class Manifest(_message.Message):
         *,
         commit: Global___Commit | None = ...,
         parts: _abc.Iterable[Global___Part] | None = ...,
+        shard: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "commit", b"commit", "shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "commit", b"commit", "parts", b"parts", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shard: _TypeAlias = _typing.Literal["shard"]  # noqa: Y015
+    _WhichOneofArgType__shard: _TypeAlias = _typing.Literal["_shard", b"_shard"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shard) -> _WhichOneofReturnType__shard | None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
 
 @_typing.final
 class Fence(_message.Message):
-    """state.fence.<shard>: who may commit; the stream sequence of the record is the fence token."""
+    """state.<shard>.fence: who may commit; the stream sequence of the record is the fence token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

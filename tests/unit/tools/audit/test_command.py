@@ -56,7 +56,7 @@ async def drop_second_version(
     """Have the window lose all contributions to the second versions."""
     lost = max(i.sequence_last for _, c in commits if c.version == 2 for i in c.consumed)
     client = await nats.connect(server.url)
-    await client.jetstream().purge_stream(Subjects(run).stream("CONTRIB"), seq=lost + 1)
+    await client.jetstream().purge_stream(Subjects(run).shard(0).stream("CONTRIB"), seq=lost + 1)
     await client.close()
 
 

@@ -283,12 +283,12 @@ def test_another_users_processes_cannot_be_struck(
 
 async def corrupted(ground: LocalRun, kind: Kind) -> list[bytes]:
     """Publish four contributions of a learner, let the fault strike; return what came after."""
-    subject = f"skerry.{RUN}.contrib.0.learner-1"
+    subject = f"skerry.{RUN}.contrib.0.0.learner-1"
     for number in range(4):
         await ground.bus.publish(subject, bytes([number]) * 8, msg_id=str(number))
     async with injected(ground, kind, 1.0) as proof:
         assert "4 stored" in await proof()
-    stream = f"SKERRY_{RUN}_CONTRIB"
+    stream = f"SKERRY_{RUN}_CONTRIB_0"
     found = [await ground.bus.get(stream, sequence) for sequence in range(5, 9)]
     return [record.payload for record in found if record is not None]
 
@@ -323,13 +323,13 @@ async def test_a_learner_that_has_just_begun_is_struck_at_its_first_contribution
 ) -> None:
     async with site(tmp_path) as held:
         fault = injected(held.ground, Kind.DUPLICATE, 0.5)
-        root = f"skerry.{RUN}.contrib"
+        root = f"skerry.{RUN}.contrib.0"
         async with asyncio.timeout(10), TaskGroup() as group:
             begun = group.create_task(fault.__aenter__())
             for subject in ("0.learner-2", "start.learner-1", "0.learner-1"):
                 await asyncio.sleep(0)
                 await held.ground.bus.publish(f"{root}.{subject}", subject.encode())
-        assert await begun.result()() == "1 stored, from sequence 4 of CONTRIB"
-        copy = await held.ground.bus.get(f"SKERRY_{RUN}_CONTRIB", 4)
+        assert await begun.result()() == "1 stored, from sequence 4 of CONTRIB_0"
+        copy = await held.ground.bus.get(f"SKERRY_{RUN}_CONTRIB_0", 4)
         assert copy is not None
         assert copy.payload == b"0.learner-1"

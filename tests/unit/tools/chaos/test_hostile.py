@@ -102,8 +102,10 @@ async def test_a_pulse_that_cannot_be_goes_out_between_the_learners_own(
 
 async def test_whole_contributions_come_from_a_learner_that_has_joined() -> None:
     bus, assembler = await at_work(), ContributionAssembler(RUN, SMALL)
-    await bus.publish(NAMES.contribution(0, "a"), b"")  # as other faults do in its name
-    found = [assembler.feed(record) for record in await struck(bus, Kind.CONTRIB_FLOOD, "CONTRIB")]
+    await bus.publish(NAMES.shard(0).contribution(0, "a"), b"")  # as other faults do in its name
+    found = [
+        assembler.feed(record) for record in await struck(bus, Kind.CONTRIB_FLOOD, "CONTRIB_0")
+    ]
     whole = [got.header for got in found if isinstance(got, Contribution)]
     assert [(h.learner, h.identity, h.tokens) for h in whole] == [
         (INTRUDER, identity, 1000) for identity in range(1, 21)
@@ -114,25 +116,25 @@ async def test_whole_contributions_come_from_a_learner_that_has_joined() -> None
 
 async def test_contributions_of_impossibly_many_tokens_are_refused_by_every_reader() -> None:
     bus, assembler = await at_work(), ContributionAssembler(RUN, SMALL)
-    found = [assembler.feed(record) for record in await struck(bus, Kind.TOKENS_2_64, "CONTRIB")]
+    found = [assembler.feed(record) for record in await struck(bus, Kind.TOKENS_2_64, "CONTRIB_0")]
     refused = [got for got in found if isinstance(got, Refusal)]
     assert [got.cause for got in refused] == [RefusalCause.IMPLAUSIBLE] * 2
 
 
 async def test_a_contribution_of_several_chunks_is_not_forged() -> None:
     with pytest.raises(NotFired, match="more chunks than one"):
-        await struck(await at_work(WIDE), Kind.CONTRIB_FLOOD, "CONTRIB")
+        await struck(await at_work(WIDE), Kind.CONTRIB_FLOOD, "CONTRIB_0")
 
 
 async def test_empty_messages_look_like_the_brokers_statuses() -> None:
-    records = await struck(await at_work(), Kind.STATUS_HEADER, "CONTRIB")
+    records = await struck(await at_work(), Kind.STATUS_HEADER, "CONTRIB_0")
     assert [(r.subject, r.payload, r.headers) for r in records] == [
-        (NAMES.contribution(0, "a"), b"", {"Status": status}) for status in ("100", "404")
+        (NAMES.shard(0).contribution(0, "a"), b"", {"Status": status}) for status in ("100", "404")
     ]
 
 
 async def test_ids_of_the_next_contributions_are_used_up() -> None:
-    records = await struck(await at_work(), Kind.DEDUP_IDS, "CONTRIB")
+    records = await struck(await at_work(), Kind.DEDUP_IDS, "CONTRIB_0")
     assert [r.headers[MSG_ID] for r in records][:2] == ["a/1/0/2/0", "a/1/0/3/0"]
     assert {r.payload for r in records} == {b""}
 

@@ -204,8 +204,8 @@ async def test_a_fault_of_messages_is_the_same_as_on_a_cluster_of_this_machine(
     bus: MemoryBus,
 ) -> None:
     async with at_work(bus) as (ground, _):
-        await bus.publish(f"skerry.{RUN}.contrib.0.a", b"12345678", msg_id="1")
+        await bus.publish(f"skerry.{RUN}.contrib.0.0.a", b"12345678", msg_id="1")
         fault = Fault(0.0, Kind.DUPLICATE, "a", amount=1.0)
         async with ground.inject(Injection.of(fault, "a", "seed")) as proof:
-            assert await proof() == "1 stored, from sequence 2 of CONTRIB"
+            assert await proof() == "1 stored, from sequence 2 of CONTRIB_0"
         assert await ground.undo() == []

@@ -69,7 +69,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
         await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
 
         async def listen() -> None:
-            async with aclosing(far.follow(SUBJECTS.contribution())) as records:
+            async with aclosing(far.follow(SUBJECTS.shard(0).contribution())) as records:
                 async for _ in records:
                     heard.append(loop.time())
                     if len(heard) == 4:
@@ -79,7 +79,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
             group.create_task(listen())
             for _ in range(4):
                 await asyncio.sleep(0.25)
-                await near.publish(SUBJECTS.contribution(0, "a"), b"x")
+                await near.publish(SUBJECTS.shard(0).contribution(0, "a"), b"x")
 
     simulate(main)
     assert heard == pytest.approx([1.25, 1.5, 1.75, 2.0])

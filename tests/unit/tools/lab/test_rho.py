@@ -53,7 +53,7 @@ def gradients_of(lab: Lab) -> dict[At, Vector]:
     plan, names = lab.work.plan, Subjects(RUN)
     assembler = ContributionAssembler(RUN, plan)
     arrived: dict[tuple[int, str, int, int], OuterGradient] = {}
-    for record in lab.broker.streams[names.stream("CONTRIB")].records.values():
+    for record in lab.broker.streams[names.shard(0).stream("CONTRIB")].records.values():
         got = assembler.feed(record)
         if isinstance(got, Contribution):
             told = got.header
@@ -109,7 +109,11 @@ def test_the_likeness_is_that_of_the_merged_contributions_of_versions_that_were_
             raise Overtaken(msg)
         return await state.read_part(bus, run, plan, manifest, name)
 
-    monkeypatch.setattr(progress_module, "state", SimpleNamespace(read_part=read_part))
+    monkeypatch.setattr(
+        progress_module,
+        "state",
+        SimpleNamespace(read_part=read_part, follow_manifests=state.follow_manifests),
+    )
     monkeypatch.setattr(lab_module, "Rho", Watched)
     train = config.train.model_copy(update={"steps": 80})  # each fragment is merged ten times
     run = config.model_copy(update={"outer": outer, "train": train})
