@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Goal, parser, write
+from wan_loop import GO
 
 from skerry.cli.cluster.broker import find_server
 from skerry.models.base import build_model, specs_of
@@ -212,7 +213,7 @@ class Contestants:
                 said = json.loads(line)
                 if "at_s" in said:
                     ends.append(said["at_s"])
-                else:
+                elif "judged" in said:
                     judged[said["judged"]] = said["loss"]
             found.ends[name], found.judged[name] = ends, judged
             code = self.processes[name].poll()
@@ -223,10 +224,13 @@ class Contestants:
     def wait(self, trouble: Trouble | None = None) -> Told:
         """Return what was printed once all have ended, or one has failed."""
         until_s = time.monotonic() + LIMIT_S
-        healed_s = 0.0
+        outs, begun, healed_s = [self.folder / f"{name}.out" for name in NAMES], False, 0.0
         while any(p.poll() is None for p in self.processes.values()):
             if time.monotonic() > until_s:
                 raise TimeoutError(self.said())
+            if not begun and all('"ready"' in path.read_text() for path in outs):
+                (self.folder / GO).touch()
+                begun = True
             if trouble and self.told().steps() >= trouble.at_step:
                 healed_s = time.monotonic() + trouble.cut_s
                 self._befall(trouble)

@@ -29,6 +29,8 @@ from skerry.client.batches import of_run
 from skerry.data.corpus import load_corpus
 from skerry.settings.models import RunConfig
 
+GO = "go"
+"""The file that is written once all of Skerry's learners have been imported."""
 JUDGED = 32
 """Held-out sequences that a loss is the mean of."""
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
@@ -52,12 +54,13 @@ class Contest:
     judge_every: int
     bucket_mb: float
     seed: int
+    go: Path
 
     @classmethod
     def read(cls, path: Path) -> Contest:
         found: dict[str, Any] = json.loads(path.read_text())
         config = RunConfig.model_validate(found.pop("config"))
-        return cls(config=config, **found)
+        return cls(config=config, go=path.parent / GO, **found)
 
 
 class Training:
@@ -141,6 +144,9 @@ def diloco(training: Training) -> None:
 def skerry_learner(training: Training) -> None:
     """Train as a learner of a run."""
     asked = training.asked
+    _say(ready=1)
+    while not asked.go.exists():  # importing takes a busy machine many steps' time
+        time.sleep(0.05)
     about: dict[str, Any] = {"run": "wan", "name": f"site-{asked.rank}", "config": asked.config}
     with skerry.torch.join(
         asked.url, model=training.model, optimizer=training.optimizer, **about
