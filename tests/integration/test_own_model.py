@@ -63,7 +63,8 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_sampled(tmp_path: Path) ->
         assert refused.returncode == 2
         assert "does not allow code from 'bigram'" in refused.stderr.splitlines()[-1]
     allowed = ("--set", "allow_code=bigram")
-    judged = json.loads(skerry("eval", checkpoints, "--json", *allowed, cwd=tmp_path))
+    data = ("--set", "allow_data=text")
+    judged = json.loads(skerry("eval", checkpoints, "--json", *allowed, *data, cwd=tmp_path))
     assert judged["loss"] < math.log(256) / 2
     given = ("--prompt", "7 a", "--temperature", "0", *allowed)
     sampled = skerry("sample", checkpoints, *given, cwd=tmp_path)

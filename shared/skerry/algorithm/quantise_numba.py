@@ -90,6 +90,10 @@ def compiled(*signature: types.Type, fastmath: bool | set[str] = False) -> Calla
     """
 
     def decorate(function: F) -> F:
+        # Numba numbers the kernels of one name: of two processes that compile the kernels of one
+        # factory at the same time, one would load another kernel than it asks for.
+        made_of = [str(cell.cell_contents) for cell in function.__closure__ or ()]
+        function.__qualname__ = "-".join([function.__qualname__, *made_of])
         try:
             kernel = njit(signature, cache=True, nogil=True, fastmath=fastmath)(function)
         except (RuntimeError, OSError) as error:
