@@ -27,7 +27,7 @@ from skerry.errors import (
     Truncated,
     WrongVersion,
 )
-from skerry.log import global_fragments, ledger, recovery, run_records, state
+from skerry.log import global_fragments, ledger, recovery, state
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
@@ -465,7 +465,7 @@ async def test_a_replica_that_tells_of_an_older_version_ends_nobody(
             yield held
 
     monkeypatch.setattr(recovery, "read_manifest", lagging)
-    monkeypatch.setattr(run_records, "follow", announced)
+    monkeypatch.setattr(state, "follow_manifests", announced)
     await wire.network.receiver.manifests()
     assert (answers, wire.network.receiver.wanted) == ([], {0: newest})
 
