@@ -43,7 +43,7 @@ from tests.support.wan import DEVICE, Link, Region, Regions, missing
 LOOP = Path(__file__).parent / "wan_loop.py"
 NAMES = "us", "eu", "asia", "sa"
 HUB = NAMES[0]
-LIMIT_S = 3600.0
+LIMIT_S, POLL_S = 3600.0, 0.2
 SETTLE = 2
 """Steps at the beginning that no figure counts."""
 BUCKETS_MB = 1.0, 25.0
@@ -134,9 +134,6 @@ class Told:
     def steps(self) -> int:
         return min(len(ends) for ends in self.ends.values())
 
-    def curve(self, name: str) -> dict[int, float]:
-        return self.judged[name]
-
 
 @dataclass(slots=True)
 class Trouble:
@@ -189,7 +186,10 @@ class Contestants:
         )
         url = f"nats://{address}:4222"
         self._services.append(self._spawn("nats", [str(find_server()), "-c", str(settings)], HUB))
-        time.sleep(1.0)
+        while "Server is ready" not in (self.folder / "nats.err").read_text():
+            if self._services[0].poll() is not None:
+                raise RuntimeError(self.said())
+            time.sleep(POLL_S)
         syncer = [*SKERRY, "syncer", "--nats", url, "--run", "wan", "--name", "syncer"]
         self._services.append(self._spawn("syncer", syncer, HUB))
         return url
@@ -222,12 +222,14 @@ class Contestants:
         return found
 
     def wait(self, trouble: Trouble | None = None) -> Told:
-        """Return what was printed once all have ended, or one has failed."""
-        until_s = time.monotonic() + LIMIT_S
+        """Return what was printed once all have ended, or one has failed without ``trouble``."""
+        until_s, alone = time.monotonic() + LIMIT_S, trouble is None
         outs, begun, healed_s = [self.folder / f"{name}.out" for name in NAMES], False, 0.0
         while any(p.poll() is None for p in self.processes.values()):
             if time.monotonic() > until_s:
                 raise TimeoutError(self.said())
+            if alone and any(process.poll() for process in self.processes.values()):
+                break
             if not begun and all('"ready"' in path.read_text() for path in outs):
                 (self.folder / GO).touch()
                 begun = True
@@ -238,7 +240,7 @@ class Contestants:
             if healed_s and self.regions and time.monotonic() > healed_s:
                 for region in self.regions.all:
                     region.cut = False
-            time.sleep(0.2)
+            time.sleep(POLL_S)
         return self.told()
 
     def _befall(self, trouble: Trouble) -> None:

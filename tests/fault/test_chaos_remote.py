@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from skerry.log.base import MSG_ID, Record
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.subjects import Subjects, drill_of
+from skerry_tools.chaos.lease import leased
 from tests.support.cluster import Cluster, until_commit
 from tests.support.nats_server import NatsServer
 
@@ -79,14 +80,6 @@ class Site:
         out, err = await process.communicate()
         return Said(process.returncode or 0, out.decode(), err.decode())
 
-    async def until_leased(self, drill: asyncio.Task[Said]) -> None:
-        """Return once the drill has told the log that it is at work."""
-        coming = self.bus.follow(drill_of(RUN))
-        async with aclosing(coming):
-            first = asyncio.ensure_future(anext(coming))
-            await asyncio.wait({first, drill}, return_when=asyncio.FIRST_COMPLETED)
-            assert first.done(), (await drill).story
-
     async def contributions(self) -> list[Record]:
         stream = Subjects(RUN).shard(0).stream("CONTRIB")
         held = next(info for info in await self.bus.streams() if info.name == stream)
@@ -128,16 +121,20 @@ async def test_a_run_that_was_started_by_hand_survives_damaged_messages(
     plan.write_text(json.dumps(PLAN))
     given = ("--plan", str(plan), "--quiet-s", "2", "--json")
     async with site(tmp_path, tiny_config, jax_cache) as held:
-        drill = asyncio.create_task(held.chaos(*given))
-        await held.until_leased(drill)
-        second = await held.chaos(*given)
-        done = await drill
+        async with leased(held.bus, RUN, "process 1 on another machine"):
+            second = await held.chaos(*given)
+        free = await held.bus.last(drill_of(RUN))
+        done = await held.chaos(*given)
+        given_back = await held.bus.last(drill_of(RUN))
         newest = max(c.version for c in (await ledger.last_commits(held.bus, RUN)).values())
         commits = await until_commit(held.bus, RUN, lambda c: c.version > newest)
         codes = [service.process.returncode for service in held.cluster.services]
     assert (second.code, second.out) == (2, ""), second.story
-    assert second.err.startswith("error: A drill of process "), second.story
+    assert second.err.startswith("error: A drill of process 1 on "), second.story
     assert len(second.err.splitlines()) == 1
+    assert free is not None
+    assert given_back is not None
+    assert given_back.sequence > free.sequence, "the drill took the lease, too"
     assert done.code == 0, done.story
     told = done.told
     assert [fault["kind"] for fault in told["faults"]] == [fault["kind"] for fault in FAULTS]
