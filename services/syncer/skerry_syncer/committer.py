@@ -113,7 +113,8 @@ class Committer:
             return await self._write(state, batch, weighed, vectors, closing)
         if batch.pending:
             closing = closing.without_merge()
-        return await self._write(state, batch, [], held, closing)
+        # The blocks that ``moved`` is of are those that the next version would have compared.
+        return await self._write(state, batch, [], replace(held, moved=None), closing)
 
     async def _step(
         self,

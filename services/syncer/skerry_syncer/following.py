@@ -44,11 +44,11 @@ class Follower:
         manifests = state.follow_manifests(restorer.bus, self.run, restorer.plan)
         async for manifest in manifests:
             if idle():
-                await self._take(manifest)
+                await self._take(manifest, idle)
             elif manifest.commit.syncer != self.name:
                 restorer.release(manifest.commit.fragment)
 
-    async def _take(self, manifest: Manifest) -> None:
+    async def _take(self, manifest: Manifest, idle: Callable[[], bool]) -> None:
         """Restore a manifest's version from the one that is held, where that is worth it.
 
         Where replay gave another master than was committed, the next snapshot is worth it.
@@ -62,9 +62,11 @@ class Follower:
         try:
             if not known.keys() >= set(range(begins + 1, version)):
                 known |= await self._commits(manifest)
+            if not idle():  # it has begun to serve meanwhile
+                return
             await self.restorer.restore(manifest, known)
         except (BusError, WireError) as error:  # it is read again at a take-over
-            log.info("not_followed", fragment=index, version=version, cause=str(error))
+            log.info("standby_restore_failed", fragment=index, version=version, cause=str(error))
         self.commits[index] = {n: commit for n, commit in known.items() if n >= version}
 
     async def _commits(self, manifest: Manifest) -> dict[int, Commit]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.algorithm.fragments import Plan
-    from skerry.algorithm.outer import Outer
     from skerry.log.base import Bus, StreamInfo
     from skerry.log.state_writer import StateWriter
     from skerry.protocol.contribution import Incarnations
@@ -51,10 +50,9 @@ async def load(
     writer: StateWriter,
     plan: Plan,
     config: RunConfig,
-    outer: Outer,
     *,
+    restorer: Restorer,
     on_bytes: Callable[[int], None] | None = None,
-    restorer: Restorer | None = None,
 ) -> LoadedShard:
     """Rebuild the writer's shard from manifests and slots; append what the ledger lacks first.
 
@@ -86,14 +84,13 @@ async def load(
     commits: dict[int, dict[int, Commit]] = {}
     if ledger_info:
         commits = await commits_since(bus, writer.run, manifests, sync, ledger_info.last_seq)
-    restorer = restorer or Restorer.of(bus, writer.run, plan, sync, outer)
     restorer = replace(restorer, on_bytes=on_bytes)  # what it holds is the same
     vectors = {
         index: await restorer.take(manifest, commits.get(index, {}))
         for index, manifest in manifests.items()
     }
     for index, settled in commits.items():  # what they merged and refused may be read again
-        for commit in settled.values():
+        for _, commit in sorted(settled.items()):
             shard.fragments[index].settle_all(commit)
     await _read_starts(bus, writer, shard.assembler.incarnations, stream)
     shard.again = await _asked_again(bus, shard, stream, restarted=bool(manifests) and not floors)
@@ -136,11 +133,10 @@ async def commits_since(
 ) -> dict[int, dict[int, Commit]]:
     """Return commits by fragment and version: all since the snapshots, and the newest before.
 
-    ``last`` is the ledger's last sequence.
-    What lies above a fragment's floor was sent at most ``max_staleness`` versions ago, since
-    nothing older holds a floor down; those of a window say what contributions are compared with. A
-    ledger holds one commit per fragment and version, and half
-    as many other records at the very most; where there are more, all of a fragment's are read.
+    ``last`` is the ledger's last sequence. What lies above a fragment's floor was sent at most
+    ``max_staleness`` versions ago, since nothing older holds a floor down; those of a window say
+    what contributions are compared with. A ledger holds one commit per fragment and version, and
+    half as many other records at the very most; where there are more, all of a fragment's are read.
     """
     since = {i: range(snapshot_version(m) + 1, m.commit.version) for i, m in manifests.items()}
     reach = max([config.max_staleness, WINDOW, *(len(versions) for versions in since.values())]) + 2

@@ -108,7 +108,7 @@ class Restorer:
             return await self._restore(manifest, commits)
 
     async def take(self, manifest: Manifest, commits: Mapping[int, Commit]) -> FragmentVectors:
-        """Restore a fragment for who changes its vectors from now on: nothing of it is held."""
+        """Restore a fragment for a caller that will change its vectors; none is kept here."""
         vectors = await self.restore(manifest, commits)
         self.release(manifest.commit.fragment)
         return vectors

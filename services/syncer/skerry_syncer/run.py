@@ -24,7 +24,7 @@ from skerry.settings.loading import run_config_from_json
 from skerry_syncer.committer import Committer
 from skerry_syncer.loading import load
 from skerry_syncer.restoring import Restorer
-from skerry_syncer.serving import ShardServer, now_s
+from skerry_syncer.serving import ShardServer, heed, now_s
 from skerry_syncer.telemetry import RoundTelemetry
 
 if TYPE_CHECKING:
@@ -100,28 +100,17 @@ class ServedRun:
     async def follow_quarantine(self, wake: Callable[[], None]) -> None:
         """Note which learners are in quarantine; call ``wake`` at each change."""
         async for record in run_records.follow(self.bus, self.record.run, Quarantine):
-            self._heed(record)
+            heed(self.learners, record)
             wake()
-
-    def _heed(self, record: Quarantine) -> None:
-        learner, held = record.learner, self.learners.quarantined
-        if record.released == (learner not in held):
-            return
-        if record.released:
-            del held[learner]
-        else:
-            held[learner] = record.reason
-        about = {"learner": learner, "reason": record.reason, "by": record.by}
-        log.warning("quarantine_released" if record.released else "quarantined", **about)
 
     async def server(
         self, writer: StateWriter, on_bytes: Callable[[int], None] | None = None
     ) -> ShardServer:
         """Rebuild a shard from the log; StateLost where that cannot be done."""
         loaded = await load(
-            *(self.bus, writer, self.plan, self.config, self.outer),
-            on_bytes=on_bytes,
+            *(self.bus, writer, self.plan, self.config),
             restorer=self.restorer,
+            on_bytes=on_bytes,
         )
         log.info(
             "shard_loaded",
@@ -131,7 +120,7 @@ class ServedRun:
             versions={index: state.version for index, state in loaded.shard.fragments.items()},
         )
         for record in await run_records.newest_each(self.bus, self.record.run, Quarantine):
-            self._heed(record)
+            heed(self.learners, record)
         loaded.shard.quarantined = self.learners.quarantined
         loaded.shard.pulse_of = self.learners.pulse_of
         telemetry = RoundTelemetry(self.record, self.config.sync.merge)

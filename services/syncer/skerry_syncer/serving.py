@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.log.base import Bus, Record
+    from skerry.protocol.clock import LearnerTable
     from skerry.protocol.coordinator import Action, RoundCoordinator
     from skerry.protocol.messages import RunRecord
     from skerry_syncer.committer import Committer
@@ -37,6 +38,13 @@ SLICE = 64
 def now_s() -> float:
     """Return the event loop's time: what simulated time replaces."""
     return asyncio.get_running_loop().time()
+
+
+def heed(learners: LearnerTable, record: Quarantine) -> None:
+    """Note a decision on a learner, and report it if it changes anything."""
+    if learners.heed(record):
+        about = {"learner": record.learner, "reason": record.reason, "by": record.by}
+        log.warning("quarantine_released" if record.released else "quarantined", **about)
 
 
 @dataclass(slots=True)
@@ -199,9 +207,10 @@ class ShardServer:
         writer, learners = self.committer.writer, self.coordinator.clock.learners
         for learner, reason in self.coordinator.shard.conduct.suspects():
             if learner not in learners.quarantined:
-                learners.quarantined[learner] = reason
                 decided = writer.run, learner, reason, writer.holder, self.wall_ns()
-                await run_records.publish(self.bus, Quarantine(*decided))
+                record = Quarantine(*decided)
+                await run_records.publish(self.bus, record)
+                heed(learners, record)
 
     async def _finish_run(self) -> bool:
         """Mark the run as finished if the other shards are done too; return whether it is.

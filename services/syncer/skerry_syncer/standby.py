@@ -53,9 +53,9 @@ class StandBy:
 
     @classmethod
     def of(cls, served: ServedRun, instance: str, host: str) -> StandBy:
-        sync = served.config.sync
         view = succession.View(served.name, instance)
-        return cls(served, host, view, succession.Policy(sync.shards, sync.lease_s))
+        policy = succession.Policy(served.plan.shards, served.config.sync.lease_s)
+        return cls(served, host, view, policy)
 
     async def stand(self) -> None:
         """Serve what falls to this syncer until the run is finished.

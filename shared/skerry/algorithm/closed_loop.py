@@ -92,7 +92,7 @@ def follow(
             for blocks, at in _pieces(master):
                 out, own = spare[: at.stop - at.start], held.part(blocks)
                 into = delta.planes.part(blocks)
-                cpu().take_on(global_scheme, chosen, own, master[at], into, out)
+                cpu().step_towards(global_scheme, chosen, own, master[at], into, out)
                 found.update(out)
             return Version(held, found.digest(), delta)
     held, found = begin(global_scheme, master), new_hash()

@@ -39,9 +39,9 @@ LEAST_PEAK, MOST_PEAK = 1e-15, 1e15
 STATED = 0.01
 """A norm may differ from what its sender says by this share: it summed in f32."""
 ECHO = 0.02
-"""An outer gradient whose cosine with what everybody knows is closer to 1 is no own work,"""
+"""A cosine with known work that is at most this far from 1 marks a copy; one in int4 has 0.993."""
 APART = 0.1
-"""if no other's is as close as this. A copy in int4 has 0.993; without noise all do."""
+"""How far everybody else's cosine must be from 1 for that: without noise all are close."""
 AGAINST, AGREED = -0.25, 0.2
 """An outer gradient whose cosine with the others' mean direction is below the first is opposed, if
 they agree with each other: by their mean cosine."""

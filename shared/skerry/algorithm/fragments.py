@@ -131,7 +131,7 @@ class Plan:
 
     def of_shard(self, shard: int) -> tuple[Fragment, ...]:
         """Return the fragments of a shard."""
-        return self.fragments[shard :: self.shards]
+        return tuple(f for f in self.fragments if self.shard_of(f.index) == shard)
 
     @property
     def specs(self) -> tuple[LeafSpec, ...]:

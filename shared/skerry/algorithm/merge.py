@@ -166,19 +166,19 @@ def direction(
     idle = np.asarray(shares.max(axis=0) == 0)
     present = norms > _NO_NORM
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=present)
-    kept = np.array([[1.0 - item.cut] for item in ordered])
-    radii = (shares * np.where(present, norms * kept, 0.0)).sum(axis=0)
-    averages = shares * kept
+    left = np.array([[1.0 - item.cut] for item in ordered])
+    radii = (shares * np.where(present, norms * left, 0.0)).sum(axis=0)
+    averages = shares * left
     coefficients = np.where(radial, shares * inverse, averages).astype(np.float32)
 
     out = np.empty(fragment.padded_size, np.float32) if into is None else into
     accumulate = backend.merger().accumulate
     lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
     if method in ROBUST:
-        robust(method, ordered, shares[:, ~idle], kept[:, 0], spans.only(~idle), out)
+        robust(method, ordered, shares[:, ~idle], left[:, 0], spans.only(~idle), out)
     elif rule is not None:
         chosen = ~np.asarray(averaged, np.bool_) & ~idle
-        _apply_rule(rule, ordered, shares, kept[:, 0], fragment, chosen, out)
+        _apply_rule(rule, ordered, shares, left[:, 0], fragment, chosen, out)
     if rule is not None or method in ROBUST:
         lengths = np.sqrt(backend.merger().segment_squares(out, spans))
     lost = radial & (lengths <= DEGENERATE)
@@ -197,7 +197,7 @@ def _apply_rule(
     rule: MergeRule,
     ordered: Sequence[OuterGradient],
     shares: NDArray[np.float64],
-    kept: NDArray[np.float64],
+    left: NDArray[np.float64],
     fragment: Fragment,
     chosen: NDArray[np.bool_],
     out: NDArray[np.float32],
@@ -211,7 +211,7 @@ def _apply_rule(
         decode, blocks = backend.cpu().dequantise, slice(start // BLOCK, stop // BLOCK)
         values = [decode(i.scheme, i.planes.part(blocks))[: piece.size] for i in ordered]
         merged = np.asarray(
-            rule(np.stack(values) * kept[:, None].astype(np.float32), shares[:, number])
+            rule(np.stack(values) * left[:, None].astype(np.float32), shares[:, number])
         )
         if merged.shape != (piece.size,):
             msg = f"sync.merge returned shape {merged.shape} for {piece.size} values"

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 WAYS = 4
 """Contributions that one pass adds; more of them take more passes over the output."""
 _BF16, _INT8, _INT4 = (np.int32(SCHEMES[name].id) for name in ("bf16", "int8", "int4"))
-ADDED = frozenset({"f32", "bf16", "int8", "int4", "e3m0", "int2"})
+ACCUMULATED = frozenset({"f32", "bf16", "int8", "int4", "e3m0", "int2"})
+"""Schemes that ``accumulate`` adds as they are; others are decoded first."""
 _E3M0, _INT2 = (np.int32(SCHEMES[name].id) for name in ("e3m0", "int2"))
 _N2, _N6 = np.int32(2), np.int32(6)
 _N4, _N15, _N16, _N28 = np.int32(4), np.int32(15), np.int32(16), np.int32(28)
@@ -259,7 +260,7 @@ def trimmed(values: F32s, weights: F64s, dropped: int, out: F32s) -> None:
 
 def _compiled_form(item: OuterGradient) -> OuterGradient:
     """Return a contribution whose scheme has no kernel as its decoded f32."""
-    if item.scheme in ADDED:
+    if item.scheme in ACCUMULATED:
         return item
     rows = as_blocks(dequantise(item.scheme, item.planes))
     return OuterGradient("f32", Planes(rows.view(np.uint8), item.planes.scales[:0]))

@@ -66,7 +66,7 @@ _MAGNITUDE, _INF, _ZERO_PEAK, _FLOOR, _POWER_UP, _POWER_BASE, _FINE_SHIFT, _FINE
     )
 )
 _BF16_MAX = np.uint32(BF16_MAX)
-_ROUND_UP, _BIAS, _SIGN, _HIGH = (np.int32(n) for n in (0xFFFF, 127, 0x80, 0xF0))
+_ROUND_UP, _BIAS = np.int32(0xFFFF), np.int32(127)
 _ROUND = np.float32(12_582_912.0)
 """1.5 * 2**23: adding and subtracting it rounds a small f32 to an integer, half to even."""
 _N0, _N1, _N2, _N3, _N4, _N6, _N7, _N8 = (np.int32(n) for n in (0, 1, 2, 3, 4, 6, 7, 8))
@@ -376,11 +376,11 @@ def _join_two(high: U8s, low: U8s, out: U32s) -> None:
     *(array(u16, 2, written=True), array(f32, 2), f32, i32, array(u8, 2, written=True)),
     *(array(u16, 1, written=True), array(f32, 2, written=True), array(i32, 2, written=True)),
 )
-def _take_on(
+def _step_towards(
     words: U16s, master: F32s, step: np.float32, ceiling: np.int32,
     codes: U8s, scales: U16s, out: F32s, bits: I32s,
 ) -> bool:  # fmt: skip
-    """See ``take_on``; ``bits`` is ``out`` as integers."""
+    """See ``step_towards``; ``bits`` is ``out`` as integers."""
     low, spare = np.int32(codes.shape[1] // 32 - 4), np.empty(BLOCK, np.int32)
     half, most, top = np.int32(0x7FFF), np.int32(BF16_MAX), _N0
     for b in range(words.shape[0]):
@@ -467,19 +467,21 @@ def dequantise(
     return vector
 
 
-def take_on(
+def step_towards(
     global_scheme: str, delta_scheme: str, held: Planes, master: F32s, delta: Planes, out: F32s
 ) -> None:
-    """Like ``quantise_numpy.take_on``, in one pass where G is held in bf16."""
+    """Like ``quantise_numpy.step_towards``, in one pass where G is held in bf16."""
     kind = scheme_of(delta_scheme)
     if global_scheme != "bf16" or not kind.for_delta:
-        reference.take_on(global_scheme, delta_scheme, held, master, delta, out)
+        reference.step_towards(global_scheme, delta_scheme, held, master, delta, out)
         return
     check_planes(global_scheme, held, out)
     check_planes(delta_scheme, delta, out)
     words, rows, given = held.codes.view(np.uint16), as_blocks(out), as_blocks(master)
     codes, scales, ceiling = delta.codes, delta.scales, np.int32(kind.scale_ceiling)
-    if not _take_on(words, given, step(kind), ceiling, codes, scales, rows, rows.view(np.int32)):
+    if not _step_towards(
+        words, given, step(kind), ceiling, codes, scales, rows, rows.view(np.int32)
+    ):
         raise diverged()
 
 

@@ -76,7 +76,7 @@ def join(planes: Sequence[NDArray[np.uint8]], out: NDArray[np.float32]) -> None:
         words |= np.left_shift(plane, 24 - 8 * number, dtype=np.uint32)
 
 
-def take_on(
+def step_towards(
     global_scheme: str,
     delta_scheme: str,
     held: Planes,
@@ -84,7 +84,7 @@ def take_on(
     delta: Planes,
     out: NDArray[np.float32],
 ) -> None:
-    """Take ``held``, the planes of G, on to a master, f32 (blocks*256,), by a quantised difference.
+    """Advance G, as its planes ``held``, towards a master f32 (blocks*256,) by a quantised delta.
 
     Writes the difference to ``delta`` and the new G, decoded, to ``out``. Raises Diverged where
     either is not finite, which leaves all three half done.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 LEAST_OTHERS = 2
-"""Learners beside one that can outvote it."""
+"""How many other learners it takes to outvote one."""
 
 
 class StalenessReason(StrEnum):

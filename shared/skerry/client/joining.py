@@ -109,7 +109,7 @@ async def find_or_create(
         work = await in_thread(prepare, config)
         with suppress(Denied):  # those who may keep the streams as they should be
             await bus.declare(specs(run, shards=record.shards, **config.log.model_dump()))
-    if work.plan.digest != record.plan_digest:
+    if (work.plan.digest, work.plan.shards) != (record.plan_digest, record.shards):
         raise _mismatch(record, work.plan.specs)
     return record, config, work
 

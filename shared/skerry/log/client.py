@@ -274,23 +274,27 @@ async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
             async for item in sources[0]:
                 yield item
         return
-    arrived: asyncio.Queue[T | Exception] = asyncio.Queue(1)
+    arrived: asyncio.Queue[T | Exception | None] = asyncio.Queue(1)
 
     async def pump(source: AsyncGenerator[T]) -> None:
         try:
             async with aclosing(source):
                 async for item in source:
                     await arrived.put(item)
+            await arrived.put(None)
         except Exception as error:  # noqa: BLE001 - it is raised where the items are taken
             await arrived.put(error)
 
-    tasks = [asyncio.ensure_future(pump(source)) for source in sources]
+    tasks, left = [asyncio.ensure_future(pump(source)) for source in sources], len(sources)
     try:
-        while not (arrived.empty() and all(task.done() for task in tasks)):
+        while left:
             got = await arrived.get()
             if isinstance(got, Exception):
                 raise got
-            yield got
+            if got is None:
+                left -= 1
+            else:
+                yield got
     finally:
         for task in tasks:
             task.cancel()

@@ -16,6 +16,7 @@ import xxhash
 
 from skerry.errors import (
     BrokerUnavailable,
+    Denied,
     RunNotFound,
     StateLost,
     WireError,
@@ -165,15 +166,20 @@ async def _state_left(bus: Bus, run: str) -> tuple[list[Record], bool]:
     """Return every manifest in the state of a run, and True if any of its fences was taken.
 
     How many shards it has only its record says, which may be lost: the first one of which there is
-    neither manifest nor fence is behind the last.
+    neither manifest nor fence is behind the last, and so is one that this key may not read.
     """
     found: list[Record] = []
     shard = 0
     while True:
         subjects = Subjects(run).shard(shard)
-        manifests = await bus.last_each(subjects.manifest())
-        if not manifests and await bus.last(subjects.fence()) is None:
-            return found, shard > 0
+        try:
+            manifests = await bus.last_each(subjects.manifest())
+            if not manifests and await bus.last(subjects.fence()) is None:
+                return found, shard > 0
+        except Denied:
+            if not shard:
+                raise
+            return found, True
         found += manifests
         shard += 1
 

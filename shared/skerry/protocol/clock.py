@@ -15,7 +15,7 @@ from skerry.algorithm import liveness, schedule
 from skerry.protocol.messages import LearnerPhase, activity
 
 if TYPE_CHECKING:
-    from skerry.protocol.messages import Commit, Pulse, QuarantineReason
+    from skerry.protocol.messages import Commit, Pulse, Quarantine
 
 WORKING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
 ON_THE_WAY = frozenset({LearnerPhase.STARTING, LearnerPhase.CATCHING_UP})
@@ -85,7 +85,7 @@ class LearnerTable:
     policy: liveness.LivenessPolicy
     patience_s: float = 0.0
     seen: dict[str, SeenLearner] = field(default_factory=dict[str, SeenLearner])
-    quarantined: dict[str, QuarantineReason] = field(default_factory=dict[str, "QuarantineReason"])
+    quarantined: set[str] = field(default_factory=set[str])
 
     def pulse_of(self, learner: str) -> Pulse | None:
         """Return a learner's newest pulse."""
@@ -95,6 +95,13 @@ class LearnerTable:
     def counted(self) -> dict[str, SeenLearner]:
         """Return the learners that count."""
         return {name: seen for name, seen in self.seen.items() if name not in self.quarantined}
+
+    def heed(self, record: Quarantine) -> bool:
+        """Put a learner into quarantine or release it; return False if that changes nothing."""
+        if record.released != (record.learner in self.quarantined):
+            return False
+        self.quarantined ^= {record.learner}
+        return True
 
     def observe(self, pulse: Pulse, now_s: float) -> None:
         """Take a pulse; one of an older incarnation is ignored."""

@@ -130,13 +130,13 @@ def weigh(
     """Return what counts, in an order that depends on nothing but the contributions.
 
     ``measured`` says what ``examine`` found in each. What became too stale while it waited, what
-    cannot be merged, and what the rules ``shard.containment`` rule out is refused.
+    cannot be merged, and what ``shard.containment`` rules out is refused.
     """
     kept = _acceptable(shard, state, batch, measured)
     rules, memory = shard.containment, state.memory
-    compared = Comparison.of(rules, memory, ((c.header, measured[c.id]) for c in kept))
+    compared = Comparison.of(rules, memory, ((c.header, measured[c.id]) for c, _ in kept))
     found: list[Weighed] = []
-    for item in kept:
+    for item, discount in kept:
         header, own = item.header, measured[item.id]
         cause = compared.refusal(header, own, shard.pulse_of(header.learner))
         if cause is not None:
@@ -144,7 +144,7 @@ def weigh(
             continue
         late = state.version - header.base_version
         left_out = compared.uncounted(header)
-        work = weighting.weight(header.tokens, header.steps) * shard.staleness.discount**late
+        work = weighting.weight(header.tokens, header.steps) * discount
         cut = compared.cut(header, own, left_out)
         found.append(Weighed(item, late, 0.0, own, work * (1.0 - left_out), left_out, cut))
     return _shared(found, rules.share)
@@ -155,9 +155,12 @@ def _acceptable(
     state: PendingFragment,
     batch: Batch,
     measured: Mapping[ContributionId, Measured],
-) -> list[Contribution]:
-    """Return the contributions that nothing speaks against by themselves, by id; refuse others."""
-    kept: list[Contribution] = []
+) -> list[tuple[Contribution, float]]:
+    """Return the contributions that are acceptable by themselves, by id; refuse the others.
+
+    Each comes with the factor that its staleness puts on its weight.
+    """
+    kept: list[tuple[Contribution, float]] = []
     pairs = [(item, measured[item.id]) for item in batch.pending]
     again = repeats(state.memory, pairs) if shard.containment.repeats else ()
     for item in sorted(batch.pending, key=lambda c: c.id):
@@ -167,9 +170,9 @@ def _acceptable(
             cause = RefusalCause.QUARANTINED
         elif cause is None and item.id in again:
             cause = RefusalCause.REPEATED
-        if cause is None:
-            kept.append(item)
-        else:
+        if cause is None and not isinstance(discount, RefusalCause):
+            kept.append((item, discount))
+        elif cause is not None:
             state.refuse(refused_as(cause, item.header))
     return kept
 
@@ -184,7 +187,7 @@ def without(
 
 
 def _shared(weighed: Sequence[Weighed], most: float) -> list[Weighed]:
-    """Return contributions with the shares that their work gives them; see ``capped``."""
+    """Return contributions with the shares that their work gives them; see ``weighting.shares``."""
     learners = [w.contribution.header.learner for w in weighed]
     shares = weighting.shares([w.work for w in weighed], learners, most)
     return [w._replace(weight=share) for w, share in zip(weighed, shares, strict=True)]

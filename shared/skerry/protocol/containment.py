@@ -40,8 +40,9 @@ WINDOW = 16
 OFTEN = WINDOW // 2
 """So many bad ones of a learner's newest outcomes are no accident."""
 OVERLONG = 0.6
-"""A contribution of which so much is to be cut off, 2.5 times as long as may be, is refused."""
-AGAINST, MOSTLY = -0.05, 14
+"""A contribution that would lose more of its length than this share is refused: it is over 2.5
+times as long as allowed."""
+MEAN_AGAINST, MOSTLY = -0.05, 14
 """Outer gradients that point against the others': their mean cosine, and how many of a window."""
 
 
@@ -234,12 +235,8 @@ class Conduct:
         """Yield the learners that are to be put into quarantine, and forget what they did."""
         for learner in list(self.outcomes):
             if (reason := _suspicion(self.outcomes[learner])) is not None:
-                self.forget(learner)
+                del self.outcomes[learner]
                 yield learner, reason
-
-    def forget(self, learner: str) -> None:
-        """Begin again with a learner."""
-        self.outcomes.pop(learner, None)
 
     def _note(self, learner: str, outcome: Outcome) -> None:
         self.outcomes.setdefault(learner, deque(maxlen=WINDOW)).append(outcome)
@@ -254,10 +251,9 @@ _BAD = {
 
 
 def _suspicion(outcomes: Sequence[Outcome]) -> QuarantineReason | None:
-    causes = Counter(outcome.cause for outcome in outcomes)
-    for cause, reason in _BAD.items():
-        if causes[cause] >= OFTEN:
-            return reason
+    bad = Counter(outcome.cause for outcome in outcomes if outcome.cause is not None)
+    if bad.total() >= OFTEN:
+        return _BAD[bad.most_common(1)[0][0]]
     against = [outcome.alignment for outcome in outcomes if outcome.alignment]
     mostly = sum(alignment < 0 for alignment in against) >= MOSTLY
-    return QuarantineReason.OPPOSED if mostly and fmean(against) < AGAINST else None
+    return QuarantineReason.OPPOSED if mostly and fmean(against) < MEAN_AGAINST else None

@@ -150,7 +150,7 @@ def refused_as(cause: RefusalCause, item: ContributionHeader | ContributionId) -
 
 @dataclass(slots=True)
 class Incarnations:
-    """Where in a shard's CONTRIB which starts of each learner lie; fed in any order, repeatedly."""
+    """Where in a shard's CONTRIB each learner's starts lie, in whatever order they are read."""
 
     starts: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict[str, list[tuple[int, int]]]

@@ -27,8 +27,8 @@ MASTER = "master"
 OUTER = "outer."
 """What the names of an outer optimizer's parts begin with."""
 MOST_UNCOVERED = 0.85
-"""Share of the window that contributions may fill by the next version that a fragment's newest
-snapshot does not cover."""
+"""How full contributions that no snapshot covers may make the window by a fragment's next
+version."""
 
 
 def kind_of(name: str) -> Kind:

@@ -210,8 +210,8 @@ class Shard:
 
     ``again``: by fragment, how often its next round counts as opened before, where contributions
     to it may have left the log: learners that have answered that round look whether theirs is
-    still there. ``quarantined`` are the learners of whom nothing is merged; ``pulse_of`` returns a
-    learner's newest pulse, if one is known.
+    still there. ``quarantined`` are the learners whose contributions are not merged; ``pulse_of``
+    returns a learner's newest pulse, if one is known.
     """
 
     plan: Plan

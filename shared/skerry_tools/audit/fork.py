@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -108,7 +109,7 @@ def run_fork(
     async def write() -> tuple[str, str]:
         async with choice.reached(given, "fork") as (bus, run):
             log = RunLog.of(bus, await ledger.read_run(bus, run))
-            new = name or f"{run}-{at.replace(':', '-')}"
+            new = name or f"{run}-{re.sub('[^A-Za-z0-9_-]', '-', at)}"
             bases: Bases = from_genesis
             store = store_of(given.local.store, new)
             if origin is not None:

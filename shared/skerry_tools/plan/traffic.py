@@ -112,7 +112,7 @@ class SyncLoad:
         return (self.delta_bits + keyframes * self.whole_bits) / 8 + snapshots * self.snapshot_bytes
 
     def at_once(self, every: int) -> float:
-        """Return by how much more of a part of every N-th version H steps may store than others.
+        """Return what the busiest H steps store of a part of every N-th version, over the average.
 
         Fragments take turns (``parts.is_due``).
         """
@@ -180,7 +180,7 @@ class HubRound(NamedTuple):
     busy_share: float  # of one syncer's time, where each shard has a syncer of its own
     busy_cores: float  # of it, for whole commits
     syncer_s: float  # decode the last contribution, merge, encode, write with a snapshot
-    spared_s: float  # what rounds take less of that on average, of which few store a snapshot
+    spared_s: float  # how much shorter that is on average, as few rounds store a snapshot
     transfer_s: float  # on the hub's own links, where all sites meet; 0 if they are not judged
 
 

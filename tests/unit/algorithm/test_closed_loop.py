@@ -66,7 +66,7 @@ def test_kernels_take_g_on_as_the_reference_does(scheme: str, delta: str, size: 
     for codec in (quantise_numpy, quantise_numba):
         held, out = quantise_numpy.quantise(scheme, first), np.empty_like(then)
         change = allocate(delta, 40)
-        codec.take_on(scheme, delta, held, then, change, out)
+        codec.step_towards(scheme, delta, held, then, change, out)
         found.append(tuple(x.tobytes() for x in (*held, *change, out)))
     assert found[0] == found[1]
 

@@ -423,7 +423,7 @@ def test_a_scheme_without_kernels_is_left_to_the_reference(monkeypatch: pytest.M
     compiled, plain = np.empty((2, 40 * BLOCK), np.float32)
     merge_numba.accumulate(items, weights, spans, compiled)
     monkeypatch.setattr(quantise_numba, "COMPILED", quantise_numba.COMPILED - {"e3m0"})
-    monkeypatch.setattr(merge_numba, "ADDED", merge_numba.ADDED - {"e3m0"})
+    monkeypatch.setattr(merge_numba, "ACCUMULATED", merge_numba.ACCUMULATED - {"e3m0"})
     assert equals_the_reference(quantise_numba, "e3m0", x)
     merge_numba.accumulate(items, weights, spans, plain)
     assert same_bits(plain, compiled)

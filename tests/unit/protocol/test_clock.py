@@ -8,7 +8,7 @@ import pytest
 
 from skerry.algorithm.liveness import LivenessPolicy
 from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, LearnerTable
-from skerry.protocol.messages import LearnerPhase, QuarantineReason
+from skerry.protocol.messages import LearnerPhase
 from skerry.settings.models import LivenessConfig
 from tests.support.builders import pulse
 
@@ -51,7 +51,7 @@ def test_run_does_not_wait_for_ever_for_one_that_says_it_trains() -> None:
 def test_one_in_quarantine_is_neither_waited_for_nor_counted() -> None:
     table = table_of(LearnerPhase.TRAINING, 0.0)
     assert table.working(1000.0).keys() == {"slow", "fast"}
-    table.quarantined["slow"] = QuarantineReason.BY_HAND
+    table.quarantined.add("slow")
     assert table.working(1000.0).keys() == {"fast"}
     assert table.finished(1000.0)
 

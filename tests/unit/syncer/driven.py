@@ -17,6 +17,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.committer import Committer
 from skerry_syncer.loading import load
+from skerry_syncer.restoring import Restorer
 from tests.support.builders import run_record
 from tests.support.learners import TOKENS, ScriptedLearner
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from skerry.protocol.messages import Manifest
     from skerry.protocol.shard import Shard
     from skerry_syncer.loading import LoadedShard
-    from skerry_syncer.restoring import Restorer
 
 RUN = "driven"
 LEAVES = (LeafSpec("embed", (30, 16), embedding=True), LeafSpec("w", (20, 32)))
@@ -138,6 +138,7 @@ async def _loaded(
     writer = await StateWriter.acquire(
         bus, RUN, cut, holder=f"s{number}", now_ns=number, every=config.sync.keyframe_every
     )
-    loaded = await load(bus, writer, cut, config, outer, on_bytes=on_bytes, restorer=restorer)
+    held = restorer or Restorer.of(bus, RUN, cut, config.sync, outer)
+    loaded = await load(bus, writer, cut, config, restorer=held, on_bytes=on_bytes)
     vectors = dict(loaded.vectors)
     return loaded, Committer(writer, config.sync, outer, vectors, wall_ns=lambda: 1)

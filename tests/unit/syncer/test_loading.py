@@ -17,6 +17,7 @@ from skerry.protocol.shard import Shard
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_syncer import loading
+from skerry_syncer.restoring import Restorer
 from tests.support.builders import member
 from tests.support.scripted_run import ScriptedRun
 
@@ -35,7 +36,8 @@ async def loaded(bus: MemoryBus, run: ScriptedRun, shard: int = 0) -> Shard:
     writer = await StateWriter.acquire(
         bus, "run", run.plan, holder="s", now_ns=shard + 2, shard=shard
     )
-    return (await loading.load(bus, writer, run.plan, CONFIG, OUTER)).shard
+    restorer = Restorer.of(bus, writer.run, run.plan, CONFIG.sync, OUTER)
+    return (await loading.load(bus, writer, run.plan, CONFIG, restorer=restorer)).shard
 
 
 async def test_shard_holds_its_own_fragments() -> None:
