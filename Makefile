@@ -84,6 +84,7 @@ gpu: .venv/.ready ## what a learner makes of this machine's accelerator, in unde
 	PYTHONPATH=. $(BIN)/python tests/bench/bench_gpu.py $(ARGS)
 
 secrets: infra/secrets/route_password infra/secrets/page_token infra/secrets/keys.json ## write what docker compose keeps secret
+	@grep -qF '"run": "$(SKERRY_RUN)"' infra/secrets/keys.json || { echo "infra/secrets has no keys of run $(SKERRY_RUN): set SKERRY_RUN to their run, or remove that folder." >&2; exit 2; }
 
 clean: ## remove environments, builds and caches; runs in .skerry stay
 	rm -rf .venv .tools build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

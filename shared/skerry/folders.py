@@ -40,6 +40,17 @@ def is_allowed(name: str) -> bool:
         return False
     if "://" in name:
         return any(name.startswith(f"{root.rstrip('/')}/") for root in _allowed if "://" in root)
-    roots = (Path(root).expanduser().resolve() for root in _allowed if "://" not in root)
-    path = Path(name).expanduser().resolve()
-    return any(path.is_relative_to(root) for root in roots)
+    roots = [Path(root).expanduser().resolve() for root in _allowed if "://" not in root]
+    try:  # what a pattern matches may be a link, or lie behind one
+        paths = [Path(name).expanduser(), *matching(name)]
+    except (OSError, ValueError):  # too long a name, or no pattern
+        return False
+    return all(any(path.resolve().is_relative_to(root) for root in roots) for path in paths)
+
+
+def matching(name: str) -> list[Path]:
+    """Return the file or folder of this name, or those that it matches as a pattern."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return [path]
+    return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

@@ -105,7 +105,7 @@ def fork(
     run: Run = None,
     nats: Nats = None,
 ) -> None:
-    """Write a checkpoint of a run as it was, or would be without a learner, to start from."""
+    """Write a checkpoint of a past moment, or of what it were without a learner."""
     from skerry_tools.audit.command import RunChoice
     from skerry_tools.audit.fork import run_fork
 
@@ -125,7 +125,7 @@ def rewind(
     run: Run = None,
     nats: Nats = None,
 ) -> None:
-    """Write a checkpoint of a run as it was, to start from."""
+    """Write a checkpoint of a past moment, from which `skerry up --from` goes on."""
     fork(at=at, as_=as_, from_=from_, config=config, set_=set_, run=run, nats=nats)
 
 

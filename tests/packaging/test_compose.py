@@ -173,6 +173,19 @@ def test_make_secrets_makes_a_key_for_each_learner(root: Path, services: Service
     assert sorted(named) == sorted(name for name in services if name.startswith("learner"))
 
 
+def test_keys_of_another_run_are_not_taken_for_those_asked_for(root: Path, tmp_path: Path) -> None:
+    shutil.copy(root / "Makefile", tmp_path)
+    secrets = tmp_path / "infra" / "secrets"
+    keyring = Keyring(secrets)
+    keyring.add(*services_of("one"))
+    for name in ("route_password", "page_token"):
+        (secrets / name).write_text("")
+    for run, code in (("one", 0), ("on", 2), ("two", 2)):
+        done = call("make", "-o", ".venv/.runtime", "secrets", f"SKERRY_RUN={run}", cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        assert (f"infra/secrets has no keys of run {run}:" in done.stderr) == bool(code)
+
+
 @pytest.mark.nats
 def test_the_broker_takes_keys_of_the_run_and_nothing_else(
     compose_broker: Callable[..., KeyedBroker],

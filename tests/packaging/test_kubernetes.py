@@ -214,6 +214,20 @@ def made_secrets() -> set[str]:
     return set(re.findall(r"create secret \w+ (\S+)", text))
 
 
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_pod_knows_who_vouches_for_a_broker_with_tls(example: str) -> None:
+    objects = built(K8S / "examples" / example)
+    for name, pod, _ in pods(objects):
+        (container,) = pod["containers"]
+        environ = environment(objects, container)
+        assert environ["SKERRY_NATS__URL"].startswith("tls://"), name
+        folder, _, file = environ["SKERRY_NATS__CA_FILE"].rpartition("/")
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert file == "ca.crt", name
+        assert volumes[mounts[folder]]["secret"]["secretName"] == "nats-ca", name
+
+
 def test_a_learner_is_given_up_only_for_what_no_start_mends(everything: list[Object]) -> None:
     (job, *_) = [o for _, _, o in pods(everything) if o["metadata"]["name"] == "learners"]
     ignored, failed = job["spec"]["podFailurePolicy"]["rules"]

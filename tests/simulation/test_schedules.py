@@ -2,7 +2,7 @@
 
 A seed that fails is saved; put the file, without the faults that it does not need, into
 ``schedules/`` to have it replayed.
-A default run takes 100 seeds, ``-m drill`` 400 more, ``-m soak`` the other 9,500.
+A default run takes 70 seeds, ``-m drill`` 500 others, ``-m soak`` the other 9,500.
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ __all__ = ["bus"]
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with text, a file beside it, and a link from inside to that."""
+    """A folder with text, a file beside it, and links from inside to that and to elsewhere."""
     monkeypatch.setattr(folders, "_allowed", set[str]())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "books").mkdir(parents=True)
     (tmp_path / "data" / "books" / "a.txt").write_text("text")
     (tmp_path / "secret").write_text("word")
     (tmp_path / "data" / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "data" / "out").symlink_to("/etc")
     return tmp_path / "data"
 
 
@@ -36,7 +37,16 @@ def naming(path: object) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    "name", ["{0}", "{0}/books", "{0}/books/*.txt", "data/books", "s3://mine/text", "s3://mine/x/y"]
+    "name",
+    [
+        "{0}",
+        "{0}/books",
+        "{0}/books/*.txt",
+        "{0}/b*",
+        "data/books",
+        "s3://mine/text",
+        "s3://mine/x/y",
+    ],
 )
 def test_what_lies_below_an_allowed_folder_is_read(root: Path, name: str) -> None:
     load(None, [f"allow_data={root},s3://mine"])
@@ -47,6 +57,7 @@ def test_what_lies_below_an_allowed_folder_is_read(root: Path, name: str) -> Non
     "name",
     [
         *("/etc/passwd", "{0}/../secret", "{0}/link", "{0}/*/../../secret", "{0}2", "secret"),
+        *("{0}/l?nk", "{0}/[l]*", "{0}/**/*", "{0}/out*/passwd", "{0}/**x"),
         *("s3://mine2/x", "s3://min", "s3://mine/../x", "~/.ssh/id_rsa", "{0}/\x00"),
     ],
 )

@@ -114,7 +114,7 @@ def create(
         bus = bus_from(given.local.nats, "create")
     from skerry_learner.work import create_run
 
-    run_service(create_run(bus, run, given.run))
+    run_service(create_run(bus, run, given.run), alive=given.local.alive_file)
 
 
 def main() -> None:

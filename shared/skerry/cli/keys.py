@@ -18,11 +18,11 @@ Name = Annotated[str, typer.Argument(help="Whose key; a service's --name.", meta
 Folder = Annotated[Path, typer.Option("--keys", help="Folder of the keys.", metavar="FOLDER")]
 PidFile = Annotated[
     Path | None,
-    typer.Option(help="The broker's pid_file: reload it at once.", metavar="FILE"),
+    typer.Option(help="Have the broker with this pid_file reload at once.", metavar="FILE"),
 ]
 Shards = Annotated[
     int | None,
-    typer.Option(help="The run's sync.shards; as the keys that it has, or 1.", min=1, metavar="N"),
+    typer.Option(help="The run's sync.shards; as its other keys say, or 1.", min=1, metavar="N"),
 ]
 KEYS = Path("keys")
 
@@ -42,15 +42,11 @@ def init(
     shards: Shards = None,
     keys: Folder = KEYS,
 ) -> None:
-    """Make the keys of a run: for each service, an auditor and an admin."""
-    from skerry.errors import ConfigError
-    from skerry.service.keyring import ACCOUNTS, REGISTER, Keyring, services_of
+    """Make a key for each service of a run, its admin, and who only reads it (audit)."""
+    from skerry.service.keyring import ACCOUNTS, Keyring, services_of
 
     with exit_on_error():
-        if (keys / REGISTER).exists():
-            msg = f"{keys} holds keys already: `skerry keys add` adds to them."
-            raise ConfigError(msg, path="keys")
-        held = Keyring(keys)
+        held = Keyring.begun(keys)
         named = {Role.LEARNER: learner, Role.FOUNDER: founder}
         count = shards or 1
         learners = (
@@ -58,8 +54,7 @@ def init(
         )
         held.add(*services_of(run, count), *learners)
         _show(held)
-        print(f"Put `include {keys / ACCOUNTS}` into the broker's config file: the path as it is")
-        print("from that file's folder.")
+        print(f"The broker's config needs `include {keys / ACCOUNTS}`: the path from its folder.")
 
 
 @app.command()
@@ -72,33 +67,32 @@ def add(
     keys: Folder = KEYS,
     pid_file: PidFile = None,
 ) -> None:
-    """Make one key more."""
+    """Make one key more; the broker takes it once it has reloaded."""
     with exit_on_error():
         held = _opened(keys)
         held.add(Grant(role, name, run, shards or held.shards_of(run)))
-        print(
-            f"Carry {held.seed(name)} to the machine of {role} {name}: only its user may read it."
-        )
-        print("There, name its file: --set nats.credentials=FILE.")
-        _reload(pid_file)
+        print(f"{held.seed(name)} is the secret of {role} {name}: copy it to that machine, for the")
+        print("user of the service alone, and name it there: --set nats.credentials=FILE.")
+        _reload(held, pid_file)
 
 
 @app.command()
 def rotate(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
-    """Replace a key by a new one."""
+    """Replace a key by a new one; the broker takes it once it has reloaded."""
     with exit_on_error():
         held = _opened(keys)
         held.rotate(name)
-        print(f"Carry {held.seed(name)} to where the old one is: it is read at the next login.")
-        _reload(pid_file)
+        print(f"Replace the old secret by {held.seed(name)}: it is read at the next login.")
+        _reload(held, pid_file)
 
 
 @app.command()
 def revoke(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
-    """Make a key worthless; everybody else stays connected."""
+    """Make a key worthless once the broker has reloaded; others stay connected."""
     with exit_on_error():
-        _opened(keys).revoke(name)
-        _reload(pid_file)
+        held = _opened(keys)
+        held.revoke(name)
+        _reload(held, pid_file)
 
 
 @app.command()
@@ -134,12 +128,13 @@ def _show(held: Keyring, *, as_json: bool = False) -> None:
         print(f"{name:<24} {role:<16} {run:<16} {key}")
 
 
-def _reload(pid_file: Path | None) -> None:
+def _reload(held: Keyring, pid_file: Path | None) -> None:
     """Have the broker read its keys again, or say how that is done."""
-    from skerry.service.keyring import reload
+    from skerry.service.keyring import ACCOUNTS, reload
 
     if pid_file is None:
-        print("Then reload the broker: `nats-server --signal reload`, or SIGHUP.")
+        print(f"The broker does not know yet: have it read {held.folder / ACCOUNTS} again, by")
+        print("`nats-server --signal reload` or SIGHUP.")
         return
     reload(pid_file)
     print("The broker reads its keys again.")

@@ -169,13 +169,13 @@ def doctor(
 def quarantine(
     learner: Annotated[str, typer.Argument(help="Name of a learner.", metavar="NAME")],
     *,
-    release: Annotated[bool, typer.Option("--release", help="Merge it again.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Merge what it sends again.")] = False,
     config: entry.Config = None,
     set_: Sets = None,
     run: Run = None,
     nats: Nats = None,
 ) -> None:
-    """Merge nothing of a learner any more, until it is released."""
+    """Merge nothing more of a learner, until it is released."""
     from skerry.cli.quarantine import run_quarantine
 
     with exit_on_error():

@@ -58,7 +58,7 @@ PROGRAMS: Mapping[str, Program] = {
         "skerry_evaluator",
         TRAINING,
         {
-            "evaluator": "Run an evaluator, which measures held-out loss during a run.",
+            "evaluator": "Run an evaluator: held-out loss during a run.",
             "sample": "Generate text from a checkpoint, or talk with it.",
             "eval": "Measure a checkpoint on held-out text.",
         },
@@ -78,13 +78,13 @@ PROGRAMS: Mapping[str, Program] = {
         "skerry_tools",
         (),
         {
-            "plan": "Plan a run: whether it fits, how long it takes, what it costs.",
+            "plan": "Plan a run: does it fit, how long, at what cost.",
             "simulate": "Simulate a fleet's failures and the goodput that is left.",
             "ledger": "Verify a run's log.",
-            "replay": "Rebuild the parameters of any moment from the log, or ask what-if.",
-            "fork": "Start from a run as it was, or would be without a learner.",
-            "rewind": "Start from a run as it was.",
-            "chaos": "Inject faults into a run on purpose, then heal and check it.",
+            "replay": "Rebuild any moment's parameters from the log; what-if.",
+            "fork": "Write a checkpoint of the past, or without a learner.",
+            "rewind": "Write a checkpoint of the past, to go on from there.",
+            "chaos": "Inject faults into a run, then heal and check it.",
         },
     ),
     "lab": Program(

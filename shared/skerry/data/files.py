@@ -15,6 +15,7 @@ from pathlib import Path
 import xxhash
 
 from skerry.errors import CorpusError, SkerryError
+from skerry.folders import matching
 from skerry.settings import loading
 from skerry.settings.models import STORE_KINDS, store_kinds
 
@@ -38,14 +39,6 @@ def find_files(named: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
             raise CorpusError(msg, path="data.paths")
         found += files
     return found
-
-
-def matching(name: str) -> list[Path]:
-    """Return the file or folder of this name, or those that it matches as a pattern."""
-    path = Path(name).expanduser()
-    if path.exists():
-        return [path]
-    return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
 
 
 def unreadable(error: OSError) -> CorpusError:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.data.files import copied_folder, find_files, is_remote, matching, unreadable
+from skerry.data.files import copied_folder, find_files, is_remote, unreadable
 from skerry.data.shards import MANIFEST, SUFFIXES, open_shards, read_manifest
 from skerry.data.tokenizer import digest_of
 from skerry.errors import CorpusError
+from skerry.folders import matching
 from skerry.settings.models import DataConfig
 
 Tokens = NDArray[np.unsignedinteger[Any]]

@@ -36,6 +36,18 @@ class Keyring:
     grants: dict[str, Grant] = field(default_factory=dict[str, Grant])
 
     @classmethod
+    def begun(cls, folder: Path) -> Keyring:
+        """Return a folder for the first keys; ConfigError where there are some."""
+        try:
+            is_taken = (folder / REGISTER).exists()
+        except OSError as error:
+            raise _unreadable(folder, error) from error
+        if is_taken:
+            msg = f"{folder} has keys already: `skerry keys add` makes one more."
+            raise ConfigError(msg, path="keys")
+        return cls(folder)
+
+    @classmethod
     def opened(cls, folder: Path) -> Keyring:
         """Return the keys of a folder; ConfigError where it holds none that can be read."""
         path = folder / REGISTER
@@ -49,9 +61,11 @@ class Keyring:
                 checked_token(grant.name, "name")
                 checked_token(grant.run, "run")
         except FileNotFoundError as error:
-            msg = f"{folder} holds no keys: `skerry keys init` makes them, or name their folder."
+            msg = f"There are no keys in {folder}: name their folder, or `skerry keys init`."
             raise ConfigError(msg, path="keys") from error
-        except (OSError, ValueError, TypeError, LookupError) as error:
+        except OSError as error:
+            raise _unreadable(folder, error) from error
+        except (ValueError, TypeError, LookupError) as error:
             msg = f"{path} cannot be read ({error}): restore it, or make the keys again."
             raise ConfigError(msg, path="keys") from error
         return cls(folder, granted)
@@ -61,14 +75,18 @@ class Keyring:
         return self.folder / f"{checked_token(name, 'name')}.nk"
 
     def add(self, *grants: Grant) -> None:
-        """Make a key for each grant; ConfigError for a name that has one."""
+        """Make a key for each grant, or none: ConfigError for a name that has one."""
+        names = {grant.name for grant in self.grants.values()}
         for grant in grants:
-            if self._find(grant.name):
+            checked_token(grant.run, "run")
+            if checked_token(grant.name, "name") in names:
                 msg = (
-                    f"{grant.name!r} has a key already: take another name, or"
-                    f" `skerry keys rotate {grant.name}`."
+                    f"Another key is named {grant.name!r}: take another name, or to replace that"
+                    f" key, `skerry keys rotate {grant.name}`."
                 )
                 raise ConfigError(msg, path="name")
+            names.add(grant.name)
+        for grant in grants:
             self._make(grant)
         self._write()
 
@@ -99,7 +117,6 @@ class Keyring:
 
     def _make(self, grant: Grant) -> None:
         """Write the seed of a new key; the grant is its own from now on."""
-        checked_token(grant.run, "run")
         seed, public = new_key()
         write_private(self.seed(grant.name), seed + "\n")
         self.grants[public] = grant
@@ -110,6 +127,14 @@ class Keyring:
         # The server's language has JSON as a part.
         accounts = json.dumps(accounts_of(self.grants), indent=1)
         write_private(self.folder / ACCOUNTS, f'"accounts": {accounts}\n', public=True)
+
+
+def _unreadable(folder: Path, error: OSError) -> ConfigError:
+    msg = (
+        f"{folder} cannot be read ({error.strerror or error}): start this command as the user who"
+        " made its keys, or name another folder with --keys."
+    )
+    return ConfigError(msg, path="keys")
 
 
 def accounts_of(grants: Mapping[str, Grant]) -> dict[str, Any]:
@@ -152,7 +177,11 @@ def reload(pid_file: Path) -> None:
             broker.send_signal(signal.SIGHUP)
             return
         why = f"process {broker.pid} is {broker.name()}"
-    except (OSError, ValueError, psutil.Error) as error:
+    except ValueError:
+        why = "it holds no number"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except psutil.Error as error:
         why = str(error)
     msg = f"{pid_file} names no broker that runs here ({why}): reload it where it does."
     raise ConfigError(msg, path="pid-file")

@@ -84,13 +84,12 @@ def masked_url(url: str) -> str:
     return f"{scheme}{mark}{f'{name}:***' if colon else '***'}@{rest}"
 
 
-def refuse_secret(url: str) -> None:
+def refuse_secret(url: str, otherwise: str = ", or set SKERRY_NATS__URL") -> None:
     """Raise ConfigError for an address with a password or token on a command line."""
     if "@" in url:
         msg = (
             f"nats.url is {masked_url(url)} on the command line, which every user of this machine "
-            "can list: name a file by nats.password_file or nats.credentials, or set "
-            "SKERRY_NATS__URL."
+            f"can list: name a file by nats.password_file or nats.credentials{otherwise}."
         )
         raise ConfigError(msg, path="nats.url")
 

@@ -261,13 +261,13 @@ class ContainConfig(Table):
     """
 
     clip: float = Field(default=3.0, ge=0)
-    """An outer gradient that is so many times as long as the median of what the others sent lately
-    is shortened to that, and refused if it is 2.5 times as long; 0: none is."""
+    """An outer gradient that is longer than so many times the median of the others' recent ones is
+    shortened to that, and refused beyond 2.5 times that; 0: none is."""
     share: float = Field(default=2.5, ge=0)
     """A learner has at most so many times an equal share of a merge; 0: any."""
     steps: float = Field(default=8.0, ge=0)
-    """Of a contribution so many times the median of the others' steps count, with their tokens; one
-    whose learner has not reported those beyond is refused. 0: all count."""
+    """Of a contribution's steps, with their tokens, those up to so many times the median of the
+    others' count; it is refused if its learner's pulses lack more than that. 0: all count."""
     repeats: bool = True
     """Refuses what was merged before, and what is no work: zeros, and copies of the others' or of
     the newest change."""

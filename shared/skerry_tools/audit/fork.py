@@ -104,7 +104,7 @@ def run_fork(
     choice: RunChoice, at: str, *, name: str | None, without: str | None, origin: str | None
 ) -> None:
     """Write the checkpoint below the store's folder of the new run, and say how it starts."""
-    given, moment = choice.load(), parse(at)
+    given, moment = choice.load(), parse(at, "--at")
 
     async def write() -> tuple[str, str]:
         async with choice.reached(given, "fork") as (bus, run):

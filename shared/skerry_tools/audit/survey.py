@@ -42,8 +42,8 @@ class ReplayMoment:
         return all(last is None or value <= last for value, last in bounds)
 
 
-def parse(text: str) -> ReplayMoment:
-    """Return what a person means by ``--to``; ConfigError lists the forms."""
+def parse(text: str, option: str = "--to") -> ReplayMoment:
+    """Return what a person means by an option; ConfigError lists the forms."""
     if found := re.fullmatch(r"v(\d+)", text):
         return ReplayMoment(version=int(found[1]))
     if found := re.fullmatch(r"seq:(\d+)", text):
@@ -51,8 +51,8 @@ def parse(text: str) -> ReplayMoment:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        msg = f"--to {text!r} is no moment of a run: use {FORMS}."
-        raise ConfigError(msg, path="to") from None
+        msg = f"{option} {text!r} is no moment of a run: use {FORMS}."
+        raise ConfigError(msg, path=option.lstrip("-")) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return ReplayMoment(at_ns=int(moment.timestamp() * NANOSECONDS))
 

@@ -152,6 +152,8 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(
         done = skerry(tmp_path, command, given, url if given == "--nats" else f"nats.url={url}")
         assert (done.returncode, "secret" in done.stderr) == (2, False), command
         assert "which every user of this machine can list" in done.stderr
+        is_up = command == "up" and given == "--nats"  # which starts a broker without it
+        assert ("or set SKERRY_NATS__URL" in done.stderr) != is_up, command
 
 
 def test_each_program_has_an_extra_with_what_it_needs() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -64,7 +68,7 @@ def held(keyring: Keyring) -> dict[Path, bytes]:
 @pytest.mark.parametrize(
     ("grant", "words"),
     [
-        (A, "'a' has a key already"),
+        (A, "Another key is named 'a'"),
         (Grant(Role.LEARNER, "b.>", "r"), "name 'b.>' cannot"),
         (Grant(Role.LEARNER, "../b", "r"), "name '../b' cannot"),
         (Grant(Role.LEARNER, "b", "*"), r"run '\*' cannot"),
@@ -75,7 +79,7 @@ def test_a_key_that_cannot_be_is_refused_and_leaves_nothing(
 ) -> None:
     before = held(keyring)
     with pytest.raises(ConfigError, match=words):
-        keyring.add(grant)
+        keyring.add(Grant(Role.LEARNER, "new", "r"), grant)
     assert held(keyring) == before
 
 
@@ -102,5 +106,20 @@ def test_a_folder_without_keys_that_can_be_read_is_one_sentence(
 ) -> None:
     if text is not None:
         (tmp_path / REGISTER).write_text(text)
-    with pytest.raises(ConfigError, match="holds no keys" if text is None else "cannot be read"):
+    with pytest.raises(
+        ConfigError, match="There are no keys in" if text is None else "cannot be read"
+    ):
         Keyring.opened(tmp_path)
+
+
+@pytest.mark.parametrize("act", [Keyring.begun, Keyring.opened])
+def test_a_folder_of_another_user_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], Keyring]
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)  # what tests run as may read everything
+    with pytest.raises(ConfigError, match=r"\(Permission denied\): start this command as the user"):
+        act(tmp_path)

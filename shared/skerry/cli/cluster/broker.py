@@ -149,8 +149,9 @@ class LocalBroker:
         log = self.folder / LOG
         offset = size_of(log)
         self.keyring.add(*new)
-        with contextlib.suppress(ProcessLookupError):  # it is about to start again
-            os.kill(self._pid, signal.SIGHUP)
+        if self._pid:  # 0 would be this process and those beside it
+            with contextlib.suppress(ProcessLookupError):  # it is about to start again
+                os.kill(self._pid, signal.SIGHUP)
         try:
             async with asyncio.timeout(READY_S):
                 while not says(log, offset, READS_KEYS):  # noqa: ASYNC110 - files send no event

@@ -185,7 +185,7 @@ async def served(
     """Yield the broker: the one named, or our own for as long as the context lasts."""
     local, table = settings.local, ProcessTable(folder.processes)
     if external:
-        refuse_secret(external)
+        refuse_secret(external, otherwise="")
         yield ServedBroker(local.nats.model_copy(update={"url": external}), table)
         return
     ours = LocalBroker(folder.broker, find_server(control_variable("SKERRY_NATS_SERVER")))
