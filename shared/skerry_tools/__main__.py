@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from skerry.service import entry
-from skerry.service.entry import Sets, application, exit_on_error
+from skerry.service.entry import Sets, answer, application, exit_on_error
 from skerry_tools.plan.command import plan, simulate
 
 app = application(bare_shows_help=True)
@@ -193,7 +193,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    app(prog_name="skerry")
+    answer(app)
 
 
 if __name__ == "__main__":

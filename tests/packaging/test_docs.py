@@ -8,7 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from skerry.cli.programs import COMMANDS, PROGRAMS
+from skerry.service.examples import EXAMPLES
 from skerry.settings.loading import load
 from skerry.settings.models import LocalSettings, RunConfig
 from skerry.settings.tree import find, leaves
@@ -117,7 +118,9 @@ def parser_of(name: str) -> tuple[TyperGroup | TyperCommand, bool]:
     return answered_by(f"{PROGRAMS[program].module}.__main__"), name != program
 
 
-LINES = dict.fromkeys(" ".join(line.split()) for page in PAGES for line in commands(page))
+SHOWN = chain.from_iterable(map(commands, PAGES))
+IN_HELP = (line.removeprefix("skerry ") for line in EXAMPLES.values())
+LINES = dict.fromkeys(" ".join(line.split()) for line in chain(SHOWN, IN_HELP))
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -128,7 +131,8 @@ def test_every_command_line_parses(line: str) -> None:
     for option, value in pairwise(words):
         if option == "--set":
             key = value.partition("=")[0]
-            assert find(SETTINGS, tuple(key.split("."))) or key.startswith("sites."), key
+            ours = find(SETTINGS, tuple(key.split(".")))
+            assert ours or key.startswith(("sites.", "simulation.")), key
 
 
 @pages
@@ -145,6 +149,24 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = page.read_text()
     assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= known
+
+
+def paths_below(command: TyperGroup | TyperCommand, path: str) -> Iterator[str]:
+    """Yield the words of a command and of all below it that its help lists."""
+    yield path
+    for name, one in getattr(command, "commands", {}).items():
+        if not one.hidden:
+            yield from paths_below(one, f"{path} {name}".strip())
+
+
+def test_every_command_has_an_example() -> None:
+    root = cast("TyperGroup", answered_by("skerry.cli.main"))
+    paths = {*paths_below(root, "")}
+    for name in ("ledger", "checkpoints", "data"):
+        parser, named = parser_of(name)
+        group = cast("TyperGroup", parser).commands[name] if named else parser
+        paths |= {*paths_below(cast("TyperGroup", group), name)}
+    assert paths == {*EXAMPLES}
 
 
 def fences(kind: str, first: str) -> list[str]:

@@ -11,7 +11,9 @@ from skerry.service.entry import Config, Nats, Run, Sets, answer, application, s
 
 app = application()
 checkpoints = application(bare_shows_help=True)
-app.add_typer(checkpoints, name="checkpoints", help="List, verify and restore checkpoints.")
+app.add_typer(
+    checkpoints, name="checkpoints", help="List, verify and restore checkpoints.", hidden=True
+)
 
 OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
 Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.", metavar="NAME")]
@@ -25,7 +27,7 @@ Replace = Annotated[
 Exact = Annotated[bool, typer.Option("--exact", help="Go back to each fragment's newest snapshot.")]
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, subcommand_metavar="")
 def run_by_default(
     context: typer.Context,
     nats: Nats = None,
@@ -124,7 +126,7 @@ def verify(
         )
 
 
-@app.command()
+@app.command(hidden=True)
 def export(
     checkpoint: Where,
     out: Annotated[Path, typer.Option(help="New folder for the model.", metavar="FOLDER")],

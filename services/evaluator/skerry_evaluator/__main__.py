@@ -12,7 +12,7 @@ from skerry.service.entry import Config, Nats, Run, Sets, answer, application, s
 app = application()
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, subcommand_metavar="")
 def run(
     context: typer.Context,
     nats: Nats = None,
@@ -56,7 +56,7 @@ def run(
     )
 
 
-@app.command(name="eval")
+@app.command(name="eval", hidden=True)  # commands of ``skerry`` itself
 def evaluate(
     checkpoints: Annotated[
         list[str], typer.Argument(help="Folders or s3:// addresses.", metavar="CHECKPOINT")
@@ -103,7 +103,7 @@ def evaluate(
         )
 
 
-@app.command()
+@app.command(hidden=True)
 def sample(
     checkpoint: Annotated[
         str, typer.Argument(help="Folder or s3:// address.", metavar="CHECKPOINT")

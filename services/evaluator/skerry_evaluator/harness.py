@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skerry import installing
 from skerry.errors import ConfigError
 from skerry.models.export import export_hf
 
@@ -23,7 +24,7 @@ def judge(where: str, tasks: str, tokenizer: Path | None, access: StoreSettings)
     ``export_hf`` does.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        msg = "--tasks needs lm-evaluation-harness: run `pip install 'lm-eval[hf]'`."
+        msg = f"--tasks needs lm-evaluation-harness: run `{installing.command('lm-eval[hf]')}`."
         raise ConfigError(msg, path="tasks")
     if tokenizer is None:
         msg = "--tasks needs the model's tokenizer: name its folder with --tokenizer."

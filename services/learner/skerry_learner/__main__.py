@@ -27,7 +27,7 @@ STARTED_S = time.monotonic()
 app = application()
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, subcommand_metavar="")
 def run_by_default(
     context: typer.Context,
     nats: Nats = None,
@@ -90,7 +90,7 @@ def run_by_default(
         )
 
 
-@app.command()
+@app.command(hidden=True)  # a command of ``skerry`` itself
 def create(
     run: Annotated[str, typer.Argument(help="Run id.", metavar="RUN")],
     nats: Nats = None,

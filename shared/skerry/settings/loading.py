@@ -10,15 +10,24 @@ import json
 import os
 import tomllib
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from operator import getitem
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
 from skerry import code, folders
 from skerry.algorithm.presets import resolved
 from skerry.errors import ConfigError
-from skerry.settings.checks import check_local, check_run, named_code, refuse_data, refuse_secret
+from skerry.settings.checks import (
+    check_local,
+    check_run,
+    masked_url,
+    named_code,
+    refuse_data,
+    refuse_secret,
+)
 from skerry.settings.models import LocalSettings, OuterConfig, RunConfig, Settings
+from skerry.settings.modes import clauses
 from skerry.settings.tree import (
     Known,
     Tree,
@@ -38,8 +47,9 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=BaseModel)
 
 PREFIX = "SKERRY_"
-CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER", "SKERRY_RUN"})
-"""Variables of ours that are no settings: the nats-server binary to start, the run to join."""
+CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER", "SKERRY_RUN", "SKERRY_DEBUG"})
+"""Variables of ours that are no settings: the nats-server binary to start, the run to join, and
+whether errors come with their traceback (``--debug``)."""
 OTEL_OFF = "OTEL_SDK_DISABLED"
 OTEL_ENDPOINTS = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "endpoint",
@@ -71,6 +81,16 @@ def load(
         ConfigError: The file cannot be read, a key is unknown, a value has the wrong type or is out
             of bounds, or two settings contradict each other. One sentence names path and value.
     """
+    return loaded(path, sets, environ, tables)[0]
+
+
+def loaded(
+    path: Path | None = None,
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    tables: Mapping[str, object] | None = None,
+) -> tuple[Settings, Tree]:
+    """Do what ``load`` does, and return with the settings the tree of what was given, by source."""
     tree, source = Tree(), os.environ if environ is None else environ
     if source.get(OTEL_OFF, "").strip().lower() != "true":
         for name, key in OTEL_ENDPOINTS.items():
@@ -88,7 +108,7 @@ def load(
     folders.allow((*local.allow_data, *run.data.paths, run.data.tokenizer_folder))
     if run.model.path:
         folders.offer(run.model.path)
-    return Settings(run=run, local=local)
+    return Settings(run=run, local=local), tree
 
 
 def overlay(
@@ -210,9 +230,32 @@ def to_json(config: BaseModel) -> str:
 
 def to_toml(settings: Settings) -> str:
     """Return both parts as one TOML file that ``load`` reads back to an equal value."""
-    return toml_text(
-        {**settings.run.model_dump(mode="json"), **settings.local.model_dump(mode="json")}
-    )
+    return toml_text(_values(settings))
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    return {**settings.run.model_dump(mode="json"), **settings.local.model_dump(mode="json")}
+
+
+class Origin(NamedTuple):
+    """A setting's value as JSON has it, and what set it."""
+
+    setting: str
+    value: Any
+    origin: str
+
+
+def origins(settings: Settings, tree: Tree) -> list[Origin]:
+    """Return every setting with what set it, be it the mode or the default; no secrets."""
+    values, run = _values(settings), settings.run
+    values["nats"]["url"] = ",".join(map(masked_url, settings.local.nats.url.split(",")))
+    by_mode = {c.path for c in clauses(run.mode, run.sync.learners) if c.value is not None}
+    rows: list[Origin] = []
+    for keys in leaves(RunConfig, LocalSettings):
+        path = ".".join(keys)
+        other = f'mode "{run.mode}"' if path in by_mode else "default"
+        rows.append(Origin(path, reduce(getitem, keys, values), tree.origin(keys) or other))
+    return rows
 
 
 def differences(mine: BaseModel, theirs: BaseModel) -> tuple[str, ...]:

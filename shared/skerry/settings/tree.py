@@ -202,15 +202,15 @@ def toml_text(values: Mapping[str, object]) -> str:
     lines: list[str] = []
     for name, table in {"": plain, **tables}.items():
         lines += ["", f"[{name}]"] if name else []
-        lines += [f"{key} = {_toml_value(v)}" for key, v in table.items() if v is not None]
+        lines += [f"{key} = {toml_value(v)}" for key, v in table.items() if v is not None]
     return "\n".join(lines) + "\n"
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
     """JSON's strings, numbers and booleans are TOML's; an inline table is not."""
     if isinstance(value, Mapping):
         inner = cast("Mapping[str, object]", value).items()
-        return f"{{ {', '.join(f'{_toml_value(k)} = {_toml_value(v)}' for k, v in inner)} }}"
+        return f"{{ {', '.join(f'{toml_value(k)} = {toml_value(v)}' for k, v in inner)} }}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml_value, cast('Iterable[object]', value)))}]"
+        return f"[{', '.join(map(toml_value, cast('Iterable[object]', value)))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from skerry import installing
 from skerry.errors import ConfigError, StoreError
 from skerry.protocol.subjects import checked_token
 from skerry.settings.models import STORE_KINDS, StoreSettings, store_kinds
@@ -72,7 +73,7 @@ def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> S
     except ImportError as error:
         msg = (
             f"Checkpoints in {scheme.upper()} need {error.name}: "
-            f"install it with `pip install 'skerry[{scheme}]'`."
+            f"install it with `{installing.command(extra=scheme)}`."
         )
         raise ConfigError(msg, path="store.url") from error
     store: Store = adapter.open_store(_whole(where), access)

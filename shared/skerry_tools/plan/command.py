@@ -66,7 +66,6 @@ def plan(  # noqa: PLR0913 - one option each
 ) -> None:
     """Print whether a run works, its time and its cost. Exit code 4: it does not.
 
-    In one line: skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'.
     Also: -H -P -K --step-tokens.
     """
     from skerry_tools.plan.plan import make

@@ -17,14 +17,16 @@ from skerry.cli.main import app
 from skerry.cli.programs import COMMANDS as PASSED_ON
 from skerry.cli.programs import PROGRAMS, require
 from skerry.errors import ConfigError
+from skerry.service.entry import exit_on_error
+from skerry.service.examples import EXAMPLES
 from skerry_checkpointer import __main__ as checkpointer
 from skerry_evaluator import __main__ as evaluator
 from skerry_tools import __main__ as tools
 from tests.support.processes import call, skerry
 
-COMMANDS = ["demo", "up", *PASSED_ON, "status", "top", "quarantine", "doctor"]
+COMMANDS = ["demo", "init", "up", *PASSED_ON, "status", "top", "quarantine", "doctor", "config"]
 HEAVY = ("jax", "numpy", "blosc2", "nats", "numba", "optax", "google.protobuf", "structlog")
-SCREEN_LINES = 24
+SCREEN_LINES = 26
 
 
 def imported_by(*args: str) -> set[str]:
@@ -58,6 +60,7 @@ def test_help_of_each_command_says_what_a_person_typed_and_fits_a_screen(
     assert done.returncode == 0
     assert done.stdout.startswith(f"Usage: skerry {command} ")
     assert "<bool>" not in done.stdout
+    assert done.stdout.endswith(f"\n\n  Example: {EXAMPLES[command]}\n")
     assert len(done.stdout.splitlines()) <= SCREEN_LINES
 
 
@@ -94,7 +97,7 @@ def test_commands_of_other_programs_are_passed_on_whole(
 
 def test_a_service_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'skerry\[syncer\]'"):
+    with pytest.raises(ConfigError, match=r"install -e '/.*\[syncer\]'`"):
         require("syncer")
 
 
@@ -167,6 +170,18 @@ def test_a_config_typo_is_one_sentence_and_code_2(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("error: sync.h_step (from --set) is not a setting")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_defect_is_one_sentence_and_its_traceback_comes_with_debug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defect = ValueError("no\nsuch")
+    with pytest.raises(SystemExit, match="1"), exit_on_error():
+        raise defect
+    assert capsys.readouterr().err.startswith("error: ValueError: no. This is a defect")
+    monkeypatch.setenv("SKERRY_DEBUG", "1")
+    with pytest.raises(ValueError, match="such"), exit_on_error():
+        raise defect
 
 
 def test_status_without_a_broker_is_one_sentence(tmp_path: Path) -> None:

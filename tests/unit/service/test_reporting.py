@@ -80,9 +80,9 @@ def test_our_error_is_one_sentence_and_its_exit_code(
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
-def test_defect_keeps_its_traceback_and_our_error_comes_before_others_of_its_group() -> None:
+def test_defect_of_a_service_keeps_its_traceback_and_our_error_comes_first_in_its_group() -> None:
     defect, ours = BaseExceptionGroup("g", [ZeroDivisionError()]), ConfigError("wrong")
-    with pytest.raises(BaseExceptionGroup), exit_on_error():
+    with pytest.raises(BaseExceptionGroup), exit_on_error(logs=True):
         raise defect
     group = BaseExceptionGroup("g", [ValueError("x"), BaseExceptionGroup("h", [OSError(), ours])])
     assert first_cause(group) is ours
@@ -143,7 +143,7 @@ def test_a_missing_sdk_is_one_sentence_with_the_fix_and_leaves_no_main_pending(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("error: telemetry.endpoint is set, but")
-    assert "pip install 'skerry[otel]'" in said
+    assert "[otel]'`" in said
 
 
 def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from skerry import installing
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -225,6 +226,6 @@ def _installed(module: str, extra: str, setting: str) -> Any:
     except ImportError as error:
         msg = (
             f"{setting} needs {module}, which is not installed:"
-            f" run `pip install 'skerry[{extra}]'`, or leave {setting} out."
+            f" run `{installing.command(extra=extra)}`, or leave {setting} out."
         )
         raise ConfigError(msg, path=setting) from error

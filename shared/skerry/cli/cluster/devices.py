@@ -19,6 +19,13 @@ LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_S = 10.0
 
 
+def usable_cores() -> int:
+    """Return the CPU cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def shares(learners: Sequence[str], devices: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return what each learner's environment says of accelerators; empty where there are none.
 

@@ -1,0 +1,39 @@
+"""The command that installs a missing package beside this Skerry, however it was installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote, urlsplit
+
+
+def command(*packages: str, extra: str = "") -> str:
+    """Return what a person types to get packages, or an extra of Skerry, into this Python.
+
+    An extra comes from where this Skerry came: a checkout, a wheel's file, or an index.
+    """
+    quoted = shlex.join([*packages, *(_requirement(extra) if extra else ())])
+    if importlib.util.find_spec("pip"):
+        return f"{sys.executable} -m pip install {quoted}"
+    if shutil.which("uv"):
+        return f"uv pip install --python {sys.executable} {quoted}"
+    return f"python3 -m pip --python {sys.executable} install {quoted}"
+
+
+def _requirement(extra: str) -> tuple[str, ...]:
+    named = f"skerry[{extra}]"
+    try:
+        found = distribution("skerry")
+    except PackageNotFoundError:
+        return (named,)
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    url = str(origin.get("url", ""))
+    if not url:
+        return (f"{named}=={found.version}",)
+    if origin.get("dir_info", {}).get("editable"):
+        return "-e", f"{unquote(urlsplit(url).path)}[{extra}]"
+    return (f"{named} @ {url}",)

@@ -1,0 +1,51 @@
+"""The example with which each command's help ends; tests parse all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+EXAMPLES: Mapping[str, str] = {
+    "": "skerry up run.toml",
+    "demo": "skerry demo --set train.steps=300",
+    "init": "skerry init ~/books --learners 2",
+    "up": "skerry up run.toml --set train.steps=500",
+    "config": "skerry config show run.toml",
+    "config show": "skerry config show run.toml --set sync.h_steps=12 --given",
+    "status": "skerry status --run main --json",
+    "top": "skerry top --nats nats://broker:4222 --run main",
+    "quarantine": "skerry quarantine learner-3 --run main",
+    "doctor": "skerry doctor --nats nats://broker:4222",
+    "learner": "skerry learner --nats nats://broker:4222 --name site-a --config run.toml",
+    "create": "skerry create main --nats nats://broker:4222 --config run.toml",
+    "syncer": "skerry syncer --nats nats://broker:4222 --run main",
+    "checkpointer": "skerry checkpointer --nats nats://broker:4222 --set store.path=/data",
+    "checkpoints": "skerry checkpoints list --run main",
+    "checkpoints list": "skerry checkpoints list --run main --json",
+    "checkpoints verify": "skerry checkpoints verify .skerry/checkpoints/main",
+    "checkpoints restore": "skerry checkpoints restore .skerry/checkpoints/main --replace",
+    "export": "skerry export .skerry/checkpoints/main --out model",
+    "evaluator": "skerry evaluator --nats nats://broker:4222 --config run.toml",
+    "eval": "skerry eval .skerry/checkpoints/main",
+    "sample": 'skerry sample .skerry/checkpoints/main --prompt "def "',
+    "health-monitor": "skerry health-monitor --nats nats://broker:4222 --set health.port=0",
+    "data": "skerry data prepare ~/books --tokenizer words --out tokens",
+    "data train-tokenizer": "skerry data train-tokenizer ~/books --out words --vocab 8192",
+    "data prepare": "skerry data prepare ~/books --tokenizer words --out tokens",
+    "data inspect": "skerry data inspect tokens",
+    "plan": "skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'",
+    "simulate": "skerry simulate llama-3 --set simulation.days=7",
+    "ledger": "skerry ledger verify --run main",
+    "ledger verify": "skerry ledger verify --run main --replay",
+    "replay": "skerry replay --run main --to v17 --out then",
+    "fork": "skerry fork --run main --at v17 --without learner-3 --as clean",
+    "rewind": "skerry rewind --run main --at v17 --as again",
+    "chaos": "skerry chaos --run main --duration-s 60",
+    "lab": "skerry lab --learners 4 --set train.steps=200",
+    "keys": "skerry keys init --run main --learner site-a",
+    "keys init": "skerry keys init --run main --founder site-a --learner site-b",
+    "keys add": "skerry keys add site-c --run main",
+    "keys rotate": "skerry keys rotate site-c",
+    "keys revoke": "skerry keys revoke site-c --pid-file nats.pid",
+    "keys show": "skerry keys show --json",
+}
+"""By the words after ``skerry``."""
