@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.client.joining import LearnerPlace
 from skerry.client.network import open_sync
 from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import StateLost
@@ -21,7 +22,7 @@ from skerry.log.streams import specs
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
-from tests.support.builders import checkpoint_record, run_record, until
+from tests.support.builders import checkpoint_record, member, run_record, until
 from tests.support.learners import FakeLearner
 from tests.support.nats_server import NatsServer
 from tests.support.scripted_run import WINDOW_BYTES, ScriptedRun
@@ -125,8 +126,8 @@ async def test_an_older_copy_of_the_store_ends_a_learner_that_has_seen_a_newer_o
         await scripted.commit_all(step=30)
         learner = LearnerIdentity(run_id, "a", 1)
         parameters: Any = None
-        start = TrainingProgress(0, 0, 0, 0)
-        _, network = open_sync(bus, learner, scripted.plan, RunConfig(), parameters, start)
+        place = LearnerPlace(learner, member("a", 1), TrainingProgress(0, 0, 0, 0), ())
+        _, network = open_sync(bus, place, scripted.plan, RunConfig(), parameters)
         receiver = network.receiver
         proving = asyncio.ensure_future(receiver.prove())
         following = asyncio.ensure_future(receiver.manifests())

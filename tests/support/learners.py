@@ -211,11 +211,10 @@ class FakeLearner:
         news = asyncio.Event()
         session, network = open_sync(
             self.bus,
-            place.learner,
+            place,
             self.plan,
             config,
             parameters,
-            place.start,
             wake=news.set,
             wall_ns=self.wall_ns,
             clock=asyncio.get_running_loop().time,

@@ -23,7 +23,7 @@ from skerry.client.inner import Found, RestoredState
 from skerry.client.inner_file import origin_of
 from skerry.client.inner_state import RESTORE_S, InnerStateSaver
 from skerry.client.jax_inner import kind_of
-from skerry.client.joining import LearnerPlace, offering, take_place
+from skerry.client.joining import LearnerPlace, offers, take_place
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
@@ -71,9 +71,15 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
         if record.state is RunState.FINISHED:
             log.info("run_already_finished", run=run)
             return
-        host, data = socket.gethostname(), work.corpus.digest
-        place = await take_place(bus, record, work.plan, name, host, data=data)
-        place, weights = await _begin(place, work, given.model.path)
+        model, folder = work.config.model, given.model.path
+        place = await take_place(
+            *(bus, record, work.plan, name, socket.gethostname()),
+            data=work.corpus.digest,
+            able=offers(model, folder),
+        )
+        weights = None
+        if place.missing and model.weights and not model.lora_rank:
+            weights = await asyncio.to_thread(FolderWeights.of, folder, model, work.plan)
         blank = weights is not None or not place.missing  # everything comes from the log
         who, origin = place.learner, replace(origin_of(record, name), processes=jax.process_count())
         if lead is not None:
@@ -96,18 +102,6 @@ def make_trainer(work: Work, mesh: Mesh, **begin: Any) -> Trainer:
     log.info("mesh", **mesh.shape)
     programs = Programs.of(work.model, work.config, mesh)
     return Trainer(work.model, work.config, work.plan, programs, **begin)
-
-
-async def _begin(
-    place: LearnerPlace, work: Work, folder: str
-) -> tuple[LearnerPlace, FolderWeights | None]:
-    """Return the place, and what it offers the log as initial parameters instead of fresh ones."""
-    model = work.config.model
-    place = offering(place, model, folder)
-    if not (place.missing and model.weights) or model.lora_rank:
-        return place, None
-    weights = await asyncio.to_thread(FolderWeights.of, folder, work.config.model, work.plan)
-    return place, weights
 
 
 class _Service:
@@ -133,7 +127,7 @@ class _Service:
         self._saved = asyncio.Event()
         self._restored = Future[RestoredState]()
         session, network = open_sync(
-            *(bus, place.learner, work.plan, work.config, trainer, place.start),
+            *(bus, place, work.plan, work.config, trainer),
             call=self._call,
             lead=lead,
         )

@@ -78,15 +78,21 @@ class Island:
         return self.progress() >= 1.0 or self.session.ended()
 
     def offer(self) -> Iterator[float]:
-        """Offer the initial parameters of what the log lacks."""
-        for fragment in self.place.missing:
-            while not (self.stopping or self.session.offer_genesis(fragment, self.now)):
+        """Offer the initial parameters that fall to this learner, once that is known."""
+        mailbox = self.session.mailbox
+        while self.place.missing and mailbox.to_offer is None and not self.stopping:
+            yield self.idle()
+        while mailbox.to_offer and not self.stopping:
+            if self.session.offer_genesis(mailbox.to_offer[0], self.now):
+                mailbox.to_offer.popleft()
+            else:
                 yield self.idle()
 
     def catch_up(self) -> Iterator[float]:
         """Adopt a version of every fragment."""
         self.enter(LearnerPhase.CATCHING_UP)
         while not self.stopping:
+            yield from self.offer()  # who was to do it may be gone by now
             self.session.boundary(self.now, self.meter.loss)
             if self.session.caught_up and self.session.mailbox.began_s is not None:
                 break

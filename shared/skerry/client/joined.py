@@ -27,7 +27,7 @@ from skerry.client.inner import Found, RestoredState, fresh
 from skerry.client.inner_file import origin_of
 from skerry.client.inner_state import RESTORE_S, InnerStateSaver, StateKind
 from skerry.client.island import Island
-from skerry.client.joining import find_or_create, offering, take_place
+from skerry.client.joining import find_or_create, offers, take_place
 from skerry.client.loop_thread import LoopThread
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
@@ -147,8 +147,8 @@ class JoinedIsland:
             )
             raise RunFinished(msg)
         lead, self._origin = self._lead, origin_of(record, self._name)
-        place = thread.result(take_place(bus, record, cut.plan, self._name, socket.gethostname()))
-        place = offering(place, config.model, given.model.path)
+        able, host = offers(config.model, given.model.path), socket.gethostname()
+        place = thread.result(take_place(bus, record, cut.plan, self._name, host, able=able))
         if lead is not None:
             self._origin = replace(self._origin, processes=lead.processes)
             about = place.learner.incarnation, place.member.shard, loading.to_json(config)
@@ -157,7 +157,7 @@ class JoinedIsland:
         if lead is not None:
             lead.meet()
         session, network = open_sync(
-            *(bus, place.learner, cut.plan, config, self._fragments, place.start),
+            *(bus, place, cut.plan, config, self._fragments),
             call=thread.call,
             lead=lead,
         )

@@ -26,6 +26,7 @@ from skerry.log.streams import check_payload, specs
 from skerry.models.presets import written_out
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
+from skerry.protocol.parts import INITIAL_BYTES, window_bytes
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
@@ -50,6 +51,7 @@ class LearnerPlace:
     """A learner's place in a run: who it is, which stream it reads, and where it goes on.
 
     ``member`` is its record with where it goes on, to be published once its inner state is known.
+    ``missing`` are the fragments that the log lacks and this learner can offer.
     ``seen`` is how far an earlier incarnation had read the same data, as its last pulse says.
     """
 
@@ -146,13 +148,15 @@ def _described(leaf: LeafSpec | None) -> str:
 def _recorded(config: RunConfig, parameters: int, weights: str) -> RunConfig:
     """Return the config as a run's record holds it: nothing is left open.
 
-    The contribution window has room for every learner's first offer, where none was chosen.
+    The contribution window has room for what a log should keep, where none was chosen.
     """
     model = written_out(config.model).model_copy(update={"weights": weights})
     config = config.model_copy(update={"model": model, "data": with_tokenizer(config.data)})
-    needed = _first_offers(config, parameters)
+    sync = config.sync
+    scheme, every = sync.contribution_scheme, sync.snapshot_every
+    needed = window_bytes(parameters, sync.learners, scheme, every)
     if config.log.window_bytes == LogConfig().window_bytes and needed > config.log.window_bytes:
-        log_config = config.log.model_copy(update={"window_bytes": 2 * needed})
+        log_config = config.log.model_copy(update={"window_bytes": needed})
         config = config.model_copy(update={"log": log_config})
     return loading.decided(config)
 
@@ -182,38 +186,29 @@ async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: in
     return await ledger.create_run(bus, wanted)
 
 
-def _first_offers(config: RunConfig, parameters: int) -> int:
-    """Return the bytes of what all learners offer a run at its beginning, which travels in f32."""
-    return 4 * parameters * config.sync.learners
-
-
 def check_window(cut: Plan, config: RunConfig) -> None:
-    """Raise ConfigError if the contribution window cannot hold every learner's first offer.
+    """Raise ConfigError if the contribution window cannot hold the initial parameters, in f32.
 
     What drops out of the window before a syncer has come is lost.
     """
     # Shards have equal windows, and not quite as many parameters.
     largest = max(sum(f.size for f in cut.of_shard(shard)) for shard in range(cut.shards))
-    needed = _first_offers(config, largest * cut.shards)
+    needed = INITIAL_BYTES * largest * cut.shards
     if needed > config.log.window_bytes:
         msg = (
-            f"log.window_bytes is {config.log.window_bytes}, but {config.sync.learners} learners"
-            f" offer {cut.parameters} initial parameters in {needed} bytes:"
-            f" set log.window_bytes={2 * needed}."
+            f"log.window_bytes is {config.log.window_bytes}, but the {cut.parameters} initial"
+            f" parameters are offered in {needed} bytes: set log.window_bytes={2 * needed}."
         )
         raise ConfigError(msg, path="log.window_bytes")
 
 
-def offering(place: LearnerPlace, model: ModelConfig, folder: str) -> LearnerPlace:
-    """Return the place with what this learner may offer the log as initial parameters.
+def offers(model: ModelConfig, folder: str) -> bool:
+    """Return True if a learner has the initial parameters of a run with this model.
 
     A run that begins with weights gets them from learners that have their ``folder``; others wait.
     Adapters (``lora_rank``) begin as every learner makes them.
     """
-    if not (place.missing and model.weights) or model.lora_rank or folder:
-        return place
-    log.info("waits_for_weights", digest=model.weights)
-    return replace(place, missing=())
+    return bool(folder or model.lora_rank or not model.weights)
 
 
 async def take_place(
@@ -225,16 +220,21 @@ async def take_place(
     wall_ns: Callable[[], int] = time.time_ns,
     *,
     data: str = "",
+    able: bool = True,
 ) -> LearnerPlace:
     """Join the run, and read from the log how far it and this learner's stream are.
 
-    ``data`` is the digest of the text that it reads, for the record.
+    ``data`` is the digest of the text that it reads, for the record. It is ``able`` to offer the
+    run's initial parameters, or not.
     """
     run = record.run
     last = await run_records.newest(bus, run, Pulse, Subjects(run).pulse(name))
-    member = await place.take_place(bus, run, cut, name, host=host, now_ns=wall_ns())
+    member = await place.take_place(bus, run, cut, name, host=host, now_ns=wall_ns(), offers=able)
     member = replace(member, data=data)
     manifests = await state.read_manifests(bus, run, cut)
+    missing = tuple(f.index for f in cut.fragments if f.index not in manifests)
+    if missing and not able:
+        log.info("waits_for_weights")
     log.info(
         "joined",
         run=run,
@@ -249,7 +249,7 @@ async def take_place(
         ),
         member=member,
         start=TrainingProgress(step=member.step, steps=0, tokens=0, cursor=member.cursor),
-        missing=tuple(f.index for f in cut.fragments if f.index not in manifests),
+        missing=missing if able else (),
         seen=last.cursor if last is not None else 0,
     )
 

@@ -8,7 +8,8 @@ few operations on dictionaries at most.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -39,10 +40,13 @@ Gradient: TypeAlias = NDArray[np.float32] | DeviceGradient
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A global fragment on its way in: decoded, f32 [padded_size]."""
+    """A global fragment on its way in: decoded, f32 [padded_size].
+
+    None: initial parameters, which a learner that has them compares before it reads them.
+    """
 
     manifest: Manifest
-    vector: NDArray[np.float32]
+    vector: NDArray[np.float32] | None
 
     @property
     def fragment(self) -> int:
@@ -63,6 +67,14 @@ class OutgoingContribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Initial:
+    """A learner's own initial parameters, relative to zero, and the manifest that asks for them."""
+
+    manifest: Manifest
+    gradient: Gradient
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """A contribution that is not on its way any more: the log has it, or it was not finite."""
 
@@ -70,7 +82,7 @@ class Gone:
     sent: bool
 
 
-Order: TypeAlias = OutgoingContribution | MissingCheck | Pulse
+Order: TypeAlias = OutgoingContribution | Initial | MissingCheck | Pulse
 """What the trainer asks the network to send, or to look for."""
 Event: TypeAlias = Gone | MissingCheck
 """What has become of a contribution; a check that comes back is of one that is lost."""
@@ -80,7 +92,8 @@ class Mailbox:
     """The only thing that both threads touch.
 
     ``rounds`` are the newest of every fragment, by fragment. ``began_s`` is when the run's first
-    commit was made, by the trainer's monotonic clock; None until that is known.
+    commit was made, by the trainer's monotonic clock; None until that is known. ``to_offer`` are
+    the fragments whose initial parameters fall to this learner; None until that is known.
     """
 
     def __init__(
@@ -92,6 +105,7 @@ class Mailbox:
         """
         self.rounds: tuple[Round, ...] = ()
         self.began_s: float | None = None
+        self.to_offer: deque[int] | None = None
         self.stopping = False
         self._room = room
         self._notify = notify
@@ -125,6 +139,11 @@ class Mailbox:
     def post_genesis(self, began_s: float) -> None:
         """Say when the run began."""
         self.began_s = began_s
+        self._wake()
+
+    def post_to_offer(self, fragments: Iterable[int]) -> None:
+        """Have the trainer offer the initial parameters of these fragments."""
+        self.to_offer = deque(fragments)
         self._wake()
 
     def stop(self) -> None:

@@ -12,17 +12,18 @@ import structlog
 
 from skerry.algorithm.fragments import Plan
 from skerry.client.connection import LearnerConnection
-from skerry.client.mailbox import Mailbox
+from skerry.client.joining import LearnerPlace
+from skerry.client.mailbox import Initial, Mailbox
 from skerry.client.processes import LeadProcess
 from skerry.client.receiving import FragmentReceiver
 from skerry.client.sending import ContributionSender
 from skerry.client.session import Fragments, Session
-from skerry.client.telemetry import LearnerIdentity, LearnerTelemetry
+from skerry.client.telemetry import LearnerTelemetry
 from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_cause
-from skerry.log import ledger, run_records
+from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
-from skerry.protocol.learner import DoorReason, LearnerPolicy, TrainingProgress, supersedes
+from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
@@ -45,10 +46,15 @@ class Network:
         link: LearnerConnection,
         lead: LeadProcess | None = None,
         own: Callable[[int], Sequence[range]] | None = None,
+        missing: Sequence[int] = (),
     ) -> None:
+        """``missing`` are the fragments that the log lacks, if the trainer can offer them."""
         self.link = link
+        self._missing = missing
         reader = GlobalReader(link.bus, link.run, link.plan, own, link.config.sync.chunk_bytes)
         self.receiver = FragmentReceiver(link, reader, lead)
+        if lead is None:  # else the trainer has some blocks of each
+            self.receiver.unasked.update(missing)
         self.sender = ContributionSender(link, lead)
         self.last_pulse: Pulse | None = None
         self._pulse: Pulse | None = None
@@ -60,6 +66,8 @@ class Network:
             if isinstance(order, Pulse):
                 self._pulse = order
                 self._pulse_ordered.set()
+            elif isinstance(order, Initial):
+                self.receiver.take_initial(order)
             else:
                 self.sender.take(order)
         self.receiver.changed.set()
@@ -73,6 +81,7 @@ class Network:
             self.receiver.fragments,
             self.sender.run,
             self.pulses,
+            self.offer,
             self.genesis,
             self.watch_name,
         )
@@ -93,6 +102,19 @@ class Network:
         """Send what is left; for the end, after ``run`` and the trainer have stopped."""
         self.take_orders()
         await self.sender.flush()
+
+    async def offer(self) -> None:
+        """Have the trainer offer what the log lacks, once that falls to no other learner."""
+        link, pulse_s = self.link, self.link.config.liveness.pulse_s
+        while missing := [f for f in self._missing if f not in self.receiver.announced]:
+            with suppress(BrokerUnavailable):
+                first = await place.first_to_offer(link.bus, link.run, pulse_s)
+                if first == link.identity.name:
+                    link.mailbox.post_to_offer(missing)
+                    return
+                if link.mailbox.to_offer is None:
+                    link.mailbox.post_to_offer(())
+            await asyncio.sleep(pulse_s)
 
     async def genesis(self) -> None:
         """Post when the run's first commit was made, on the trainer's clock.
@@ -179,11 +201,10 @@ class Network:
 
 def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are put together
     bus: Bus,
-    identity: LearnerIdentity,
+    joined: LearnerPlace,
     plan: Plan,
     config: RunConfig,
     fragments: Fragments,
-    start: TrainingProgress,
     *,
     call: Callable[[Callable[[], None]], None] = lambda function: function(),
     wake: Callable[[], None] | None = None,
@@ -193,13 +214,14 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
 ) -> tuple[Session, Network]:
     """Return the trainer's and the network's side of one learner, with a mailbox between them.
 
-    ``fragments`` holds the parameters, ``start`` is where the learner goes on. ``call`` calls a
+    ``fragments`` holds the parameters, ``joined`` says where the learner goes on. ``call`` calls a
     function in the network's thread, from the trainer's. ``wake`` is called when there is news for
     a trainer that has no thread to wait in. ``clock`` is monotonic, and the one it counts by.
     ``lead`` is the learner's first process, where it has several: those send and read their own
     blocks, if the fragments say which these are.
     """
-    room, telemetry = LearnerPolicy.of(config.sync).room, LearnerTelemetry(identity)
+    identity, room = joined.learner, LearnerPolicy.of(config.sync).room
+    telemetry = LearnerTelemetry(identity)
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     own = getattr(fragments, "own_blocks", None)
     shared = None if own is None else lead
@@ -208,7 +230,8 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     )
     if shared is not None:
         link.residuals.forgets = shared.forget
-    network = Network(link, shared, own)
+    network = Network(link, shared, own, joined.missing)
+    start = joined.start
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns
     )

@@ -6,18 +6,20 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from skerry.client import connection
 from skerry.client.connection import LearnerConnection
-from skerry.client.mailbox import Fresh
+from skerry.client.mailbox import Fresh, Gradient, Initial
 from skerry.client.processes import LeadProcess
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
 from skerry.log import recovery, run_records, state
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, in_thread
 from skerry.telemetry.spans import Interval
 
 log = structlog.get_logger()
@@ -34,7 +36,8 @@ class FragmentReceiver:
     ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by
     the manifests, ``recorded`` by the ledger when it was last looked at; ``leaps`` wait to be borne
     out by it. ``changed`` is to be set when there may be room for another fragment. ``lead`` has a
-    learner's other processes read too.
+    learner's other processes read too. ``unasked`` are fragments whose initial parameters the
+    trainer has and was not asked for, ``initial`` those that it gave.
     """
 
     link: LearnerConnection
@@ -46,6 +49,8 @@ class FragmentReceiver:
     recorded: dict[int, int] = field(default_factory=dict[int, int])
     leaps: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    unasked: set[int] = field(default_factory=set[int])
+    initial: dict[int, Initial] = field(default_factory=dict[int, Initial])
     _leaped: asyncio.Event = field(default_factory=asyncio.Event)
     _reported_lost: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -170,8 +175,19 @@ class FragmentReceiver:
             self.reading.discard(commit.fragment)
             self.changed.set()
 
+    def take_initial(self, initial: Initial) -> None:
+        """Read a fragment, unless what the trainer has is what was committed."""
+        fragment = initial.manifest.commit.fragment
+        self.initial[fragment] = initial
+        self.wanted.setdefault(fragment, initial.manifest)
+
     async def _read(self, manifest: Manifest) -> Fresh:
         link, commit, began_ns = self.link, manifest.commit, self.link.wall_ns()
+        if commit.version == 1 and commit.fragment in self.unasked:
+            self.unasked.remove(commit.fragment)
+            return Fresh(manifest, None)
+        if (initial := self.initial.pop(commit.fragment, None)) is not None:
+            await self.reader.hold(manifest, await in_thread(_negated, initial.gradient))
         traffic, sizes = link.traffic, list[int]()
 
         def count(size: int) -> None:
@@ -193,3 +209,8 @@ class FragmentReceiver:
         traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
         link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))
         return Fresh(manifest, vector)
+
+
+def _negated(gradient: Gradient) -> NDArray[np.float32]:
+    """Return the parameters that an outer gradient relative to zero stands for, as replay does."""
+    return np.negative(np.asarray(gradient))

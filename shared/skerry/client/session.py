@@ -12,7 +12,7 @@ import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
-from skerry.client.mailbox import Fresh, Gradient, Mailbox, OutgoingContribution
+from skerry.client.mailbox import Fresh, Gradient, Initial, Mailbox, OutgoingContribution
 from skerry.client.telemetry import LearnerTelemetry
 from skerry.protocol.learner import (
     AdoptReason,
@@ -170,6 +170,10 @@ class Session:
             return
         self.mailbox.take_fresh(fresh)
         if not due:
+            return
+        if fresh.vector is None:
+            initial = Initial(fresh.manifest, self._fragments.genesis(commit.fragment))
+            self.mailbox.order(initial)
             return
         began_ns = self._wall_ns()
         self._fragments.adopt(commit.fragment, fresh.vector)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schemes import scheme_of
 from skerry.errors import Corrupt, Diverged, Overtaken
 from skerry.log.state import OwnBlocks, read_manifest, read_part
-from skerry.protocol.chunks import vector_digest
+from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.parts import DELTA, KEYFRAME, path
 
 if TYPE_CHECKING:
@@ -103,6 +104,23 @@ class GlobalReader:
                     if held is None:
                         raise
                     held = None
+
+    async def hold(self, manifest: Manifest, vector: Vector) -> None:
+        """Hold a vector f32 (padded_size,) that is a manifest's keyframe, and need not be read."""
+        fragment = self.plan.fragments[manifest.commit.fragment]
+        part = next((part for part in manifest.parts if part.name == KEYFRAME), None)
+        if part is None:
+            return
+        _check(part, fragment)
+        with suppress(Diverged):  # no parameters that anybody has committed
+            rules = part.scheme, "none", None
+            made = await asyncio.to_thread(closed_loop.follow, *rules, vector, VectorHash)
+            if made.digest == part.digest:
+                held = Held(part.version, part.digest, part.scheme, made.held, part.version)
+                self.held[fragment.index] = held
+            else:
+                about = {"fragment": fragment.index, "version": part.version}
+                log.info("initial_parameters_differ", **about)
 
     async def latest(self, fragment: int) -> tuple[Manifest, Vector] | None:
         """Return a fragment's newest manifest and its global fragment, f32 (padded_size,).

@@ -170,7 +170,14 @@ async def members(bus: Bus, run: str) -> dict[str, MemberRecord]:
 
 
 async def join(
-    bus: Bus, run: str, learner: str, host: str, now_ns: int, *, above: int = 0
+    bus: Bus,
+    run: str,
+    learner: str,
+    host: str,
+    now_ns: int,
+    *,
+    above: int = 0,
+    offers: bool = False,
 ) -> MemberRecord:
     """Register a start of ``learner`` and return it with its incarnation and data shard.
 
@@ -194,6 +201,7 @@ async def join(
             host=host,
             joined_ns=now_ns,
             shard=mine.shard if mine else next_shard,
+            offers=offers,
         )
         # A known name competes with itself only; a new one with every other new one.
         pattern = subjects.member(learner) if mine else subjects.member()

@@ -17,9 +17,11 @@ from skerry.errors import BrokerUnavailable, BusError, Superseded, WireError
 from skerry.log import ledger, state
 from skerry.log.base import Expect
 from skerry.log.recovery import known_members
-from skerry.log.run_records import publish, readable_up_to
+from skerry.log.run_records import newest_readable, publish, readable, readable_up_to
+from skerry.protocol import genesis
 from skerry.protocol.contribution import Contribution, ContributionAssembler
-from skerry.protocol.messages import MemberRecord, Start
+from skerry.protocol.genesis import Candidate
+from skerry.protocol.messages import MemberRecord, Pulse, Start
 from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects, contributor
 
@@ -35,9 +37,11 @@ START_ATTEMPTS = 5
 
 
 async def take_place(
-    bus: Bus, run: str, plan: Plan, learner: str, *, host: str, now_ns: int
+    bus: Bus, run: str, plan: Plan, learner: str, *, host: str, now_ns: int, offers: bool = False
 ) -> MemberRecord:
     """Join the run as a new incarnation and read from the log where ``learner`` goes on.
+
+    ``offers``: it has the run's initial parameters.
 
     The record says so by ``step`` on the global clock and ``cursor`` in its data stream, and
     nothing yet of the inner optimizer; ``settle_in`` publishes it.
@@ -49,7 +53,9 @@ async def take_place(
     newest = (await known_members(bus, run, plan, learner)).get(learner)
     before = newest if newest and newest.contrib_sequences else None  # it knew where it went on
     member = await ledger.join(
-        bus, run, learner, host, now_ns, above=await _started(bus, run, plan, learner)
+        *(bus, run, learner, host, now_ns),
+        above=await _started(bus, run, plan, learner),
+        offers=offers,
     )
     begun = [await _begin(bus, plan, member, before, shard) for shard in range(plan.shards)]
     # From both, as a syncer that dies between the two leaves the ledger one behind.
@@ -121,6 +127,23 @@ async def settle_in(bus: Bus, member: MemberRecord) -> None:
             )
 
     await ledger.until_granted(settle, f"The record of learner {member.learner!r}")
+
+
+async def first_to_offer(bus: Bus, run: str, pulse_s: float) -> str | None:
+    """Return the learner that offers the run's initial parameters; None where none lives.
+
+    By the records of members, and by the broker's times.
+    """
+    stored = await bus.last_each(Subjects(run).pulse())
+    pulses = [(r.time_ns, p) for r in stored if (p := readable(Pulse, r, run)) is not None]
+    heard = {(p.learner, p.incarnation): (time, p.contributions > 0) for time, p in pulses}
+    found = [(i.value, i.stored) for i in await newest_readable(bus, run, MemberRecord)]
+    candidates = [
+        Candidate(m.learner, m.shard, *heard.get((m.learner, m.incarnation), (at.time_ns, False)))
+        for m, at in found
+        if m is not None and m.offers
+    ]
+    return genesis.first_to_offer(candidates, max((t for t, _ in pulses), default=0), pulse_s)
 
 
 async def _started(bus: Bus, run: str, plan: Plan, learner: str) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.schemes import raw_bytes
 from skerry.errors import Corrupt
 from skerry.protocol.messages import is_round
 
@@ -26,6 +28,8 @@ KEYFRAME = "keyframe"
 MASTER = "master"
 OUTER = "outer."
 """What the names of an outer optimizer's parts begin with."""
+INITIAL_BYTES = 4
+"""Bytes of an initial parameter, f32: the least that the window must have room for."""
 MOST_UNCOVERED = 0.85
 """How full contributions that no snapshot covers may make the window by a fragment's next
 version."""
@@ -74,6 +78,16 @@ def is_snapshot_due(
     since = max(1, commit.version - snapshot_version(previous)) if previous else 1
     needed = begins or commit.final or uncovered * (1 + 1 / since) > MOST_UNCOVERED
     return needed or is_due(commit.fragment, commit.version, previous, MASTER, every)
+
+
+def window_bytes(parameters: int, learners: int, scheme: str, every: int) -> int:
+    """Return the bytes of contributions that a log should keep.
+
+    Those of N versions and one more, so that snapshots need come no sooner; and in f32 the initial
+    parameters, twice: the learner that offers them may die before it has.
+    """
+    contributed = raw_bytes(scheme, -(-parameters // BLOCK))
+    return max(2 * INITIAL_BYTES * parameters, (every + 1) * learners * contributed)
 
 
 def slot(name: str, version: int, previous: Manifest | None, every: int) -> int:

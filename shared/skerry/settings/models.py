@@ -323,8 +323,8 @@ class LogConfig(Table):
     """Copies of each stream in a broker cluster."""
     window_bytes: int = Field(default=512 * 1024**2, ge=1024**2)
     """Bytes of contributions that are kept for replay, an equal part of them for each shard; the
-    broker reserves them at once. Unset, a run whose learners' initial parameters take more gets
-    twice those."""
+    broker reserves them at once. Unset, they have room for ``sync.snapshot_every`` rounds, and at
+    least twice for the initial parameters."""
     window_s: float = Field(default=24 * 3600.0, gt=0)
     """Seconds for which contributions are kept; the smaller of both bounds counts."""
 

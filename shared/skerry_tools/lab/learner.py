@@ -141,11 +141,10 @@ async def live(
     trainer, news = Trainer(work.model, config, work.plan, ground.programs), asyncio.Event()
     session, network = open_sync(
         bus,
-        place.learner,
+        place,
         work.plan,
         config,
         trainer,
-        now,
         wake=news.set,
         wall_ns=ground.wall_ns,
         clock=ground.clock,

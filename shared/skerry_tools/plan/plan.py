@@ -155,7 +155,7 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
         what, more = f"site {site.name} chip memory", f"{shown(need / has, 'x')} as many chips"
         yield Constraint(what, need, has, "B", held, more, fixed=True)
     if "window_bytes" in at.run.log.model_fields_set:
-        why = "log.window_bytes must hold every learner's initial parameters, in f32"
+        why = "log.window_bytes must hold the initial parameters, in f32"
         need, more = at.initial_bytes, f"log.window_bytes={math.ceil(at.initial_bytes)}"
         yield Constraint("log window", need, at.run.log.window_bytes, "B", why, more, fixed=True)
     if (need := at.load.message_bytes) > at.hub.max_payload:  # no matter of degree

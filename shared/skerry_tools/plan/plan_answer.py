@@ -143,11 +143,10 @@ def _taken(at: Deployment) -> Iterator[str]:
     if at.hub.disk is None:
         disk = shown(memory.state_disk_bytes(at) + memory.contributions_bytes(at), "B")
         yield f"not judged: {disk} of disk for each replica of the log (hub.disk)"
-    initial, log = at.initial_bytes, at.run.log
-    if "window_bytes" not in log.model_fields_set and initial > log.window_bytes:
-        twice = f"the broker reserves {shown(2 * initial, 'B')} for contributions"
-        least = f"log.window_bytes={initial:.0f} at least, if that is too much"
-        yield f"{twice} (twice what all learners send at the beginning): {least}"
+    if at.window_bytes > at.run.log.window_bytes:
+        kept = f"the broker reserves {shown(at.window_bytes, 'B')} for contributions"
+        least = f"log.window_bytes={at.initial_bytes:.0f} at least, with more snapshots"
+        yield f"{kept}, so that a syncer can merge them again; if that is too much: {least}"
 
 
 def _tables(plan: RunPlan, kind: Kind) -> Iterator[FigureTable]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm.fragments import plan
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
-from skerry.protocol.parts import MOST_UNCOVERED
+from skerry.protocol.parts import INITIAL_BYTES, MOST_UNCOVERED, window_bytes
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_tools.plan.measured import AUTO_DELTAS, DEFAULT, RAW_BITS, WIRE_BITS, Speeds
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
@@ -250,16 +250,18 @@ class Deployment:
 
     @property
     def initial_bytes(self) -> float:
-        """What all learners send when a run begins, in f32: more than in any round."""
-        return 4 * self.learners * self.load.parameters
+        """What the first learner sends when a run begins: f32."""
+        return INITIAL_BYTES * self.load.parameters
 
     @property
     def window_bytes(self) -> float:
-        """Bytes of contributions that the log keeps: left alone, twice the first ones'."""
-        log = self.run.log
+        """Bytes of contributions that the log keeps."""
+        log, sync = self.run.log, self.load.sync
         if "window_bytes" in log.model_fields_set:
             return float(log.window_bytes)
-        return max(float(log.window_bytes), 2 * self.initial_bytes)
+        about = sync.contribution_scheme, sync.snapshot_every
+        wanted = window_bytes(math.ceil(self.load.parameters), self.learners, *about)
+        return float(max(log.window_bytes, wanted))
 
     @property
     def uncovered(self) -> int:

@@ -12,8 +12,7 @@ import structlog
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client import joining
 from skerry.client.inner import RestoredState, fresh
-from skerry.client.joining import LearnerPlace, check_window, offering, take_place
-from skerry.client.telemetry import LearnerIdentity
+from skerry.client.joining import check_window, offers, take_place
 from skerry.errors import (
     BrokerUnavailable,
     BrokerUnfit,
@@ -27,7 +26,6 @@ from skerry.log import ledger, recovery, run_records
 from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import check_payload, specs
-from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import InnerState
 from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
@@ -35,7 +33,7 @@ from skerry.settings.models import DataConfig, LogConfig, ModelConfig, RunConfig
 from skerry_learner import work as works
 from skerry_learner.work import find_or_create, prepare
 from skerry_tools.audit.verify import verify
-from tests.support.builders import member, pulse
+from tests.support.builders import pulse
 from tests.support.scripted_run import ScriptedRun
 
 
@@ -166,27 +164,28 @@ def test_a_corpus_or_model_that_does_not_work_is_found_before_the_run_exists(
         prepare(broken)
 
 
-async def test_a_window_nobody_chose_grows_until_it_holds_the_first_offers(
+async def test_a_window_nobody_chose_grows_until_it_covers_what_is_replayed(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = plan([LeafSpec("w", (8192, 8192))], 1)
+    large = plan([LeafSpec("w", (16384, 8192))], 1)
     prepared = replace(prepare(config), config=config, plan=large)
     monkeypatch.setattr(works, "prepare", lambda given: replace(prepared, config=given))
     unset = config.model_copy(update={"log": LogConfig()})
     with structlog.testing.capture_logs() as told:
         record, work = await find_or_create(bus, "run", unset)
         _, again = await find_or_create(bus, "run", unset)
-    assert work.config.log.window_bytes == 2 * 4 * 8192**2 * config.sync.learners
+    rounds, blocks = config.sync.snapshot_every + 1, 16384 * 8192 // 256
+    assert work.config.log.window_bytes == rounds * config.sync.learners * 130 * blocks
     assert again.config == work.config == run_config_from_json(record.config_json)
     streams = {info.spec.name: info.spec.max_bytes for info in await bus.streams()}
     assert streams["SKERRY_run_CONTRIB_0"] == work.config.log.window_bytes
     assert "config_from_ledger" not in [entry["event"] for entry in told]
 
 
-def test_window_too_small_for_the_first_offers_is_refused_with_the_size_to_set() -> None:
+def test_window_too_small_for_initial_parameters_is_refused_with_the_size_to_set() -> None:
     cut = plan([LeafSpec("w", (1024, 1024))], 1)
-    config = RunConfig(log=LogConfig(window_bytes=4 * 1024**2))
-    with pytest.raises(ConfigError, match=r"set log\.window_bytes=16777216"):
+    config = RunConfig(log=LogConfig(window_bytes=4 * 1024**2 - 1))
+    with pytest.raises(ConfigError, match=r"set log\.window_bytes=8388608"):
         check_window(cut, config)
 
 
@@ -197,18 +196,16 @@ async def test_broker_whose_messages_are_too_small_is_named_with_its_setting() -
 
 
 @pytest.mark.parametrize(
-    ("model", "folder", "offered"),
+    ("model", "folder", "has"),
     [
-        ({}, "", (0, 1)),
-        ({"weights": "aa"}, "", ()),
-        ({"weights": "aa"}, "models/mine", (0, 1)),
-        ({"weights": "aa", "lora_rank": 4}, "", (0, 1)),
+        ({}, "", True),
+        ({"weights": "aa"}, "", False),
+        ({"weights": "aa"}, "models/mine", True),
+        ({"weights": "aa", "lora_rank": 4}, "", True),
     ],
     ids=["fresh parameters", "another's weights", "one's own copy", "adapters"],
 )
 def test_a_learner_without_a_runs_weights_offers_no_parameters(
-    model: dict[str, Any], folder: str, offered: tuple[int, ...]
+    model: dict[str, Any], folder: str, *, has: bool
 ) -> None:
-    start = TrainingProgress(step=0, steps=0, tokens=0, cursor=0)
-    mine = LearnerPlace(LearnerIdentity("r", "a", 1, 1), member("a", 1), start, (0, 1))
-    assert offering(mine, ModelConfig.model_validate(model), folder).missing == offered
+    assert offers(ModelConfig.model_validate(model), folder) == has

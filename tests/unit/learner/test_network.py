@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import slice_norms
 from skerry.client import connection, sending
-from skerry.client.mailbox import Event, Gone, OutgoingContribution
+from skerry.client.joining import LearnerPlace
+from skerry.client.mailbox import Event, Gone, Initial, OutgoingContribution
 from skerry.client.network import Network, open_sync
 from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import (
@@ -42,7 +43,7 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
-from tests.support.builders import commit, header, manifest, pulse, until
+from tests.support.builders import commit, header, manifest, member, pulse, until
 from tests.support.scripted_run import ScriptedRun
 
 FIRST = Subjects("run").shard(0).contribution(0, "a")
@@ -61,7 +62,13 @@ class Wire:
     events: list[Event] = field(default_factory=list[Event])
 
     @classmethod
-    async def begin(cls, bus: MemoryBus, chunk_bytes: int = 65_536, **options: Any) -> Wire:
+    async def begin(
+        cls,
+        bus: MemoryBus,
+        chunk_bytes: int = 65_536,
+        missing: tuple[int, ...] = (),
+        **options: Any,
+    ) -> Wire:
         scripted = await ScriptedRun.begin(bus)
         sync = SyncConfig(fragments=3, overlap_steps=2)
         config = RunConfig(
@@ -70,7 +77,8 @@ class Wire:
         )
         parameters: Any = None
         start, me = TrainingProgress(0, 0, 0, 0), LearnerIdentity("run", "a", 2)
-        _, network = open_sync(bus, me, scripted.plan, config, parameters, start, **options)
+        place = LearnerPlace(me, member("a", 2), start, missing)
+        _, network = open_sync(bus, place, scripted.plan, config, parameters, **options)
         network.link.mailbox._room = 2
         return cls(bus, scripted, network)
 
@@ -375,6 +383,27 @@ class SlowReads:
         if commit.fragment in self.held:
             await self.far.wait()
         return np.zeros(self.wire.size(commit.fragment), np.float32)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_initial_parameters_that_a_learner_has_are_compared_before_they_are_read(
+    bus: MemoryBus, *, same: bool
+) -> None:
+    wire = await Wire.begin(bus, missing=(0,))
+    committed = await wire.scripted.commit(0)
+    link, reader = wire.network.link, GlobalReader(bus, "run", wire.scripted.plan)
+    vector = await reader.read(committed)
+    async with running(wire.network.receiver.manifests, wire.network.receiver.fragments):
+        await until(lambda: wire.fresh == [(0, 1)])
+        (asked,) = link.mailbox.fresh()
+        assert asked.vector is None
+        link.mailbox.take_fresh(asked)
+        link.mailbox.order(Initial(asked.manifest, -vector if same else vector))
+        await until(lambda: wire.fresh == [(0, 1)])
+    (fresh,) = link.mailbox.fresh()
+    assert fresh.vector is not None
+    np.testing.assert_array_equal(fresh.vector, vector)
+    assert (link.traffic.bytes_down == 0) == same
 
 
 async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(

@@ -437,6 +437,8 @@ class MemberRecord:
     """Where its Start lies in CONTRIB of each shard."""
     data: str = ""
     """Digest of the text that the learner reads, where it is known."""
+    offers: bool = False
+    """The learner has the run's initial parameters, and may offer them."""
 
 
 @dataclass(frozen=True, slots=True)

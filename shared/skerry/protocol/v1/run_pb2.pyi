@@ -173,6 +173,7 @@ class MemberRecord(_message.Message):
     INNER_AGE_STEPS_FIELD_NUMBER: _builtins.int
     CONTRIB_SEQUENCES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
@@ -189,6 +190,8 @@ class MemberRecord(_message.Message):
     """How old the inner optimizer's state is, where it is warm."""
     data: _builtins.str
     """Digest of the text that the learner reads, where it is known."""
+    offers: _builtins.bool
+    """The learner has the run's initial parameters, and may offer them."""
     @_builtins.property
     def contrib_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Where its Start lies in CONTRIB of each shard."""
@@ -208,10 +211,11 @@ class MemberRecord(_message.Message):
         inner_age_steps: _builtins.int | None = ...,
         contrib_sequences: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.str = ...,
+        offers: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "cursor", b"cursor", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_offers", b"_offers", "_step", b"_step", "cursor", b"cursor", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "offers", b"offers", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_step", b"_step", "contrib_sequences", b"contrib_sequences", "cursor", b"cursor", "data", b"data", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_offers", b"_offers", "_step", b"_step", "contrib_sequences", b"contrib_sequences", "cursor", b"cursor", "data", b"data", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "offers", b"offers", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cursor: _TypeAlias = _typing.Literal["cursor"]  # noqa: Y015
     _WhichOneofArgType__cursor: _TypeAlias = _typing.Literal["_cursor", b"_cursor"]  # noqa: Y015
@@ -219,6 +223,8 @@ class MemberRecord(_message.Message):
     _WhichOneofArgType__inner: _TypeAlias = _typing.Literal["_inner", b"_inner"]  # noqa: Y015
     _WhichOneofReturnType__inner_age_steps: _TypeAlias = _typing.Literal["inner_age_steps"]  # noqa: Y015
     _WhichOneofArgType__inner_age_steps: _TypeAlias = _typing.Literal["_inner_age_steps", b"_inner_age_steps"]  # noqa: Y015
+    _WhichOneofReturnType__offers: _TypeAlias = _typing.Literal["offers"]  # noqa: Y015
+    _WhichOneofArgType__offers: _TypeAlias = _typing.Literal["_offers", b"_offers"]  # noqa: Y015
     _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
     _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
     @_typing.overload
@@ -227,6 +233,8 @@ class MemberRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inner) -> _WhichOneofReturnType__inner | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inner_age_steps) -> _WhichOneofReturnType__inner_age_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offers) -> _WhichOneofReturnType__offers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 

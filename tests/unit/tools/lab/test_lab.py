@@ -173,15 +173,6 @@ def test_a_late_island_contributes_from_then_on_and_one_that_left_no_more(
     assert max(steps["steady"]) > max(steps["leaver"])
 
 
-def test_second_offers_of_initial_parameters_are_not_counted_as_refused(
-    lived: tuple[Lab, LabResult],
-) -> None:
-    lab, result = lived
-    causes = [refused.cause for commit in commits_of(lab) for refused in commit.refused]
-    assert "genesis" in causes
-    assert result.refused == sum(cause != "genesis" for cause in causes)
-
-
 def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
     config: RunConfig, judging: Judging
 ) -> None:

@@ -1,0 +1,34 @@
+"""Who offers a run's initial parameters: one of the learners that live, since all have the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STALE_PULSES = 10.0
+"""A learner that was silent for so many intervals between pulses is passed over."""
+
+
+class Candidate(NamedTuple):
+    """A learner that has initial parameters: when the log last heard of it, in ns.
+
+    ``shard`` is its rank by the first time it joined, ``sent`` is True once it has sent some.
+    """
+
+    learner: str
+    shard: int
+    heard_ns: int
+    sent: bool
+
+
+def first_to_offer(candidates: Iterable[Candidate], now_ns: int, pulse_s: float) -> str | None:
+    """Return the learner that offers the initial parameters; None where none lives.
+
+    It is the first that joined, unless another one has begun meanwhile. Two that have heard
+    different things may both offer: the first offer that is whole becomes version 1.
+    """
+    oldest_ns = now_ns - STALE_PULSES * pulse_s * 1e9
+    living = [c for c in candidates if c.heard_ns >= oldest_ns]
+    return min(living, key=lambda c: (not c.sent, c.shard)).learner if living else None
