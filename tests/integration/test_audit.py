@@ -34,7 +34,7 @@ from skerry_tools.audit.replay import from_checkpoint, replay
 from skerry_tools.audit.survey import ReplayMoment
 from skerry_tools.audit.verify import AuditReport, verify
 from skerry_tools.audit.whatif import Drift, WhatIfPolicy
-from tests.support.audited import CONFIG, PLAN, create, train
+from tests.support.audited import CONFIG, PLAN, WHOLE, create, train
 from tests.support.learners import ScriptedLearner
 
 RUN = "t"
@@ -209,8 +209,6 @@ async def names_a_part_twice(bus: MemoryBus) -> list[str]:
 
 
 PARTS = ("keyframe", "master", "outer.momentum")
-WHOLE = CONFIG.model_copy(update={"sync": CONFIG.sync.model_copy(update={"snapshot_every": 1})})
-"""Each version stores a snapshot."""
 DAMAGE: dict[str, tuple[Callable[[MemoryBus], Awaitable[list[str]]], set[What]]] = {
     "record lost": (loses_a_record, {What.MISSING, What.VERSIONS}),
     "rubbish": (gets_rubbish, {What.UNREADABLE}),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes import skerry
 
-ALLOWED = ("--set", "allow_code=my_data")
+ALLOWED = ("--set", "allow_code=my_data", "--set", "allow_data=tokenizer")
 SHORT = ("--set", "health.port=0", "--set", "data.batch=2", "--set", "sync.learners=1")
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "data.md"
 

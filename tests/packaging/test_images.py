@@ -200,7 +200,7 @@ def test_the_build_context_holds_all_that_the_recipe_copies(root: Path, service:
 
 
 @pytest.mark.nats
-@pytest.mark.timeout(240)  # four processes compile at once
+@pytest.mark.timeout(600)  # four processes compile at once
 def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
     root: Path, tmp_path: Path, image: Build, compose_broker: Callable[..., KeyedBroker]
 ) -> None:
@@ -224,7 +224,7 @@ def test_a_run_trains_to_its_end_with_each_service_in_its_own_image(
         running[name] = image(name).start(*words, env=env | key, log=logs[name])
     try:
         for service in ("learner", "syncer", "checkpointer", "evaluator"):
-            code = running[service].wait(timeout=180)
+            code = running[service].wait(timeout=480)
             assert code == 0, logs[service].read_text()
         running["health_monitor"].send_signal(signal.SIGTERM)
         assert running["health_monitor"].wait(timeout=15) == 0, logs["health_monitor"].read_text()

@@ -26,6 +26,8 @@ CONFIG = RunConfig(
     outer=OuterConfig(preset="nesterov"),
     log=LogConfig(window_bytes=WINDOW_BYTES),
 )
+WHOLE = CONFIG.model_copy(update={"sync": CONFIG.sync.model_copy(update={"snapshot_every": 1})})
+"""Each version stores a snapshot."""
 
 
 async def until_version(bus: Bus, run: str, version: int) -> list[tuple[int, Commit]]:

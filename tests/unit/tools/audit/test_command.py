@@ -21,12 +21,13 @@ from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import Commit
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
+from skerry.settings.models import RunConfig
 from skerry.store.kinds.s3 import S3Store
 from skerry_checkpointer.service import Checkpointer
 from skerry_tools.audit.command import ReplayOptions
 from skerry_tools.audit.survey import ReplayMoment, parse
 from skerry_tools.audit.whatif import WhatIfPolicy
-from tests.support.audited import PLAN, WINDOW_BYTES, create, train
+from tests.support.audited import CONFIG, PLAN, WHOLE, WINDOW_BYTES, create, train
 from tests.support.nats_server import NatsServer
 from tests.support.s3_server import BUCKET, S3Server
 
@@ -35,11 +36,16 @@ NS = 10**9
 
 
 async def trained(
-    server: NatsServer, run: str, versions: int = 4, *, begins: bool = True
+    server: NatsServer,
+    run: str,
+    versions: int = 4,
+    *,
+    begins: bool = True,
+    config: RunConfig = CONFIG,
 ) -> list[tuple[int, Commit]]:
     async with NatsBus(server.url, name="test") as bus:
         if begins:
-            await create(bus, run)
+            await create(bus, run, config)
         return await train(bus, run, versions)
 
 
@@ -156,7 +162,7 @@ async def test_what_was_forged_and_what_the_window_has_dropped_are_told(
 async def test_replay_begins_at_a_checkpoint_in_s3_as_the_settings_reach_it(
     nats_server: NatsServer, s3_server: S3Server, run_id: str
 ) -> None:
-    commits = await trained(nats_server, run_id, 3)
+    commits = await trained(nats_server, run_id, 3, config=WHOLE)
     store = S3Store(f"s3://{BUCKET}/replay/{run_id}", s3_server.access())
     async with NatsBus(nats_server.url) as bus:
         record = await ledger.read_run(bus, run_id)
