@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,9 @@ def add(
     name: Name,
     *,
     role: Annotated[Role, typer.Option(help="What it may do.")] = Role.LEARNER,
+    region: Annotated[
+        str, typer.Option(help="The region whose broker a learner dials.", metavar="NAME")
+    ] = "",
     run: Run = "main",
     shards: Shards = None,
     keys: Folder = KEYS,
@@ -70,7 +74,7 @@ def add(
     """Make one key more; the broker takes it once it has reloaded."""
     with exit_on_error():
         held = _opened(keys)
-        held.add(Grant(role, name, run, shards or held.shards_of(run)))
+        held.add(granted_in(held, Grant(role, name, run, shards or held.shards_of(run)), region))
         print(f"{held.seed(name)} is the secret of {role} {name}: copy it to that machine, for the")
         print("user of the service alone, and name it there: --set nats.credentials=FILE.")
         _reload(held, pid_file)
@@ -106,6 +110,22 @@ def show(
     """Name all keys, with roles and runs; no secrets."""
     with exit_on_error():
         _show(_opened(keys), as_json=as_json)
+
+
+def granted_in(held: Keyring, grant: Grant, region: str) -> Grant:
+    """Return a grant for one more in a region, if any; ConfigError for what cannot be there."""
+    from skerry.errors import ConfigError
+
+    made_elsewhere = grant.role in {Role.REGION, Role.CACHE}
+    if made_elsewhere or (region and grant.role is not Role.LEARNER):
+        msg = f"A key of role {grant.role} is not made here: " + (
+            "`skerry region init` makes it." if made_elsewhere else "regions have learners only."
+        )
+        raise ConfigError(msg, path="role")
+    if not region:
+        return grant
+    there = held.region_of(region)
+    return replace(grant, run=there.run, shards=there.shards, region=region)
 
 
 def _opened(keys: Path) -> Keyring:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from skerry.cli import keys
+from skerry.cli import keys, region
 from skerry.cli.programs import (
     COMMANDS,
     PROGRAMS,
@@ -268,6 +268,7 @@ _listed("data", "tools", "lab")
 app.command()(doctor)
 app.add_typer(config_app, name="config", help="Show settings and where they come from.")
 app.add_typer(keys.app, name="keys", help="Make, renew and revoke the keys of a broker.")
+app.add_typer(region.app, name="region", help="Give a region a broker of its own, with a cache.")
 
 
 def main() -> None:

@@ -80,6 +80,31 @@ class Receipt:
     duplicate: bool = False
 
 
+@dataclass(slots=True)
+class SharedReads:
+    """What this client read of the chunks that every learner reads, from where: payload bytes.
+
+    ``region`` is that of its broker, '' where that is the hub; only there anything is counted.
+    """
+
+    region: str = ""
+    cached_bytes: int = 0
+    hub_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorInfo:
+    """What a region's broker keeps of one stream: ``lag`` are messages that it does not have yet.
+
+    ``silent_s`` is how long it has heard nothing of the hub; None: it never has.
+    """
+
+    messages: int
+    bytes: int
+    lag: int
+    silent_s: float | None
+
+
 Record = StoredMessage
 """One message as the log holds it."""
 
@@ -106,6 +131,11 @@ class Bus(Protocol):
     @property
     def max_payload_bytes(self) -> int:
         """The largest message this server takes, headers included."""
+        ...
+
+    @property
+    def shared_reads(self) -> SharedReads:
+        """What was read of the chunks that every learner reads, through a region's cache or not."""
         ...
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
@@ -165,7 +195,9 @@ class Bus(Protocol):
         """Yield the messages of one stream with those ascending sequences; ends before a gap.
 
         What comes after a message that is gone is not read: ask again for it. The messages are
-        expected on subjects that match ``pattern``, and found elsewhere too, if more slowly.
+        expected on subjects that match ``pattern``, and found elsewhere too, if more slowly. Chunks
+        that every learner reads may come out of a region's cache, which may be wrong: compare
+        them with what their manifest says, and ask ``get`` for what differs.
         """
         ...
 

@@ -20,6 +20,7 @@ from skerry.log.base import (
     Receipt,
     Record,
     Room,
+    SharedReads,
     Storage,
     StreamInfo,
     StreamSpec,
@@ -222,6 +223,10 @@ class MemoryBus:
     @property
     def max_payload_bytes(self) -> int:
         return self.broker.max_payload_bytes
+
+    @property
+    def shared_reads(self) -> SharedReads:
+        return SharedReads()
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
         return await self._publisher.declare(specs)

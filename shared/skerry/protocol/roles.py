@@ -2,6 +2,8 @@
 
 Learners live in an account of their own, EDGE, and reach the log in CORE through service imports:
 in one account a learner could have the broker answer onto a subject of the log, and so write it.
+A region has a broker of its own, a leaf node, whose learners it alone knows: at the hub it has an
+account that may do what they may, and fill its cache.
 """
 
 from __future__ import annotations
@@ -13,6 +15,12 @@ from enum import StrEnum
 from skerry.protocol.subjects import ANY, PREFIX, STREAM_KINDS, StreamKind, Subjects
 
 API = "$JS.API"
+HUB = "hub"
+"""JetStream's domain at the hub: a region's broker reaches its API under that name."""
+REGION_MARK = "skerry-"
+"""How the domain of a region's broker begins, by which its clients know that there is a cache."""
+CACHE_API = "$JS.CACHE"
+"""Where a region's learners ask for what its broker holds itself."""
 MANY_ANSWERS = (f"{API}.DIRECT.GET.", f"{API}.CONSUMER.MSG.NEXT.")
 """Requests that more than one message may answer."""
 
@@ -28,10 +36,14 @@ class Role(StrEnum):
     HEALTH_MONITOR = "health-monitor"
     AUDIT = "audit"
     ADMIN = "admin"
+    REGION = "region"
+    CACHE = "cache"
 
     @property
     def account(self) -> str:
         """The account that its keys belong to."""
+        if self in {Role.REGION, Role.CACHE}:  # a region's broker at the hub; in the region
+            return self.upper()
         return "EDGE" if self in {Role.LEARNER, Role.FOUNDER} else "CORE"
 
 
@@ -52,23 +64,43 @@ LISTING = frozenset({Role.SYNCER, Role.HEALTH_MONITOR, Role.AUDIT})
 class Grant:
     """A role in a run, under a name; a name of ``*`` stands for every one. Admins have all runs.
 
-    ``shards`` are those of the run, each of which has streams of its own.
+    ``shards`` are those of the run, each of which has streams of its own. A ``region``'s broker
+    takes the key, and no other does.
     """
 
     role: Role
     name: str = ANY
     run: str = "main"
     shards: int = 1
+    region: str = ""
 
     def publishes(self) -> tuple[str, ...]:
         """Return the subjects that it may publish on, requests to the broker among them."""
         if self.role is Role.ADMIN:
             return (f"{PREFIX}.>", f"{API}.>")
+        if self.role is Role.REGION:
+            return self.mirrors()
+        if self.role is Role.CACHE:
+            of_streams = (f"{API}.STREAM.*.{stream}" for stream in self.kept())
+            return (f"{API}.INFO", f"{API}.STREAM.LIST", *of_streams)
         listing = [f"{API}.STREAM.LIST"] if self.role in LISTING else []
         names = Subjects(self.run)
         streams = (s for kind in READ[self.role] for s in names.streams(kind, self.shards))
         reads = (request for stream in streams for request in _reading(stream))
-        return (f"{API}.INFO", *listing, *reads, *self._writing())
+        cached = (through_cache(stream) for stream in self.kept() if self.region)
+        return (f"{API}.INFO", *listing, *reads, *self._writing(), *cached)
+
+    def kept(self) -> tuple[str, ...]:
+        """Return the streams of which a region keeps a part, under their own names."""
+        return Subjects(self.run).streams("STATE", self.shards)
+
+    def mirrors(self) -> tuple[str, ...]:
+        """Return the requests by which a region's broker fills its cache."""
+        return tuple(
+            request
+            for stream in self.kept()
+            for request in (f"{API}.CONSUMER.CREATE.{stream}", f"$JS.FC.{stream}.>")
+        )
 
     def _writing(self) -> tuple[str, ...]:
         names = Subjects(self.run)
@@ -107,6 +139,16 @@ def _reading(stream: str) -> tuple[str, ...]:
         *(f"{API}.{request}.{stream}" for request in of_stream),
         *(f"{API}.{request}.{stream}.*" for request in of_consumer),
     )
+
+
+def through_cache(stream: str) -> str:
+    """Return the request for what a region's own broker holds of a stream."""
+    return f"{CACHE_API}.DIRECT.GET.{stream}"
+
+
+def delivers_to(region: str) -> str:
+    """Return the subject on which the hub sends a region what it keeps."""
+    return f"{PREFIX}-deliver.{region}"
 
 
 def services_for_edge(grants: Iterable[Grant]) -> dict[str, str]:

@@ -27,6 +27,8 @@ RUN_HEADS: dict[RunStream, tuple[str, ...]] = {
 SHARD_HEADS: dict[ShardStream, str] = {"STATE": "state", "CONTRIB": "contrib"}
 """Which subjects a stream of a shard captures, by the token after the run; the shard follows."""
 STREAM_KINDS: tuple[StreamKind, ...] = (*RUN_HEADS, *SHARD_HEADS)
+SHARED_KINDS = ("delta", "keyframe")
+"""Kinds of chunks that every learner reads, so that a region keeps them."""
 
 
 def checked_token(value: str, what: str) -> str:
@@ -118,6 +120,10 @@ class ShardSubjects:
         """Return the subject of a chunk; ``kind`` says which readers want it."""
         return f"{self.root}.state.{self.shard}.{fragment}.{kind}.{slot}.{index}"
 
+    def shared(self) -> tuple[str, ...]:
+        """Return the patterns of all chunks that every learner reads."""
+        return tuple(f"{self.root}.state.{self.shard}.*.{kind}.>" for kind in SHARED_KINDS)
+
     def manifest(self, fragment: Number = ANY) -> str:
         return f"{self.root}.state.{self.shard}.{fragment}.manifest"
 
@@ -149,6 +155,12 @@ def stream_of(subject: str) -> str:
                 return Subjects(run).shard(int(shard)).stream(of_shard)
     msg = f"{subject!r} is not a Skerry subject."
     raise ConfigError(msg, path="subject")
+
+
+def is_shared(pattern: str) -> bool:
+    """Return True for a pattern of chunks that every learner reads."""
+    head, _, _, kind = [*pattern.split("."), *[""] * 6][2:6]
+    return head == SHARD_HEADS["STATE"] and kind in SHARED_KINDS
 
 
 def contributor(subject: str) -> tuple[int, str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typer.core import TyperCommand, TyperGroup
 
-    from skerry.log.base import Bus
+    from skerry.log.nats.bus import NatsBus
     from skerry.settings.models import NatsSettings, Settings
 
 Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
@@ -106,7 +106,7 @@ def bus_from(
     name: str,
     *,
     on_event: Callable[[str, Mapping[str, str]], None] | None = None,
-) -> Bus:
+) -> NatsBus:
     """Return a bus that is not connected yet; ``async with`` connects it.
 
     ``on_event`` is called with ``disconnected``, ``reconnected`` and ``error``. Raises ConfigError

@@ -47,5 +47,8 @@ EXAMPLES: Mapping[str, str] = {
     "keys rotate": "skerry keys rotate site-c",
     "keys revoke": "skerry keys revoke site-c --pid-file nats.pid",
     "keys show": "skerry keys show --json",
+    "region": "skerry region init eu --hub tls://hub.example:7422 --learner eu-0",
+    "region init": "skerry region init eu --hub tls://hub.example:7422 --learner eu-0",
+    "region cache": "skerry region cache eu --nats tls://eu-broker:4222",
 }
 """By the words after ``skerry``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -77,6 +77,26 @@ async def test_a_version_reads_back_as_it_was_committed(bus: MemoryBus) -> None:
     recorded = decode(Commit, record.payload, run=RUN)
     digests = {part.name: part.digest for part in manifest.parts}
     assert (recorded.params_digest, recorded.master_digest) == (digests[KEYFRAME], digests[MASTER])
+
+
+async def test_what_a_regions_cache_has_wrong_is_read_from_the_log(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of a run before this one was restored: the same sequences, other content."""
+    (written,) = await commit_versions(await writer(bus), 1)
+    real, asked = MemoryBus.get_each, list[int]()
+
+    async def cached(
+        self: MemoryBus, pattern: str, sequences: Sequence[int]
+    ) -> AsyncGenerator[Record]:
+        async for record in real(self, pattern, sequences):
+            asked.append(record.sequence)
+            yield replace(record, payload=record.payload[:-1] + b"x")
+
+    monkeypatch.setattr(MemoryBus, "get_each", cached)
+    vector = await state.read_part(bus, RUN, PLAN, written, MASTER)
+    np.testing.assert_array_equal(vector, walk(PLAN.fragments[0], 1))
+    assert asked
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
+from skerry.cli.main import app
 from skerry.errors import ConfigError
 from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.roles import Grant, Role
-from skerry.service.keyring import ACCOUNTS, REGISTER, Keyring
+from skerry.service.keyring import ACCOUNTS, LINK, REGISTER, Keyring
 
 A = Grant(Role.LEARNER, "a", "r", shards=2)
 
@@ -123,3 +126,58 @@ def test_a_folder_of_another_user_is_one_sentence(
     monkeypatch.setattr(Path, "read_text", refuse)  # what tests run as may read everything
     with pytest.raises(ConfigError, match=r"\(Permission denied\): start this command as the user"):
         act(tmp_path)
+
+
+def keys(folder: Path, *words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [*words, "--keys", str(folder)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_the_keys_of_a_region_are_its_brokers_and_the_hub_knows_whose_names_it_may_use(
+    tmp_path: Path,
+) -> None:
+    keys(tmp_path, "keys", "init", "--run", "r", "--learner", "us-0", "--shards", "2")
+    made = ("region", "init", "eu", "--hub", "tls://h:7422", "--run", "r", "--learner", "eu-0")
+    assert 'url: "tls://h:7422"' in keys(tmp_path, *made)
+    keys(tmp_path, "keys", "add", "eu-1", "--region", "eu")
+    keys(tmp_path, "keys", "revoke", "eu-0")
+    held = Keyring.opened(tmp_path)
+    names = {grant.name: (key, grant) for key, grant in held.grants.items()}
+    assert names["eu-1"][1] == Grant(Role.LEARNER, "eu-1", "r", 2, "eu")
+    hub, there = (
+        json.loads(path.read_text().removeprefix('"accounts": '))
+        for path in (tmp_path / ACCOUNTS, held.region("eu") / ACCOUNTS)
+    )
+    assert [user["nkey"] for user in hub["EDGE"]["users"]] == [names["us-0"][0]]
+    assert [user["nkey"] for user in there["EDGE"]["users"]] == [names["eu-1"][0]]
+    assert [user["nkey"] for user in there["CORE"]["users"]] == [names["eu-cache"][0]]
+    said = {i["service"]["subject"] for i in hub["REGION_eu"]["imports"] if "service" in i}
+    assert "skerry.r.pulse.eu-1" in said
+    assert not [subject for subject in said if "us-0" in subject or "eu-0" in subject]
+    secret = held.seed("eu").read_text().strip()
+    link = held.region("eu") / LINK
+    assert (secret in link.read_text(), stat.S_IMODE(link.stat().st_mode)) == (True, 0o600)
+    assert secret not in (held.region("eu") / "nats.conf").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("keys", "add", "x", "--region", "us"), "knows no region 'us'"),
+        (("keys", "add", "x", "--region", "eu", "--role", "syncer"), "regions have learners only"),
+        (("keys", "add", "x", "--role", "region"), "`skerry region init` makes it"),
+        (("region", "init", "eu", "--hub", "tls://h:7422"), "Another key is named 'eu'"),
+        (("region", "init", "../us", "--hub", "tls://h:7422"), "'../us' cannot"),
+        (("region", "init", "us", "--hub", "h:7422"), "--hub is h:7422"),
+        (("region", "cache", "us"), "knows no region 'us'"),
+    ],
+)
+def test_a_region_that_cannot_be_is_one_sentence(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    keys(tmp_path, "keys", "init")
+    keys(tmp_path, "region", "init", "eu", "--hub", "tls://h:7422")
+    before = held(Keyring.opened(tmp_path))
+    assert sentence in keys(tmp_path, *words, code=2)
+    assert held(Keyring.opened(tmp_path)) == before

@@ -7,15 +7,17 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Self
+from typing import Any, Self
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError, Conflict, StorageFull
 from skerry.log.base import (
     Deliver,
     Expect,
+    MirrorInfo,
     Receipt,
     Record,
     Room,
+    SharedReads,
     Storage,
     StreamInfo,
     StreamSpec,
@@ -25,12 +27,14 @@ from skerry.log.nats.connection import Connection
 from skerry.log.nats.follow import follow
 from skerry.log.nats.jetstream import (
     STREAM_NAME_IN_USE,
+    STREAM_NOT_FOUND,
     WRONG_SEQUENCE,
     config_of,
     error_of,
     hidden_changes,
     info_of,
     is_transient,
+    mirror_of,
     sent_headers,
     spec_of,
 )
@@ -144,6 +148,10 @@ class NatsBus:
     def max_payload_bytes(self) -> int:
         return self._connection.max_payload
 
+    @property
+    def shared_reads(self) -> SharedReads:
+        return self._reads.cache.reads
+
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
         return await self._publisher.declare(specs)
 
@@ -156,6 +164,18 @@ class NatsBus:
                 break
             total, found = reply["total"], found + [info_of(stream) for stream in page]
         return sorted((i for i in found if i.name.startswith(STREAM_PREFIX)), key=lambda i: i.name)
+
+    async def mirror(self, config: Mapping[str, Any]) -> None:
+        """Make a mirror of a stream of another domain, in place of the one that is there."""
+        name, api = config["name"], self._connection.api
+        about = f"the mirror {name}"
+        await api(f"STREAM.DELETE.{name}", about=about, empty_for=(STREAM_NOT_FOUND,))
+        await api(f"STREAM.CREATE.{name}", config, about=about)
+
+    async def mirror_info(self, name: str) -> MirrorInfo | None:
+        """Return how a mirror goes on; None where there is no such stream."""
+        found = await self._reads.leader.info(name)
+        return mirror_of(found) if found else None
 
     async def rooms(self) -> tuple[Room, ...]:
         reply = await self._connection.api("INFO", about="how full the account is")

@@ -22,10 +22,11 @@ from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
 from skerry.log.client import NoAnswer, Retries
-from skerry.log.nats.fast import FastClient, clustered, new_client
+from skerry.log.nats.fast import FastClient, clustered, domain, new_client
 from skerry.log.nats.jetstream import error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
 from skerry.log.nats.session import NatsSession, cancellable
+from skerry.protocol.roles import REGION_MARK
 
 MIN_VERSION = (2, 12)
 PING_INTERVAL_S = 5
@@ -122,6 +123,11 @@ class Connection:
         """Whether the server that we are connected to is one of a cluster."""
         return self._session is not None and clustered(self._session.client)
 
+    @property
+    def region(self) -> str:
+        """The region whose broker we are connected to, '' where that is the hub."""
+        return "" if self._session is None else region_of(self._session)
+
     async def close(self) -> None:
         """End the connection; requests that wait and followers end too."""
         self.closing = True
@@ -134,6 +140,13 @@ class Connection:
     def unavailable(self, seconds: float, refused: str = "") -> BrokerUnavailable:
         """Return the error for a server that does not answer, or cannot act, with what to do."""
         reached = self._session is not None and self._session.client.is_connected
+        if reached and self.region:
+            return BrokerUnavailable(
+                f"The broker of region {self.region} at {self.urls} has not reached the hub for"
+                f" {seconds:.3g} s ({refused or self.reason}): mend its link (its log says what is"
+                " wrong), or start the hub.",
+                url=self.urls,
+            )
         if refused or (reached and self.clustered):
             reason = refused or self.reason
             return BrokerUnavailable(
@@ -360,6 +373,9 @@ async def _check(session: NatsSession, urls: str, timeout_s: float) -> None:
     except NoAnswer as e:
         if e.sent:
             raise
+        if region := region_of(session):  # comes back by itself
+            msg = f"region {region} has no link to the hub"
+            raise NoAnswer(msg) from e
         refused = "its API has no responder"
     if refused:
         msg = (
@@ -367,6 +383,12 @@ async def _check(session: NatsSession, urls: str, timeout_s: float) -> None:
             " `jetstream {}` into its config file."
         )
         raise BrokerUnfit(msg)
+
+
+def region_of(session: NatsSession) -> str:
+    """Return the region whose broker a session is with, '' where that is the hub."""
+    name = domain(session.client)
+    return name.removeprefix(REGION_MARK) if name.startswith(REGION_MARK) else ""
 
 
 async def _leave_hung(connection: Connection, session: NatsSession) -> None:

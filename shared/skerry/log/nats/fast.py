@@ -330,6 +330,11 @@ def clustered(client: Client) -> bool:
     return bool(client._server_info.get("cluster"))  # noqa: SLF001 - nowhere else
 
 
+def domain(client: Client) -> str:
+    """Return JetStream's domain at the server that a client is connected to; '' for none."""
+    return str(client._server_info.get("domain") or "")  # noqa: SLF001 - nowhere else
+
+
 def new_client(*, needs_tls: bool = False) -> Client:
     """Return a client that is not connected yet; with ``needs_tls`` it sends nothing without."""
     installed = version("nats-py")

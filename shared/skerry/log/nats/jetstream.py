@@ -15,7 +15,15 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from skerry.errors import BrokerUnfit, BusError, StorageFull
-from skerry.log.base import MSG_ID, Record, Retention, Storage, StreamInfo, StreamSpec
+from skerry.log.base import (
+    MSG_ID,
+    MirrorInfo,
+    Record,
+    Retention,
+    Storage,
+    StreamInfo,
+    StreamSpec,
+)
 from skerry.log.client import Extent, Message
 from skerry.log.nats.fast import headers_in
 from skerry.log.streams import normal
@@ -180,6 +188,14 @@ def info_of(reply: Mapping[str, Any]) -> StreamInfo:
         last_seq=state["last_seq"],
         spec=spec_of(reply["config"]),
     )
+
+
+def mirror_of(reply: Mapping[str, Any]) -> MirrorInfo:
+    """Read how a mirror goes on."""
+    state, mirror = reply["state"], reply.get("mirror", {})
+    silent_ns = mirror.get("active", -1)
+    silent_s = silent_ns / NANOSECONDS if silent_ns >= 0 else None
+    return MirrorInfo(state["messages"], state["bytes"], mirror.get("lag", 0), silent_s)
 
 
 def extent_of(state: Mapping[str, Any]) -> Extent:

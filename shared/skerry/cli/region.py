@@ -1,0 +1,72 @@
+"""``skerry region``: give a region a broker of its own, beside its learners."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from skerry.cli.keys import KEYS, Folder, Shards
+from skerry.protocol.roles import Grant, Role
+from skerry.service.entry import Nats, Run, Sets, application, exit_on_error
+
+Region = Annotated[str, typer.Argument(help="Name of the region.", metavar="NAME")]
+
+app = application(bare_shows_help=True)
+
+
+@app.command()
+def init(
+    name: Region,
+    *,
+    hub: Annotated[
+        str, typer.Option(help="Where the hub takes leaf nodes: tls://host:7422.", metavar="URL")
+    ],
+    learner: Annotated[
+        list[str] | None, typer.Option(help="Make a key for a learner there.", metavar="NAME")
+    ] = None,
+    ca: Annotated[
+        str, typer.Option(help="Who vouches for the hub: a file over there.", metavar="FILE")
+    ] = "",
+    run: Run = "main",
+    shards: Shards = None,
+    keys: Folder = KEYS,
+) -> None:
+    """Make the keys of a region, and print the configuration of its broker."""
+    from skerry.service.keyring import ACCOUNTS, Keyring
+    from skerry.service.region import CONFIG, begin_region, cache_of
+
+    with exit_on_error():
+        held = Keyring.opened(keys)
+        region = Grant(Role.REGION, name, run, shards or held.shards_of(run))
+        folder = begin_region(held, region, learner or [], hub, ca)
+        print((folder / CONFIG).read_text("utf-8"))
+        print(f"# 1. Have the hub read {keys / ACCOUNTS} again.")
+        print(f"# 2. Copy the folder {folder}, which holds a secret, to the region's broker, and")
+        print(f"#    start it there: nats-server -c {CONFIG}")
+        print(
+            f"# 3. Make its cache: skerry region cache {name} --keys {keys} --nats nats://ITS-HOST"
+        )
+        print(f"#    (with the key {held.seed(cache_of(name))}).")
+
+
+@app.command()
+def cache(
+    name: Region,
+    *,
+    nats: Nats = None,
+    set_: Sets = None,
+    keys: Folder = KEYS,
+) -> None:
+    """Make the cache of a region's broker, or make it again."""
+    from skerry.service.keyring import Keyring
+    from skerry.service.region import cache_of, make_cache
+    from skerry.settings import loading
+
+    with exit_on_error():
+        held = Keyring.opened(keys)
+        region, seed = held.region_of(name), held.seed(cache_of(name))
+        sets = [f"nats.credentials={seed}", *(set_ or []), *([f"nats.url={nats}"] if nats else [])]
+        asyncio.run(make_cache(loading.load(None, sets).local.nats, region))
+        print(f"The broker of region {name} keeps what learners of run {region.run} all read.")

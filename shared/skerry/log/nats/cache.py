@@ -1,0 +1,67 @@
+# pyright: basic
+"""What a region's broker holds of the run's state: chunks that every learner reads, by sequence.
+
+It is a mirror of the hub's stream that keeps its sequences, and is never believed: the hub's
+manifest says what a chunk must be, and whatever the cache does not have, or has too late, is read
+from the hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from skerry.errors import BusError
+from skerry.log.base import SharedReads
+from skerry.log.client import NoAnswer
+from skerry.log.nats.jetstream import direct_record, status_of
+from skerry.protocol.roles import through_cache
+from skerry.protocol.subjects import is_shared
+
+if TYPE_CHECKING:
+    from skerry.log.base import Record
+    from skerry.log.nats.connection import Connection
+
+LATE_S = 0.5
+"""A chunk that the cache does not have yet is waited for so long."""
+POLL_S = 0.02
+REST_S = 5.0
+"""A cache that failed, or was late, is left alone so long."""
+
+
+class ChunkCache:
+    """Reads from the cache of the region in which this client is, if it is in one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.reads = SharedReads()
+        self._connection = connection
+        self._rests_until = 0.0
+
+    def serves(self, pattern: str) -> bool:
+        """Return True where the cache is worth asking for such messages."""
+        self.reads.region = self._connection.region
+        return bool(self.reads.region) and is_shared(pattern) and _now() >= self._rests_until
+
+    async def get(self, stream: str, sequence: int) -> Record | None:
+        """Return the message with that sequence; None where the hub has to be asked."""
+        subject, body = through_cache(stream), json.dumps({"seq": sequence}).encode()
+        deadline = _now() + LATE_S
+        while _now() >= self._rests_until:
+            try:
+                answer = await self._connection.request(subject, body, deadline=deadline)
+            except (NoAnswer, BusError):
+                break
+            if not (status := status_of(answer)):
+                record = direct_record(answer)
+                self.reads.cached_bytes += len(record.payload)
+                return record
+            if status != "404" or _now() + POLL_S >= deadline:
+                break
+            await asyncio.sleep(POLL_S)
+        self._rests_until = max(self._rests_until, _now() + REST_S)
+        return None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,115 @@
+"""A region's broker: the configuration of a leaf node, and the mirrors that are its cache."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from skerry.errors import ConfigError
+from skerry.protocol.roles import HUB, REGION_MARK, Grant, Role, delivers_to
+from skerry.protocol.subjects import Subjects
+from skerry.service.entry import bus_from
+from skerry.service.keyring import ACCOUNTS, CORE, LINK
+from skerry.service.private import write_private
+from skerry.settings.checks import masked_url
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from skerry.service.keyring import Keyring
+    from skerry.settings.models import NatsSettings
+
+CONFIG = "nats.conf"
+LINKS = frozenset({"nats", "nats-leaf", "tls", "ws", "wss"})
+"""Schemes that an address for leaf nodes may have."""
+
+
+def begin_region(
+    keyring: Keyring, region: Grant, learners: Sequence[str], hub: str, ca: str = ""
+) -> Path:
+    """Make the keys of a region and its broker's configuration; return the folder to copy there.
+
+    ``hub`` is the address at which the hub takes leaf nodes, ``ca`` the file on the region's
+    machine that vouches for it, if not the machine's own authorities do. Raises ConfigError.
+    """
+    name, parts = region.name, urlsplit(hub)
+    if parts.scheme not in LINKS or not parts.netloc or "@" in hub:
+        msg = f"--hub is {masked_url(hub)}, but it must look like tls://host:7422."
+        raise ConfigError(msg, path="hub")
+    there = replace(region, role=Role.LEARNER, region=name)
+    cache = replace(there, role=Role.CACHE, name=cache_of(name))
+    keyring.add(region, cache, *(replace(there, name=learner) for learner in learners))
+    folder = keyring.region(name)
+    write_private(folder / CONFIG, leaf_config(name, hub, ca), public=True)
+    return folder
+
+
+def cache_of(region: str) -> str:
+    """Return the name of the key that makes a region's cache."""
+    return f"{region}-cache"
+
+
+def leaf_config(region: str, hub: str, ca: str = "") -> str:
+    """Return the configuration of a region's broker, as nats-server reads it."""
+    tls = f"\n    tls {{ ca_file: {json.dumps(ca)} }}" if ca else ""
+    return f"""\
+# The broker of region {region}: a leaf node that reaches the hub, and keeps what learners all read.
+server_name: {region}
+listen: "0.0.0.0:4222"
+
+jetstream {{
+  store_dir: "/data"
+  domain: {REGION_MARK}{region}
+}}
+
+leafnodes {{
+  remotes: [{{
+    url: {json.dumps(hub)}
+    account: {CORE}
+    include "{LINK}" # the secret of this region{tls}
+  }}]
+}}
+
+# Who may do what: of `skerry keys`, with public names only.
+include "{ACCOUNTS}"
+
+max_payload: 1MB
+ping_interval: "10s"
+ping_max: 3
+write_deadline: "30s"
+"""
+
+
+async def make_cache(settings: NatsSettings, region: Grant) -> None:
+    """Make the cache of a region's broker, in place of the one that is there."""
+    async with bus_from(settings, cache_of(region.name)) as bus:
+        for mirror in mirrors_of(region):
+            await bus.mirror(mirror)
+
+
+def mirrors_of(region: Grant) -> list[dict[str, Any]]:
+    """Return the settings of the streams in which a region's broker keeps what learners all read.
+
+    Each mirrors a part of a stream of the hub, under its name and with its sequences.
+    """
+    external = {"api": f"$JS.{HUB}.API", "deliver": delivers_to(region.name)}
+    return [
+        {
+            "name": stream,
+            "storage": "file",
+            "max_msgs_per_subject": 1,
+            "allow_direct": True,
+            "mirror": {
+                "name": stream,
+                "external": external,
+                "subject_transforms": [
+                    {"src": pattern, "dest": ""}
+                    for pattern in Subjects(region.run).shard(shard).shared()
+                ],
+            },
+        }
+        for shard, stream in enumerate(region.kept())
+    ]
