@@ -7,22 +7,18 @@ and how the wire may change is proto/skerry/protocol/v1/frame.proto.
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from google.protobuf.descriptor_pb2 import (
-        DescriptorProto,
-        EnumDescriptorProto,
-        FileDescriptorProto,
-        FileDescriptorSet,
-    )
-
-    Path = tuple[int, ...]
-    Comments = Mapping[Path, str]
+Path = tuple[int, ...]
+Comments = Mapping[Path, str]
 
 CONTENT = "FrameContent"
 """The message that becomes the enum of frame kinds, and no dataclass."""

@@ -9,15 +9,13 @@ always allowed. The function must also be *defined* in an allowed module, so tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from skerry.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
 
 OWN = ("skerry.algorithm", "skerry.models")
 OPTAX = (

@@ -7,11 +7,8 @@ path: they are read below what this process's own settings name, and nowhere els
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _offered: list[Path] = []
 _allowed: set[str] = set()

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from browser.conftest import Show, Watch
 from browser.stage import Stage
 
 from skerry.settings.models import HealthSettings
 
 if TYPE_CHECKING:
-    from browser.conftest import Show, Watch
     from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.drill]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
+from browser.conftest import Watch
 from browser.stage import Stage
-from playwright.sync_api import expect
-
-if TYPE_CHECKING:
-    from browser.conftest import Watch
-    from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
 

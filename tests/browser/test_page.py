@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
+from browser.conftest import Show, Watch
 from browser.stage import RUN, Stage
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from skerry.log import ledger
 from skerry.protocol.messages import CommitOrigin, LearnerPhase, RefusalCause
 from skerry.settings.models import HealthSettings
 from skerry.status.timeline import MOST_ROUNDS, WRITTEN_S
 from tests.support.builders import checkpoint_record
-
-if TYPE_CHECKING:
-    from browser.conftest import Show, Watch
-    from playwright.sync_api import Page
 
 RESTORED: Final[dict[str, Any]] = {"origin": CommitOrigin.RESTORED, "reason": None}
 """What a commit says of itself that a checkpoint wrote."""

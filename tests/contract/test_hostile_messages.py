@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import pytest
 
-from skerry.log.base import MSG_ID, Expect
+from skerry.log.base import MSG_ID, Bus, Expect
+from skerry.protocol.subjects import Subjects
 from tests.support.log import REAL_LOGS, all_of, newest, take
 from tests.support.raw_nats import raw_publisher
-
-if TYPE_CHECKING:
-    from skerry.log.base import Bus
-    from skerry.protocol.subjects import Subjects
 
 STATUSES = ("100", "204", "404", "408", "409", "413", "503")
 HEADERS = {

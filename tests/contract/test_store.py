@@ -10,15 +10,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from errno import ENOLCK
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import obstore
 import pytest
 
 from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
 from skerry.store import local
-from skerry.store.base import MANIFEST, StoredFile
+from skerry.store.base import MANIFEST, Store, StoredFile
 from skerry.store.checkpoint import PARAMS_FILE, verify
 from skerry.store.finding import locate
 from skerry.store.kinds import s3
@@ -26,12 +27,6 @@ from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
 from tests.support.checkpoints import begun, save
 from tests.support.s3_server import BUCKET, S3Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from skerry.store.base import Store
 
 TOO_LONG = "x" * 300
 """As a file's name it is refused by the kernel, also to root."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import BLOCK, Fragment, LeafSpec, Plan, Slice
 from skerry.algorithm.quantise_numpy import quantise
@@ -23,11 +23,7 @@ from skerry.protocol import messages as m
 from skerry.protocol import records
 from skerry.protocol.chunks import seal
 from skerry.protocol.codec import pack
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from skerry.protocol.records import Record
+from skerry.protocol.records import Record
 
 HERE = Path(__file__).resolve().parent
 RUN = "golden"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,10 +18,6 @@ from skerry.protocol.subjects import Subjects
 from skerry.telemetry import metrics
 from skerry_health_monitor.metrics.broker import LIES, Brokers, lost
 from tests.support.nats_server import NatsServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.nats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,9 +20,6 @@ from tests.support.learners import FakeLearner
 from tests.support.monitor import DEADLINE_S, monitor
 from tests.support.nats_server import NatsServer
 from tests.support.scripted_run import STARTS, ScriptedRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.nats
 

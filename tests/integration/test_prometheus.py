@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -35,9 +36,6 @@ from tests.support.learners import FakeLearner
 from tests.support.monitor import monitor
 from tests.support.nats_server import NatsServer
 from tests.support.scripted_run import ScriptedRun
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 pytestmark = [pytest.mark.soak, pytest.mark.nats]
 

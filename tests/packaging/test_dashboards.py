@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skerry.status import alert_table
 from skerry.telemetry.metrics import ALL, MONITOR, Metric, MetricKind, of, prometheus_name
 from tests.support.processes import call
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NAME = re.compile(r"\bskerry_[a-z0-9_]+")
 LABELS = re.compile(r"(skerry_[a-z0-9_]+)\{([^}]*)\}")

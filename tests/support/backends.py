@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
 
 DEADLINE_S = 300.0
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from skerry.algorithm.fragments import LeafSpec
+from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import (
     CheckpointRecord,
@@ -37,11 +38,6 @@ from skerry.protocol.messages import (
     SyncerPulse,
 )
 from skerry.status.report import LearnerRow
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
-
-    from skerry.algorithm.fragments import Plan
 
 T = TypeVar("T")
 

@@ -6,22 +6,20 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from skerry.cli.programs import argv, argv_of
 from skerry.log import ledger, run_records
+from skerry.log.base import Bus
 from skerry.log.nats.bus import NatsBus
-from skerry.protocol.messages import Pulse
+from skerry.protocol.messages import Commit, Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from pathlib import Path
-    from types import TracebackType
-
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit
     from tests.support.nats_server import NatsServer
 
 

@@ -6,11 +6,8 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
 

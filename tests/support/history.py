@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from skerry.log import ledger
+from skerry.log.base import Bus
 from skerry.log.replay import newest_sequence, read_up_to
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.contribution import (
@@ -22,9 +22,6 @@ from skerry.protocol.records import plan_of
 from skerry_tools.audit.checks import ANYTHING, Rules
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
-
-if TYPE_CHECKING:
-    from skerry.log.base import Bus
 
 Key = tuple[int, str, int, int]
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 from skerry.protocol.commit import progress_after
-from skerry.protocol.contribution import ContributionRules
+from skerry.protocol.contribution import Contribution, ContributionRules
 from skerry.protocol.messages import Commit, CommitOrigin, LearnerProgress, MemberRecord
 from skerry.protocol.records import decode
 from skerry.protocol.shard import StalenessRule
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import run_config_from_json
+from skerry_tools.audit.accounts import Violation
 from skerry_tools.audit.checks import Checks, Rules
 from tests.support.simulation.cluster import RUN
 from tests.support.simulation.scenario import draw_plan
 from tests.support.simulation.schedule import lived
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from skerry.protocol.contribution import Contribution
-    from skerry_tools.audit.accounts import Violation
 
 TOKENS = 16
 """Of one sequence of data, in a ledger made by hand."""

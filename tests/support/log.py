@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from skerry.algorithm.fragments import Plan
+from skerry.log.base import Bus, Record, StreamSpec
 from skerry.log.state import read_manifest, read_part
 from skerry.log.streams import specs as specs_of_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus, Record, StreamSpec
-    from skerry.protocol.messages import Manifest
+from skerry.protocol.messages import Manifest
 
 REAL_LOGS = tuple(pytest.param(kind, marks=pytest.mark.nats) for kind in ("nats", "cluster"))
 """The logs of the contract that take bytes from strangers."""

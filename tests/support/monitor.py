@@ -6,14 +6,12 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
 
 DEADLINE_S = 60.0
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlparse
 
 import nats
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 CONNECT = (
     b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"protocol":1}\r\nSUB raw.ack 1\r\n'

@@ -8,16 +8,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skerry.errors import SkerryError
 from skerry.settings.models import StoreSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BUCKET = "skerry"
 STARTUP_S = 60.0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
+from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, plan
 from skerry.log import ledger
+from skerry.log.base import Bus
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.chunks import vector_digest
@@ -17,13 +18,7 @@ from skerry.settings.models import RunConfig
 from tests.support.builders import commit, run_record
 from tests.support.learners import walk
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-
-    Vectors = dict[str, NDArray[np.float32]]
+Vectors = dict[str, NDArray[np.float32]]
 
 LEAVES = (
     LeafSpec("embed", (64, 16), embedding=True),

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import LeafSpec, plan, trainable
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
+from skerry.algorithm.fragments import LeafSpec, Plan, plan, trainable
 
 AWKWARD = (0.0, -0.0, 1.0, -1.0, 5e-324, 1e-45, -1e-45, 1.1754942e-38, 1e-30, 3e38, -3e38)
 """Zeros of both signs, subnormals, the largest magnitudes: what breaks a quantiser first."""

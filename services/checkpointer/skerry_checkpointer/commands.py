@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 
 from skerry.errors import ConfigError, StoreError
-from skerry.settings.models import LocalSettings
+from skerry.log.base import Bus
+from skerry.settings.models import LocalSettings, StoreSettings
 from skerry.settings.tree import split_assignment
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.finding import all_summaries, locate, root_of
 from skerry_checkpointer.restore import restore, span
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.status import Status
-
-    from skerry.log.base import Bus
-    from skerry.settings.models import StoreSettings
 
 NANOSECONDS = 1e9
 LISTED = (

@@ -16,30 +16,26 @@ is read again.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from skerry.algorithm.fragments import Plan
 from skerry.errors import Corrupt, Overtaken, StateLost
+from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.ledger import commit_of, follow_commits, last_commits, state_lost
 from skerry.log.state import read_manifests, read_part
+from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.parts import MASTER, kind_of, newest
 from skerry.protocol.subjects import Subjects
 from skerry.store.writer import Snapshot
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, Manifest
-
-    Vector = NDArray[np.float32]
-    Keep = Callable[[Commit, Vector, Snapshot], Awaitable[None]]
+Vector = NDArray[np.float32]
+Keep = Callable[[Commit, Vector, Snapshot], Awaitable[None]]
 
 LOOKS = 100
 """Reads of all manifests before a run counts as committing too fast."""

@@ -12,28 +12,25 @@ and newer than the checkpoint is never touched; if nothing at all is lost, the c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from skerry.algorithm.fragments import Plan
 from skerry.algorithm.liveness import Activity
 from skerry.errors import Overtaken, RunMismatch, StateLost, WireError, WrongPlan
-from skerry.log.base import Deliver
+from skerry.log.base import Bus, Deliver
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.ledger import last_commits
 from skerry.log.run_records import newest_each
 from skerry.log.state import read_manifest, read_part
-from skerry.protocol.messages import LearnerPhase, Pulse, activity
+from skerry.protocol.messages import Commit, LearnerPhase, Manifest, Pulse, activity
 from skerry.protocol.parts import KEYFRAME, MASTER, kind_of, newest
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, Manifest
     from skerry.settings.models import RunConfig
     from skerry.store.checkpoint import SavedFragment, SavedSnapshot
 

@@ -13,13 +13,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
+from skerry.algorithm.fragments import Plan
 from skerry.errors import ConfigError, Fenced, RunMismatch, RunNotFound, StoreError, WrongPlan
 from skerry.log import ledger, recovery
+from skerry.log.base import Bus
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.messages import (
@@ -35,21 +39,19 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.checks import refuse_code
 from skerry.settings.loading import load, run_config_from_json, to_json
+from skerry.settings.models import RunConfig, StoreSettings
 from skerry.settings.tree import split_assignment
-from skerry.store.checkpoint import fragments, plan_of, verify
+from skerry.store.base import Store
+from skerry.store.checkpoint import Checkpoint, fragments, plan_of, verify
 from skerry.store.finding import FROM_ENVIRONMENT, locate
-from skerry_checkpointer.held import beginning, read_held, refuse_if_alive, to_replace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-    from skerry.settings.models import RunConfig, StoreSettings
-    from skerry.store.base import Store
-    from skerry.store.checkpoint import Checkpoint
-    from skerry_checkpointer.held import Beginning, HeldFragment
+from skerry_checkpointer.held import (
+    Beginning,
+    HeldFragment,
+    beginning,
+    read_held,
+    refuse_if_alive,
+    to_replace,
+)
 
 HOLDER = "restore"
 EXTENDABLE = ("train.steps", "train.duration_s")

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import gather
+from skerry.algorithm.fragments import Plan, gather
+from skerry.protocol.messages import Manifest, RunRecord
+from skerry.settings.models import StoreSettings
 from skerry.store import checkpoint
+from skerry.store.base import Store
 from skerry.store.finding import open_store, root_of, summaries
 from skerry.store.writer import CheckpointWriter
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.protocol.messages import Manifest, RunRecord
-    from skerry.settings.models import StoreSettings
-    from skerry.store.base import Store
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 FOLDER = "ema"
 """Below the folder of a run's checkpoints: the newest average, as a checkpoint of its own."""

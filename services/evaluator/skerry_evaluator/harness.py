@@ -7,14 +7,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skerry import installing
 from skerry.errors import ConfigError
 from skerry.models.export import export_hf
-
-if TYPE_CHECKING:
-    from skerry.settings.models import StoreSettings
+from skerry.settings.models import StoreSettings
 
 
 def judge(where: str, tasks: str, tokenizer: Path | None, access: StoreSettings) -> None:

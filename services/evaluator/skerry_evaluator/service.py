@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
+from skerry.algorithm.fragments import Plan
 from skerry.errors import Overtaken, StoreError
 from skerry.log import ledger, run_records
+from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.state import read_manifests
 from skerry.models.presets import arch_of
-from skerry.protocol.messages import Evaluation
+from skerry.protocol.messages import Commit, Evaluation, RunRecord
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.checks import refuse_data
 from skerry.settings.loading import run_config_from_json
+from skerry.settings.models import RunConfig, StoreSettings
 from skerry.store.checkpoint import step_of, tokens_of
 from skerry.store.finding import FROM_ENVIRONMENT
 from skerry.tasks import in_thread
@@ -33,12 +37,6 @@ from skerry.telemetry import instruments, metrics, spans
 from skerry_evaluator.average import MovingAverage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, RunRecord
-    from skerry.settings.models import RunConfig, StoreSettings
     from skerry_evaluator.global_model import GlobalModel
 
 log = structlog.get_logger()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.status.alert_table import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from skerry.status.alert_table import Alert
+from skerry.status.alert_table import Alert, Severity
 
 log = structlog.get_logger()
 

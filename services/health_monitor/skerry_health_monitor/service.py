@@ -7,46 +7,37 @@ reads the ledger from its beginning, and knows the same as before.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from skerry.errors import BrokerUnavailable, first_cause
+from skerry.log.base import Bus, Room, StreamInfo
 from skerry.log.streams import specs
 from skerry.service.reporting import BrokerWatch
 from skerry.service.shell import outlast, serve
+from skerry.settings.models import HealthSettings, LocalSettings
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed
+from skerry.status.model import RunModel, RunSnapshot
 from skerry.tasks import TaskGroup
-from skerry.telemetry.metrics import flat
+from skerry.telemetry.metrics import Figure, flat
 from skerry_health_monitor.alert_log import AlertLog
 from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.exporting import export, metrics_route
 from skerry_health_monitor.metrics.figures import Observed, figures
-from skerry_health_monitor.metrics.outlets import Row, write_rows
-from skerry_health_monitor.web.faults import fault_route, inject
+from skerry_health_monitor.metrics.outlets import Outlet, Row, write_rows
+from skerry_health_monitor.web.faults import Inject, fault_route, inject
 from skerry_health_monitor.web.gate import gate_for, read_token
 from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.server import application, serve_http
 from skerry_health_monitor.web.stream import EventStream, Hub, PageFrame
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-
-    from starlette.routing import BaseRoute
-    from starlette.types import ASGIApp
-
-    from skerry.log.base import Bus, Room, StreamInfo
-    from skerry.settings.models import HealthSettings, LocalSettings
-    from skerry.status.model import RunModel, RunSnapshot
-    from skerry.telemetry.metrics import Figure
-    from skerry_health_monitor.metrics.outlets import Outlet
-    from skerry_health_monitor.web.faults import Inject
 
 log = structlog.get_logger()
 

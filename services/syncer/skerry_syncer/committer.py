@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from skerry.algorithm import closed_loop, containment, fragments
+from skerry.algorithm.fragments import Fragment
 from skerry.algorithm.merge import largest
-from skerry.algorithm.outer import merge_and_apply
+from skerry.algorithm.merge_numpy import OuterGradient
+from skerry.algorithm.outer import Outer, merge_and_apply
 from skerry.errors import Diverged
 from skerry.log.replay import first_master, vectors_of
-from skerry.log.state_writer import NewPart
+from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.window import Uncovered
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.commit import (
@@ -29,22 +33,14 @@ from skerry.protocol.commit import (
     without,
 )
 from skerry.protocol.containment import examine
+from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, is_due, is_snapshot_due
+from skerry.protocol.shard import PendingFragment, Shard
 from skerry.protocol.subjects import Subjects
 from skerry_syncer.restoring import FragmentVectors
 from skerry_syncer.telemetry import CommitTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment
-    from skerry.algorithm.merge_numpy import OuterGradient
-    from skerry.algorithm.outer import Outer
-    from skerry.log.state_writer import StateWriter
-    from skerry.protocol.messages import Commit, Manifest
-    from skerry.protocol.shard import PendingFragment, Shard
     from skerry.settings.models import SyncConfig
 
     Vector = NDArray[np.float32]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
 from skerry.errors import BusError, WireError
 from skerry.log import state
+from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.parts import snapshot_version
 from skerry.protocol.subjects import Subjects
 from skerry_syncer.loading import commits_since
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry.protocol.messages import Commit, Manifest
-    from skerry_syncer.restoring import Restorer
+from skerry_syncer.restoring import Restorer
 
 log = structlog.get_logger()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -12,12 +13,10 @@ import structlog
 from skerry.errors import BrokerUnavailable, Conflict, Fenced, Overtaken, StorageFull, first_cause
 from skerry.log import fences
 from skerry.log.state_writer import StateWriter
+from skerry_syncer.serving import ShardServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from skerry_syncer.run import ServedRun
-    from skerry_syncer.serving import ShardServer
 
 log = structlog.get_logger()
 

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from skerry.algorithm.fragments import Plan
 from skerry.errors import WireError
 from skerry.log import ledger, run_records
+from skerry.log.base import Bus, StreamInfo
 from skerry.log.replay import newest_sequence, read_up_to
+from skerry.log.state_writer import StateWriter
 from skerry.protocol.containment import WINDOW, containment_rules
-from skerry.protocol.contribution import ContributionRules
-from skerry.protocol.messages import Commit, Round, Start
+from skerry.protocol.contribution import ContributionRules, Incarnations
+from skerry.protocol.messages import Commit, Manifest, Round, Start
 from skerry.protocol.parts import snapshot_version
 from skerry.protocol.records import decode, read
 from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
 from skerry.protocol.subjects import Subjects
-from skerry_syncer.restoring import Restorer
+from skerry_syncer.restoring import FragmentVectors, Restorer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus, StreamInfo
-    from skerry.log.state_writer import StateWriter
-    from skerry.protocol.contribution import Incarnations
-    from skerry.protocol.messages import Manifest
     from skerry.settings.models import RunConfig, SyncConfig
-    from skerry_syncer.restoring import FragmentVectors
 
 log = structlog.get_logger()
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
+from skerry.algorithm.fragments import Plan
+from skerry.algorithm.outer import Outer
+from skerry.algorithm.planes import Planes
 from skerry.errors import ContributionGone, Corrupt, Diverged, StateLost, WireError
+from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.ledger import state_lost
 from skerry.log.replay import FragmentFold, Payloads, newest_sequence, read_up_to, redo
@@ -17,21 +24,11 @@ from skerry.log.state import read_part
 from skerry.log.window import Uncovered
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.contribution import ContributionAssembler
-from skerry.protocol.messages import MasterOrigin
+from skerry.protocol.messages import Commit, Manifest, MasterOrigin
 from skerry.protocol.parts import MASTER, OUTER, kind_of, snapshot_version
 from skerry.protocol.subjects import Subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.algorithm.outer import Outer
-    from skerry.algorithm.planes import Planes
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, Manifest
     from skerry.settings.models import SyncConfig
 
     Vector = NDArray[np.float32]

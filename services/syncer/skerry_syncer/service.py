@@ -6,25 +6,21 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING
 
 import structlog
 
 from skerry.algorithm import backend
 from skerry.errors import BusError
 from skerry.log import run_records
+from skerry.log.base import Bus
 from skerry.protocol.messages import RunState, SyncerPulse
 from skerry.protocol.subjects import checked_token
 from skerry.service.shell import arrive, outlast, serve
 from skerry_syncer.run import ServedRun
 from skerry_syncer.standby import StandBy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry.log.base import Bus
 
 log = structlog.get_logger()
 

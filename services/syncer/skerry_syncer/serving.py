@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
 from skerry.algorithm.fragments import shard_of
 from skerry.errors import BrokerUnavailable
 from skerry.log import ledger, run_records
+from skerry.log.base import Bus, Record
+from skerry.protocol.clock import LearnerTable
 from skerry.protocol.contribution import Contribution, Refusal
-from skerry.protocol.coordinator import CommitVersion, EndReason, EndRun, Publish, may_end
-from skerry.protocol.messages import Quarantine
+from skerry.protocol.coordinator import (
+    Action,
+    CommitVersion,
+    EndReason,
+    EndRun,
+    Publish,
+    RoundCoordinator,
+    may_end,
+)
+from skerry.protocol.messages import Quarantine, RunRecord
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from skerry.log.base import Bus, Record
-    from skerry.protocol.clock import LearnerTable
-    from skerry.protocol.coordinator import Action, RoundCoordinator
-    from skerry.protocol.messages import RunRecord
-    from skerry_syncer.committer import Committer
-    from skerry_syncer.telemetry import RoundTelemetry
+from skerry_syncer.committer import Committer
+from skerry_syncer.telemetry import RoundTelemetry
 
 log = structlog.get_logger()
 

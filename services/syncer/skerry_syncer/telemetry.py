@@ -6,22 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 from opentelemetry.trace import Link, SpanContext
 
 from skerry.log.run_records import Rejections
-from skerry.protocol.contribution import id_of
-from skerry.protocol.messages import RefusalCause, why
+from skerry.protocol.contribution import Contribution, ContributionId, Refusal, id_of
+from skerry.protocol.messages import Commit, RefusalCause, Round, RunRecord, why
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.subjects import Subjects, contributor
 from skerry.telemetry import instruments, metrics, spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent, seconds
-
-if TYPE_CHECKING:
-    from skerry.protocol.contribution import Contribution, ContributionId, Refusal
-    from skerry.protocol.messages import Commit, Round, RunRecord
 
 log = structlog.get_logger()
 

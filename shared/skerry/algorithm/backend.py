@@ -6,23 +6,20 @@ image without numba (checkpointer, health monitor) works all the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm import merge_numpy, quantise_numpy
+from skerry.algorithm.merge_numpy import OuterGradient, Spans
+from skerry.algorithm.planes import Planes
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.merge_numpy import OuterGradient, Spans
-    from skerry.algorithm.planes import Planes
-
-    F32s = NDArray[np.float32]
+F32s = NDArray[np.float32]
 
 
 class QuantiseBackend(Protocol):

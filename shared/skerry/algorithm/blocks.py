@@ -33,18 +33,14 @@ residual never exceeds twice the largest thing that was to be sent.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.schemes import SCHEMES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from skerry.algorithm.schemes import Scheme
+from skerry.algorithm.schemes import SCHEMES, Scheme
 
 Array: TypeAlias = Any
 """A numpy or a JAX array."""

@@ -14,10 +14,12 @@ bits that a change of that size allows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu, decoder
 from skerry.algorithm.blocks import peaks
@@ -26,12 +28,7 @@ from skerry.algorithm.planes import Planes, allocate, as_blocks
 from skerry.algorithm.schemes import DELTAS, SCHEMES
 from skerry.errors import Diverged
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 AUTO = "auto"
 LEFT_OUT = 2.0**-7

@@ -9,26 +9,20 @@ P. Blanchard et al. (arXiv 1703.02757) and X. Cao et al. (FLTrust, arXiv 2012.13
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm import backend
-from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.merge_numpy import spans_of
+from skerry.algorithm.fragments import BLOCK, Fragment
+from skerry.algorithm.merge_numpy import OuterGradient, spans_of
 from skerry.algorithm.planes import peak
 from skerry.algorithm.weighting import LEAST_OTHERS
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment
-    from skerry.algorithm.merge_numpy import OuterGradient
-
-    F32s = NDArray[np.float32]
+F32s = NDArray[np.float32]
 
 SAMPLE_BLOCKS = 256
 """Blocks by which directions are compared: a cosine of 65,536 values is exact to 0.004."""

@@ -15,6 +15,7 @@ import hashlib
 import heapq
 import json
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 from skerry.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 

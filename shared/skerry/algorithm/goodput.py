@@ -8,13 +8,10 @@ same data twice after its result was lost.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 from operator import add
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 TRAIN = "train"
 """The one use of time that is goodput."""

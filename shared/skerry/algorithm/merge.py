@@ -19,27 +19,22 @@ order: a permutation changes no bit, and a second run on a machine gives the sam
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry import code
 from skerry.algorithm import backend
-from skerry.algorithm.fragments import BLOCK, padded
+from skerry.algorithm.fragments import BLOCK, Fragment, padded
 from skerry.algorithm.merge_numpy import OuterGradient, Spans, spans_of
 from skerry.algorithm.merge_robust import robust
 from skerry.algorithm.planes import check_planes, peak
 from skerry.algorithm.presets import MERGES, ROBUST
 from skerry.algorithm.weighting import by_slice
 from skerry.errors import ConfigError, Diverged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment
 
 DEGENERATE = 1e-6
 """A mean of unit vectors this short is rounding noise, not a direction."""

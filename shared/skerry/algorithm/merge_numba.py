@@ -6,13 +6,15 @@ where LLVM picks the order; they agree to f64 rounding and are the same on every
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Sequence
+from typing import TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm.blocks import HALF, QUARTER
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.merge_numpy import OuterGradient
+from skerry.algorithm.merge_numpy import OuterGradient, Spans
 from skerry.algorithm.planes import Planes, as_blocks
 from skerry.algorithm.quantise_numba import (
     array,
@@ -32,21 +34,14 @@ from skerry.algorithm.quantise_numba import (
 )
 from skerry.algorithm.schemes import SCHEMES
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.merge_numpy import Spans
-
-    F32s = NDArray[np.float32]
-    I64s = NDArray[np.int64]
-    U16s = NDArray[np.uint16]
-    U8s = NDArray[np.uint8]
-    I32s = NDArray[np.int32]
-    F64s = NDArray[np.float64]
-    T = TypeVar("T")
-    Four = tuple[T, T, T, T]
+F32s = NDArray[np.float32]
+I64s = NDArray[np.int64]
+U16s = NDArray[np.uint16]
+U8s = NDArray[np.uint8]
+I32s = NDArray[np.int32]
+F64s = NDArray[np.float64]
+T = TypeVar("T")
+Four = tuple[T, T, T, T]
 
 WAYS = 4
 """Contributions that one pass adds; more of them take more passes over the output."""

@@ -5,21 +5,16 @@ Work is cut into chunks that stay in cache, so memory stays at the output plus a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.fragments import BLOCK, Fragment
+from skerry.algorithm.planes import Planes
 from skerry.algorithm.quantise_numpy import dequantise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment
-    from skerry.algorithm.planes import Planes
 
 _CHUNK = 256
 

@@ -12,22 +12,18 @@ Of two contributions neither is outvoted: both rules average them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm import backend
 from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.merge_numpy import OuterGradient, Spans
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.merge_numpy import OuterGradient, Spans
-
-    F32s = NDArray[np.float32]
-    F64s = NDArray[np.float64]
+F32s = NDArray[np.float32]
+F64s = NDArray[np.float64]
 
 LEAST = 3
 """Contributions among which one can be outvoted."""

@@ -20,30 +20,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry import code
 from skerry.algorithm import backend
-from skerry.algorithm.fragments import BLOCK, padded
-from skerry.algorithm.merge import direction, scaled
-from skerry.algorithm.merge_numpy import whole
+from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
+from skerry.algorithm.merge import Direction, direction, scaled
+from skerry.algorithm.merge_numpy import OuterGradient, whole
 from skerry.algorithm.presets import OUTERS, Sgd, resolved
 from skerry.algorithm.rates import learning_rate
 from skerry.errors import ConfigError, Diverged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
     from optax import GradientTransformation
-
-    from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.algorithm.merge import Direction
-    from skerry.algorithm.merge_numpy import OuterGradient
 
     F32s = NDArray[np.float32]
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from skerry.algorithm.blocks import ARITHMETIC, INF_BITS, peaks, widened
 from skerry.algorithm.fragments import BLOCK, padded
 from skerry.algorithm.schemes import scheme_of
-
-if TYPE_CHECKING:
-    from jax import Array
 
 
 class DevicePlanes(NamedTuple):

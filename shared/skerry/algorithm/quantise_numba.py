@@ -9,10 +9,12 @@ compiled when this module is imported and cached on disk where numba finds a wri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import numpy as np
 from numba import njit, types
+from numpy.typing import NDArray
 
 from skerry.algorithm import quantise_numpy as reference
 from skerry.algorithm.blocks import (
@@ -40,18 +42,13 @@ from skerry.algorithm.planes import (
 )
 from skerry.algorithm.schemes import scheme_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    F32s = NDArray[np.float32]
-    U32s = NDArray[np.uint32]
-    I32s = NDArray[np.int32]
-    U16s = NDArray[np.uint16]
-    U8s = NDArray[np.uint8]
-    PackBlock = Callable[[F32s, int, np.float32, I32s, U8s], None]
-    Decoder = Callable[[U8s, U16s, F32s], None]
+F32s = NDArray[np.float32]
+U32s = NDArray[np.uint32]
+I32s = NDArray[np.int32]
+U16s = NDArray[np.uint16]
+U8s = NDArray[np.uint8]
+PackBlock = Callable[[F32s, int, np.float32, I32s, U8s], None]
+Decoder = Callable[[U8s, U16s, F32s], None]
 
 F = TypeVar("F", bound="Callable[..., object]")
 

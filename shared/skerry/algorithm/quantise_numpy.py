@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm.blocks import ARITHMETIC, INF_BITS, peaks, widened
 from skerry.algorithm.fragments import BLOCK
@@ -17,11 +18,6 @@ from skerry.algorithm.planes import (
     diverged,
 )
 from skerry.algorithm.schemes import scheme_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 _CHUNK = 256
 """Blocks per pass: 256 KiB of f32, which stays in cache."""

@@ -8,9 +8,10 @@ are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from skerry.algorithm.blocks import (
     BF16_MAX,
@@ -23,15 +24,9 @@ from skerry.algorithm.blocks import (
     ZERO_PEAK,
     step,
 )
-from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.schemes import scheme_of
+from skerry.algorithm.fragments import BLOCK, Fragment
+from skerry.algorithm.schemes import Scheme, scheme_of
 from skerry.errors import UnknownScheme
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from skerry.algorithm.fragments import Fragment
-    from skerry.algorithm.schemes import Scheme
 
 SIGN = 0x8000
 

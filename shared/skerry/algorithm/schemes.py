@@ -7,15 +7,12 @@ settings and plans know every scheme.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import BLOCK
 from skerry.errors import UnknownScheme
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _F32_MAX = (2 - 2.0**-23) * 2.0**127
 

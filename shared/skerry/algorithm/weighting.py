@@ -10,16 +10,11 @@ weighing by staleness see C. Xie, S. Koyejo, I. Gupta, "Asynchronous federated o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
+from numpy.typing import NDArray
 
 LEAST_OTHERS = 2
 """How many other learners it takes to outvote one."""

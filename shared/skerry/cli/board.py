@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,14 @@ from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
 from skerry.protocol.messages import LearnerPhase, RefusalCause
 from skerry.protocol.rounds import WITHOUT_QUORUM
-from skerry.status.alert_table import Severity
+from skerry.status.alert_table import Alert, Severity
 from skerry.status.format import clip, clock, loss, number, size
+from skerry.status.report import LearnerRow, RunReport, RunRow
+from skerry.status.timeline import CommittedRound
 from skerry.status.view import ENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from skerry.status.alert_table import Alert
     from skerry.status.model import RunSnapshot
-    from skerry.status.report import LearnerRow, RunReport, RunRow
-    from skerry.status.timeline import CommittedRound
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLOURS = {Liveness.ALIVE: "green", Liveness.SUSPECT: "yellow", Liveness.GONE: "red"}

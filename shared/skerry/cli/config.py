@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import psutil
 
@@ -21,9 +22,6 @@ from skerry.models.tensors import leaf_specs_of
 from skerry.settings import loading
 from skerry.settings.models import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from skerry.settings.tree import toml_value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MEMORY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 SIZES: tuple[Literal["base", "small", "micro", "nano"], ...] = ("base", "small", "micro", "nano")

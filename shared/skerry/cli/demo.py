@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING, Any, Literal, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from skerry.cli.cluster.cluster import (
     Cluster,
@@ -22,27 +24,20 @@ from skerry.cli.cluster.cluster import (
     served,
 )
 from skerry.cli.cluster.folder import RunFolder, last_event, size_of
-from skerry.cli.cluster.supervisor import Change
+from skerry.cli.cluster.supervisor import Change, ProcessEvent, Supervisor
 from skerry.cli.programs import argv_of
 from skerry.cli.up import conduct
 from skerry.cli.viewer import Screen
 from skerry.errors import ConfigError, SkerryError
 from skerry.protocol.messages import Commit, CommitOrigin, Pulse
 from skerry.settings import loading
+from skerry.status.feed import RunFeed
 from skerry.status.format import size
-from skerry.store.finding import summaries
+from skerry.status.model import RunSnapshot
+from skerry.status.report import RunRow
+from skerry.status.sources import RunMessage
+from skerry.store.finding import Summary, summaries
 from skerry.tasks import TaskGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
-    from skerry.status.feed import RunFeed
-    from skerry.status.model import RunSnapshot
-    from skerry.status.report import RunRow
-    from skerry.status.sources import RunMessage
-    from skerry.store.finding import Summary
 
 RUN = "demo"
 VICTIM = "learner-2"

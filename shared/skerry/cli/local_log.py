@@ -6,23 +6,19 @@ import argparse
 import asyncio
 import contextlib
 import os
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry.cli.cluster.cluster import served
 from skerry.cli.cluster.folder import resting
 from skerry.cli.programs import argv_of
 from skerry.errors import RunNotFound
+from skerry.log.base import Bus
 from skerry.log.ledger import list_runs
 from skerry.service.clusters import LOGIN, running
 from skerry.settings import loading
-from skerry.settings.models import NatsSettings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from skerry.log.base import Bus
-    from skerry.settings.models import Settings
+from skerry.settings.models import NatsSettings, Settings
 
 CONNECT_S = 5.0
 

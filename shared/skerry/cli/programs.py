@@ -6,15 +6,12 @@ import importlib.util
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skerry import installing
 from skerry.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CACHES = ("jax", "numba")
 NUMERIC = ("jax", "optax", "numba")

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
+from skerry.log.base import Bus
 from skerry.protocol.messages import Quarantine, QuarantineReason
 from skerry.service.entry import bus_from
 from skerry.settings import loading
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from skerry.log.base import Bus
 
 
 def run_quarantine(

@@ -8,8 +8,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -21,17 +23,12 @@ from skerry.errors import BrokerUnavailable
 from skerry.service.entry import bus_from
 from skerry.service.reporting import BrokerWatch
 from skerry.settings import loading
+from skerry.settings.models import Settings
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.format import printable
+from skerry.status.model import RunSnapshot
 from skerry.tasks import TaskGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from pathlib import Path
-
-    from skerry.settings.models import Settings
-    from skerry.status.model import RunSnapshot
 
 FRAME_S = 0.5
 LINE_S = 2.0

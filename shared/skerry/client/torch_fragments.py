@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from skerry.algorithm import adoption
 from skerry.algorithm.fragments import Fragment, LeafSpec, Plan
@@ -26,9 +27,6 @@ from skerry.algorithm.quantise_torch import dequantise, quantise, slice_norms
 from skerry.errors import ModelError
 from skerry.models import names
 from skerry.settings.models import SyncConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 COMPILED = "_orig_mod."
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

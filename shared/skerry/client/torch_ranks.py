@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import distributed
@@ -19,9 +20,6 @@ from skerry.client.meeting import meet
 from skerry.client.peer import Deed
 from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, handed_over
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def met(run: str, name: str | None) -> LeadProcess | FollowingProcess | None:

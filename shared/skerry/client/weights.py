@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from skerry.algorithm.fragments import LeafSpec, Plan, Slice
 from skerry.errors import ModelError, RunMismatch
 from skerry.models import hf
+from skerry.models.hf import LazyTensor
 from skerry.models.presets import arch_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import LeafSpec, Plan, Slice
-    from skerry.models.hf import LazyTensor
-    from skerry.settings.models import ModelConfig
+from skerry.settings.models import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

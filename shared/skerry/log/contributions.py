@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from skerry.algorithm.fragments import Plan
 from skerry.errors import first_cause
+from skerry.log.base import Bus
 from skerry.protocol.chunks import seal_chunk
+from skerry.protocol.codec import Chunk
+from skerry.protocol.messages import ContributionHeader
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-    from skerry.protocol.codec import Chunk
-    from skerry.protocol.messages import ContributionHeader
-
 
 SEND_LEAST, SEND_MOST = 4, 62
 """Chunks that one learner has on their way at once, until the log has said that it has them.

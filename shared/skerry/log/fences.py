@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry.errors import Fenced, WireError
-from skerry.log.base import Deliver, Expect
+from skerry.log.base import Bus, Deliver, Expect, Record
 from skerry.log.ledger import until_granted
 from skerry.log.run_records import publish
 from skerry.protocol.messages import Fence
 from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from skerry.log.base import Bus, Record
 
 LOOKS, LOOK_PAUSE_S = 8, 0.25
 """How often, and at which interval, the log is asked before a fence that it lacks counts as lost: a

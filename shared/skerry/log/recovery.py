@@ -9,11 +9,13 @@ and a learner that joins checks that the ledger knows every learner that its com
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import xxhash
 
+from skerry.algorithm.fragments import Plan
 from skerry.errors import (
     BrokerUnavailable,
     Denied,
@@ -22,7 +24,7 @@ from skerry.errors import (
     WireError,
     WrongPlan,
 )
-from skerry.log.base import Deliver, Expect
+from skerry.log.base import Bus, Deliver, Expect, Record
 from skerry.log.ledger import (
     history_lost,
     last_commits,
@@ -32,20 +34,12 @@ from skerry.log.ledger import (
     state_lost,
     until_granted,
 )
-from skerry.log.run_records import publish, readable_up_to
+from skerry.log.run_records import NewestRecord, publish, readable_up_to
 from skerry.log.state import read_manifest, read_manifests
-from skerry.protocol.messages import Commit, Manifest, begins_history
+from skerry.protocol.messages import Commit, Manifest, MemberRecord, RunRecord, begins_history
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import spans, tracing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus, Record
-    from skerry.log.run_records import NewestRecord
-    from skerry.protocol.messages import MemberRecord, RunRecord
 
 READ_S = 20.0
 """Reading up to a fence that was just taken takes no longer than this."""

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm import fragments
 from skerry.algorithm.backend import cpu
-from skerry.algorithm.outer import merge_and_apply
+from skerry.algorithm.fragments import Fragment, Plan
+from skerry.algorithm.merge_numpy import OuterGradient
+from skerry.algorithm.outer import Outer, merge_and_apply
 from skerry.errors import ContributionGone
-from skerry.log.base import Record
+from skerry.log.base import Bus, Record
 from skerry.protocol.contribution import (
     Contribution,
     ContributionAssembler,
     ContributionId,
     id_of,
 )
-from skerry.protocol.messages import is_from_checkpoint
+from skerry.protocol.messages import Commit, Consumed, is_from_checkpoint
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.algorithm.merge_numpy import OuterGradient
-    from skerry.algorithm.outer import Outer
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, Consumed
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 STALLED_S = 5.0
 """Reading that gets nothing for this long looks whether there is still something to get."""

@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 
 from skerry.errors import WireError
-from skerry.log.base import Deliver
+from skerry.log.base import Bus, Deliver, Expect, Receipt, Record
 from skerry.protocol import messages
 from skerry.protocol.records import encode, read, subject_of
 from skerry.protocol.subjects import Subjects
-
-if TYPE_CHECKING:
-    from skerry.log.base import Bus, Expect, Receipt, Record
 
 T = TypeVar("T", bound=messages.Record)
 

@@ -8,41 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu
-from skerry.algorithm.planes import exact
+from skerry.algorithm.fragments import Fragment, Plan
+from skerry.algorithm.planes import Planes, exact
 from skerry.errors import Conflict, StateLost
 from skerry.log import fences
-from skerry.log.base import Expect
+from skerry.log.base import Bus, Expect, Receipt
 from skerry.log.client import together
 from skerry.log.ledger import history_lost
 from skerry.log.recovery import append_commit, mend, predecessor, read_behind
 from skerry.protocol import parts as layout
 from skerry.protocol.chunks import seal_chunk, vector_digest
-from skerry.protocol.codec import pack
+from skerry.protocol.codec import Chunk, pack
 from skerry.protocol.messages import ChunkRef, Commit, Manifest, Part
 from skerry.protocol.records import encode, subject_of
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import instruments, metrics, spans, tracing
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.algorithm.planes import Planes
-    from skerry.log.base import Bus, Receipt
-    from skerry.protocol.codec import Chunk
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 
 WINDOW = 6

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,10 @@ from safetensors.numpy import save_file
 from skerry.errors import ModelError
 from skerry.folders import offered
 from skerry.models import hf
+from skerry.models.arch import Arch
 from skerry.models.tensors import Tensor, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from skerry.models.arch import Arch
     from skerry.settings.models import ModelConfig
 
 PREFIX = "base_model.model."

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from skerry.errors import ModelError
 from skerry.models import adapters, hf
-from skerry.models.arch import parse
+from skerry.models.arch import Arch, parse
 from skerry.models.presets import arch_of
 from skerry.models.tensors import tensors_of
 from skerry.settings.loading import run_config_from_json
+from skerry.settings.models import StoreSettings
 from skerry.store import checkpoint
 from skerry.store.finding import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from skerry.models.arch import Arch
-    from skerry.settings.models import StoreSettings
 
 DEFAULT_DTYPE = "float32"
 

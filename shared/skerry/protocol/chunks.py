@@ -6,30 +6,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.fragments import BLOCK, Fragment, Plan
 from skerry.algorithm.planes import VECTORS, Planes, allocate
 from skerry.algorithm.schemes import raw_bytes, scheme_of
 from skerry.errors import Corrupt, Oversized, Truncated, UnknownScheme, WrongPlan
 from skerry.protocol import door, wire
-from skerry.protocol.codec import decode_into, packed_bound, unpack_into
-from skerry.protocol.messages import ChunkHeader, FrameKind
+from skerry.protocol.codec import Chunk, decode_into, packed_bound, unpack_into
+from skerry.protocol.messages import ChunkHeader, ContributionHeader, FrameKind
 from skerry.protocol.records import check_plan, check_run
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.protocol.codec import Chunk
-    from skerry.protocol.messages import ContributionHeader
-
-    Packed = bytes | memoryview
+Packed = bytes | memoryview
 
 OUTER_STACK = 16
 """A leaf of the outer optimizer's state is at most this many times as long as its fragment."""

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry.algorithm import liveness, schedule
-from skerry.protocol.messages import LearnerPhase, activity
-
-if TYPE_CHECKING:
-    from skerry.protocol.messages import Commit, Pulse, Quarantine
+from skerry.protocol.messages import Commit, LearnerPhase, Pulse, Quarantine, activity
 
 WORKING = frozenset({LearnerPhase.TRAINING, LearnerPhase.FINISHED})
 ON_THE_WAY = frozenset({LearnerPhase.STARTING, LearnerPhase.CATCHING_UP})

@@ -10,10 +10,11 @@ e3m0 3.52, int5 4.43, int6 5.47, int8 7.50, bf16 11.1, f32 28.1.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm.backend import decoder
 from skerry.algorithm.fragments import BLOCK
@@ -21,13 +22,7 @@ from skerry.algorithm.planes import Planes, allocate
 from skerry.algorithm.schemes import raw_bytes, scheme_of
 from skerry.errors import Corrupt, Truncated
 from skerry.protocol.lossless import Packing, compress, decompress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from skerry.protocol.messages import ChunkHeader
+from skerry.protocol.messages import ChunkHeader
 
 _LENGTH = struct.Struct("<I")
 

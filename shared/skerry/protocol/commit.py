@@ -5,32 +5,27 @@ Source for the weights: Decoupled DiLoCo (arXiv 2604.21428), on dynamic token-we
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry.algorithm import weighting
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.protocol.containment import Comparison, Measured, repeats
-from skerry.protocol.contribution import id_of, refused_as
+from skerry.protocol.contribution import Contribution, ContributionId, id_of, refused_as
 from skerry.protocol.door import saturated
 from skerry.protocol.messages import (
     CloseReason,
     Commit,
     CommitOrigin,
     Consumed,
+    ContributionHeader,
     LearnerProgress,
     RefusalCause,
     Unnamed,
 )
 from skerry.protocol.rounds import WITHOUT_QUORUM
-from skerry.protocol.shard import judge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from skerry.algorithm.merge_numpy import OuterGradient
-    from skerry.protocol.contribution import Contribution, ContributionId
-    from skerry.protocol.messages import ContributionHeader
-    from skerry.protocol.shard import PendingFragment, Refusals, Shard
+from skerry.protocol.shard import PendingFragment, Refusals, Shard, judge
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from skerry.algorithm import containment
 from skerry.algorithm.containment import Work
+from skerry.algorithm.fragments import Fragment
 from skerry.algorithm.merge import sound
+from skerry.algorithm.planes import Planes
 from skerry.algorithm.weighting import LEAST_OTHERS
-from skerry.protocol.contribution import ContributionId, id_of
-from skerry.protocol.messages import QuarantineReason, RefusalCause
+from skerry.protocol.contribution import Contribution, ContributionId, id_of
+from skerry.protocol.messages import (
+    Commit,
+    ContributionHeader,
+    Pulse,
+    QuarantineReason,
+    RefusalCause,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment
-    from skerry.algorithm.planes import Planes
-    from skerry.protocol.contribution import Contribution
-    from skerry.protocol.messages import Commit, ContributionHeader, Pulse
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 WINDOW = 16
 """Versions of a fragment whose contributions are remembered, and newest outcomes of a learner."""

@@ -6,25 +6,28 @@ the same messages in the stream's order and get the same answers. Nothing here w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from skerry.algorithm.fragments import Plan
 from skerry.algorithm.merge_numpy import OuterGradient
-from skerry.algorithm.planes import allocate
+from skerry.algorithm.planes import Planes, allocate
 from skerry.errors import Corrupt, Implausible, WireError
 from skerry.protocol.chunks import Coverage, PlaneAssembler, unseal
-from skerry.protocol.messages import ContributionKind, RefusalCause, Refused, Start, cause_of
-from skerry.protocol.records import read
+from skerry.protocol.messages import (
+    ChunkHeader,
+    Consumed,
+    ContributionHeader,
+    ContributionKind,
+    RefusalCause,
+    Refused,
+    Start,
+    cause_of,
+)
+from skerry.protocol.records import StoredMessage, read
 from skerry.protocol.subjects import START, TOKEN, contributor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.algorithm.planes import Planes
-    from skerry.protocol.messages import ChunkHeader, Consumed, ContributionHeader
-    from skerry.protocol.records import StoredMessage
 
 TRACE_PARENT = "traceparent"
 MOST_OPEN = 4096

@@ -7,22 +7,18 @@ and asks again until there is nothing to do before ``idle_s`` has passed or some
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from skerry.algorithm import schedule
 from skerry.protocol import rounds
 from skerry.protocol.clock import ClockLimit, GlobalClock
 from skerry.protocol.commit import Closing
-from skerry.protocol.messages import CloseReason, Round
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry.protocol.contribution import Contribution
-    from skerry.protocol.messages import Manifest
-    from skerry.protocol.shard import Shard
+from skerry.protocol.contribution import Contribution
+from skerry.protocol.messages import CloseReason, Manifest, Round
+from skerry.protocol.shard import Shard
 
 REPUBLISH_S = 2.0
 """Rounds live in memory, and a broker may restart: they are published again after so long."""

@@ -7,18 +7,16 @@ and ``skerry.protocol.chunks.unseal`` check it, so that no state machine sees a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skerry.algorithm import fragments
 from skerry.errors import Corrupt, Implausible, PlanError
 from skerry.protocol.messages import Commit, ContributionHeader, RunRecord
 from skerry.protocol.subjects import TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 MOST_COUNT = 2**53
 """No count of steps, tokens, versions, bytes or starts is larger: above it floats skip numbers."""

@@ -20,19 +20,16 @@ Every round and manifest comes through ``LearnerDoor`` first: anybody may have w
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from skerry.algorithm import schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from skerry.algorithm.fragments import Fragment, LeafSpec
-    from skerry.protocol.messages import Commit, Round
+from skerry.algorithm.fragments import Fragment, LeafSpec
+from skerry.protocol.messages import Commit, Round
 
 MOST_AHEAD = 64
 """Versions by which a round may be ahead of the newest manifest and be kept until that comes."""

@@ -14,19 +14,16 @@ lose 17 % to zstd's entropy coder at 1.1 GB/s; higher levels only cost time, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import blosc2
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.errors import Corrupt
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
 
 _HEADER_BYTES = 32
 _KIB = 1024

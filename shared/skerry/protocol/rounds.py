@@ -8,15 +8,11 @@ window costs neither. How long that window may be is ours: see ``grace_s``.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from skerry.protocol.messages import CloseReason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 OFF_BY = 4.0
 """How many times its deviation a contribution may be late and still be waited for."""

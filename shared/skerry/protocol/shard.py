@@ -7,37 +7,35 @@ it at any instant.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry.algorithm import weighting
+from skerry.algorithm.fragments import Fragment, Plan
 from skerry.protocol.containment import Conduct, ContainmentRules, FragmentMemory
 from skerry.protocol.contribution import (
     GENESIS_SCHEME,
     Contribution,
     ContributionAssembler,
     ContributionId,
+    ContributionRules,
     Refusal,
     id_of,
     refused_as,
 )
-from skerry.protocol.messages import ContributionKind, RefusalCause
+from skerry.protocol.messages import (
+    ChunkHeader,
+    Commit,
+    ContributionKind,
+    LearnerProgress,
+    Manifest,
+    Pulse,
+    RefusalCause,
+    Refused,
+)
+from skerry.protocol.records import StoredMessage
 from skerry.protocol.subjects import contributor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from skerry.algorithm.fragments import Fragment, Plan
-    from skerry.protocol.contribution import ContributionRules
-    from skerry.protocol.messages import (
-        ChunkHeader,
-        Commit,
-        LearnerProgress,
-        Manifest,
-        Pulse,
-        Refused,
-    )
-    from skerry.protocol.records import StoredMessage
 
 MOST_PENDING = 4
 """Contributions of one learner that may wait for a fragment: late ones and one for its round."""

@@ -13,12 +13,10 @@ its link was cut, the broker was away) says nothing about them, so it waits for 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 PULSES_PER_LEASE = 4
 """Times per lease that a syncer says what it holds."""

@@ -22,25 +22,21 @@ module is imported.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import xxhash
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from skerry.errors import Corrupt, Oversized, Truncated, WrongVersion
 from skerry.protocol.messages import FrameKind
 from skerry.protocol.v1 import chunk_pb2, messages, plan_pb2, presence_pb2, run_pb2, state_pb2
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from enum import StrEnum
-
-    from google.protobuf.descriptor import FieldDescriptor
-    from google.protobuf.message import Message
-
-    Convert = Callable[[Any], Any]
+Convert = Callable[[Any], Any]
 
 T = TypeVar("T")
 

@@ -10,14 +10,11 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from skerry.errors import SkerryError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 CONTROL = "control.sock"
 """Where the command that keeps a cluster running listens."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from pathlib import Path
 
 from skerry.errors import ConfigError, SkerryError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,8 +25,6 @@ from skerry.errors import ConfigError
 from skerry.telemetry import tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from skerry.settings.models import LocalSettings
 
 log = structlog.get_logger()

@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
-from opentelemetry.trace import Link
+from opentelemetry.trace import Link, SpanContext
 
+from skerry.algorithm.fragments import Plan
 from skerry.errors import Overtaken, StateLost, StoreError, WireError
 from skerry.log import ledger, state
+from skerry.log.base import Bus
+from skerry.protocol.messages import Commit, RunRecord
 from skerry.protocol.subjects import ANY, Subjects
 from skerry.tasks import TaskGroup
 from skerry.telemetry import spans, tracing
-from skerry.telemetry.spans import FinishedSpan, Interval, Messages
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from contextlib import AbstractContextManager
-
-    from opentelemetry.trace import SpanContext
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import Commit, RunRecord
-    from skerry.telemetry.spans import Attributes
+from skerry.telemetry.spans import Attributes, FinishedSpan, Interval, Messages
 
 log = structlog.get_logger()
 

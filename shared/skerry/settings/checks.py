@@ -6,20 +6,15 @@ Every sentence begins with the dotted path of its setting.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from skerry import code, folders
 from skerry.algorithm.presets import INNERS, MERGES, OUTERS
 from skerry.errors import ConfigError
-from skerry.settings.models import store_kinds
+from skerry.settings.models import DataConfig, LocalSettings, NatsSettings, RunConfig, store_kinds
 from skerry.settings.modes import clauses
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from skerry.settings.models import DataConfig, LocalSettings, NatsSettings, RunConfig
 
 BROKERS = ("nats", "tls", "ws", "wss")
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,16 +11,12 @@ from skerry.protocol.messages import LearnerPhase
 from skerry.status import alert_table as table
 from skerry.status.alert_table import Alert, Severity
 from skerry.status.format import clip, duration
-from skerry.status.recent import RECENT_S, WINDOW_S
-from skerry.status.report import recent_texts
+from skerry.status.recent import RECENT_S, WINDOW_S, Recent
+from skerry.status.report import EvaluationRow, LearnerRow, RunReport, recent_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from skerry.log.base import Room
     from skerry.settings.models import RunConfig
-    from skerry.status.recent import Recent
-    from skerry.status.report import EvaluationRow, LearnerRow, RunReport
 
 LEAST_GOODPUT = 0.5
 """Below this it is low."""

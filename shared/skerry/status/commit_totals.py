@@ -5,19 +5,13 @@ They are made from commits alone, so that a monitor that is started again draws 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from skerry.protocol.messages import CloseReason, RefusalCause, is_round
+from skerry.protocol.messages import CloseReason, Commit, RefusalCause, is_round
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.telemetry import metrics
-from skerry.telemetry.metrics import Point, Spread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from skerry.protocol.messages import Commit
-    from skerry.telemetry.metrics import Figure
+from skerry.telemetry.metrics import Figure, Point, Spread
 
 ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
 CAUSES = tuple(cause for cause in RefusalCause if cause is not RefusalCause.GENESIS)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from skerry.errors import BrokerUnavailable, BusError, first_cause
 from skerry.log import ledger
+from skerry.log.base import Bus, Record
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -22,21 +23,15 @@ from skerry.protocol.messages import (
     RunState,
 )
 from skerry.settings.loading import run_config_from_json
-from skerry.status.model import RunModel
+from skerry.status.alerts import StreamStore
+from skerry.status.model import RunModel, RunSnapshot
 from skerry.status.recent import RECENT_S
 from skerry.status.report import RunReport, report
 from skerry.status.sources import MessageCounts, RunMessage, Sources
+from skerry.status.view import RunView
 from skerry.tasks import TaskGroup
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from skerry.log.base import Bus, Record
-    from skerry.status.alerts import StreamStore
-    from skerry.status.model import RunSnapshot
-    from skerry.status.view import RunView
-
-    OnMessage = Callable[[RunMessage, float], None]
+OnMessage = Callable[[RunMessage, float], None]
 
 AHEAD_S = 60.0
 RETRY_S = 1.0

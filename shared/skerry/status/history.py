@@ -8,9 +8,9 @@ somebody fell silent) begins with the monitor.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from skerry.algorithm.liveness import Liveness
 from skerry.protocol.messages import (
@@ -23,15 +23,10 @@ from skerry.protocol.messages import (
 )
 from skerry.status.commit_totals import Bin, Curves
 from skerry.status.recent import Recent
+from skerry.status.report import LearnerRow
 from skerry.status.sources import MOST_LEARNERS
 from skerry.status.timeline import Timeline, committed_round
-from skerry.status.view import ENDED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from skerry.status.report import LearnerRow
-    from skerry.status.view import Message
+from skerry.status.view import ENDED, Message
 
 MOST_TURNS = 32
 """Changes of state kept of each learner,"""

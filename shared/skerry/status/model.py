@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,23 +13,25 @@ import structlog
 from skerry.algorithm.fragments import plan
 from skerry.algorithm.goodput import data_parallel_bytes
 from skerry.algorithm.liveness import Liveness, LivenessReason
-from skerry.protocol.messages import Commit, Evaluation, LearnerPhase, MemberRecord, Round
-from skerry.status.alerts import Situation, alerts
+from skerry.protocol.messages import (
+    Commit,
+    Evaluation,
+    LearnerPhase,
+    MemberRecord,
+    Round,
+    RunRecord,
+)
+from skerry.status.alert_table import Alert
+from skerry.status.alerts import Situation, StreamStore, alerts
 from skerry.status.commit_totals import CommitTotals
 from skerry.status.history import History
-from skerry.status.report import report, unconfirmed
+from skerry.status.report import RunReport, report, unconfirmed
+from skerry.status.sources import RunMessage
 from skerry.status.timeline import corrected
 from skerry.status.view import RunView, seen_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from skerry.protocol.messages import RunRecord
     from skerry.settings.models import RunConfig
-    from skerry.status.alert_table import Alert
-    from skerry.status.alerts import StreamStore
-    from skerry.status.report import RunReport
-    from skerry.status.sources import RunMessage
 
 log = structlog.get_logger()
 

@@ -6,17 +6,13 @@ A ten-day run hides in its totals whatever has happened in the last hour.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median_low
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from skerry.protocol.messages import RefusalCause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from skerry.protocol.messages import Commit, MemberRecord, Pulse
+from skerry.protocol.messages import Commit, MemberRecord, Pulse, RefusalCause
 
 WINDOW_S = 900.0
 """Recent goodput is that of this time,"""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from skerry.errors import WireError
-from skerry.log.base import Deliver
+from skerry.log.base import Bus, Deliver, Record
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -27,11 +28,6 @@ from skerry.protocol.messages import (
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import TOKEN, Subjects
 from skerry.status.view import seen_s
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
-
-    from skerry.log.base import Bus, Record
 
 RunMessage = (
     RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Pulse | Round | Quarantine

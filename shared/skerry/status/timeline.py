@@ -6,13 +6,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
-from skerry.protocol.messages import RefusalCause, is_round, why
+from skerry.protocol.messages import CloseReason, Commit, Pulse, RefusalCause, Round, is_round, why
 from skerry.status import recent
-
-if TYPE_CHECKING:
-    from skerry.protocol.messages import CloseReason, Commit, Pulse, Round
 
 MOST_ROUNDS = 160
 SPARSE, MOST_PLACES = 64, 1024

@@ -16,30 +16,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from skerry.algorithm.fragments import LeafSpec, check, gather, plan, trainable
+from skerry.algorithm.fragments import LeafSpec, Plan, check, gather, plan, trainable
 from skerry.errors import CheckpointCorrupt, StoreError
 from skerry.protocol.messages import Commit
 from skerry.protocol.parts import KEYFRAME, MASTER
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import TOKEN
 from skerry.store import tensorfile
-from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES, NAME, StoredFile
+from skerry.store.base import MANIFEST, MOST_MANIFEST_BYTES, NAME, Store, StoredFile
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.store.base import Store
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 FORMAT = 4
 LEAST_ITEM = min(tensorfile.ITEMS.values())

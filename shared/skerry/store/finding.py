@@ -8,18 +8,15 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry import installing
 from skerry.errors import ConfigError, StoreError
 from skerry.protocol.subjects import checked_token
 from skerry.settings.models import STORE_KINDS, StoreSettings, store_kinds
-from skerry.store.base import NAME
+from skerry.store.base import NAME, Store
 from skerry.store.checkpoint import Checkpoint, read_manifest
 from skerry.store.local import LocalStore
-
-if TYPE_CHECKING:
-    from skerry.store.base import Store
 
 FROM_ENVIRONMENT = StoreSettings()
 """What is not said about a remote store is taken from the environment."""

@@ -13,19 +13,23 @@ import shutil
 import stat
 import sys
 import uuid
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EEXIST, EFBIG, EINVAL, ENOSPC, ENOTEMPTY, EXDEV
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from skerry.errors import CheckpointCorrupt, StoreError
-from skerry.store.base import MANIFEST, NAME, StoredFile, checked_name, fsync_folder, room_for
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from skerry.store.base import Buffer
+from skerry.store.base import (
+    MANIFEST,
+    NAME,
+    Buffer,
+    StoredFile,
+    checked_name,
+    fsync_folder,
+    room_for,
+)
 
 PARTIAL = ".partial-"
 READ_BYTES = 32 * 1024**2

@@ -10,22 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.errors import CheckpointCorrupt
+from skerry.store.base import StoredFile
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from numpy.typing import NDArray
-
-    from skerry.store.base import StoredFile
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 Dtype = Literal["F32", "BF16"]
 LENGTH = struct.Struct("<Q")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import scatter
+from skerry.algorithm.fragments import Plan, scatter
 from skerry.protocol.chunks import vector_digest
+from skerry.protocol.messages import Commit, RunRecord
 from skerry.protocol.parts import MASTER
 from skerry.store import tensorfile
-from skerry.store.base import MANIFEST
+from skerry.store.base import MANIFEST, Buffer, Draft, Store, StoredFile
 from skerry.store.checkpoint import (
     FORMAT,
     PARAMS_FILE,
@@ -28,18 +31,9 @@ from skerry.store.checkpoint import (
     tensor_name,
     tokens_of,
 )
+from skerry.store.tensorfile import Dtype
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.protocol.messages import Commit, RunRecord
-    from skerry.store.base import Buffer, Draft, Store, StoredFile
-    from skerry.store.tensorfile import Dtype
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 
 class Snapshot(NamedTuple):

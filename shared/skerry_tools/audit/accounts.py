@@ -9,17 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry.protocol.contribution import ContributionId, id_of
-from skerry.protocol.messages import Consumed
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
-    from skerry.protocol.messages import LearnerProgress, MemberRecord, Refused
+from skerry.protocol.messages import Consumed, LearnerProgress, MemberRecord, Refused
 
 MOST_HOLES = 10_000
 """Holes that are kept one by one; a log that has more of them is broken anyhow, and says so."""

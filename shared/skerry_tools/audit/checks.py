@@ -9,17 +9,21 @@ what a commit makes of the learners' progress is the protocol's own definition.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import weighting
 from skerry.protocol.commit import progress_after
-from skerry.protocol.contribution import ContributionId, ContributionRules, id_of
+from skerry.protocol.contribution import Contribution, ContributionId, ContributionRules, id_of
 from skerry.protocol.messages import (
+    Commit,
     CommitOrigin,
     Consumed,
     ContributionKind,
     LearnerProgress,
+    MemberRecord,
+    Refused,
     begins_history,
     is_from_checkpoint,
     why,
@@ -28,10 +32,6 @@ from skerry.protocol.shard import StalenessRule
 from skerry_tools.audit.accounts import Account, Starts, Violation, What, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from skerry.protocol.contribution import Contribution
-    from skerry.protocol.messages import Commit, MemberRecord, Refused
     from skerry.settings.models import RunConfig
 
 WEIGHT_TOLERANCE = 1e-6

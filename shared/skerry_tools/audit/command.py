@@ -7,11 +7,13 @@ import contextlib
 import itertools
 import json
 import os
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -19,33 +21,25 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from skerry import code
-from skerry.algorithm.fragments import scatter
+from skerry.algorithm.fragments import Plan, scatter
 from skerry.algorithm.presets import MERGES
 from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import ConfigError, HistoryBroken, StoreError
 from skerry.log import ledger
+from skerry.log.base import Bus
 from skerry.service.entry import bus_from
 from skerry.settings import loading
+from skerry.settings.models import Settings
 from skerry.store import tensorfile
 from skerry.store.checkpoint import PARAMS_FILE
 from skerry_tools.audit import verify as verifying
 from skerry_tools.audit.log import RunLog
-from skerry_tools.audit.replay import from_checkpoint, from_genesis, replay
-from skerry_tools.audit.survey import ReplayMoment, parse, survey
+from skerry_tools.audit.replay import Bases, Replayed, Sink, from_checkpoint, from_genesis, replay
+from skerry_tools.audit.survey import ReplayMoment, Survey, parse, survey
+from skerry_tools.audit.verify import AuditReport
 from skerry_tools.audit.whatif import Drift, WhatIfPolicy
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-    from pathlib import Path
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus
-    from skerry.settings.models import Settings
-    from skerry_tools.audit.replay import Bases, Replayed, Sink
-    from skerry_tools.audit.survey import Survey
-    from skerry_tools.audit.verify import AuditReport
-
-    OnProgress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 
 NANOSECONDS = 1e9
 MEGABYTE = 1e6

@@ -11,35 +11,27 @@ import asyncio
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import decoder
 from skerry.errors import ConfigError, HistoryBroken
 from skerry.log import ledger
+from skerry.log.replay import FragmentFold
 from skerry.protocol.chunks import vector_digest
+from skerry.protocol.messages import Commit
 from skerry.protocol.parts import MASTER, OUTER
 from skerry.protocol.subjects import checked_token
+from skerry.store.base import Store
 from skerry.store.checkpoint import SavedLearner
 from skerry.store.finding import store_of
-from skerry.store.writer import CheckpointWriter, Snapshot
-from skerry_tools.audit.command import progress
+from skerry.store.writer import CheckpointWriter, Snapshot, Written
+from skerry_tools.audit.command import RunChoice, progress
 from skerry_tools.audit.log import RunLog
-from skerry_tools.audit.replay import from_checkpoint, from_genesis, replay
-from skerry_tools.audit.survey import parse, survey
+from skerry_tools.audit.replay import Bases, from_checkpoint, from_genesis, replay
+from skerry_tools.audit.survey import ReplayMoment, parse, survey
 from skerry_tools.audit.whatif import WhatIfPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry.log.replay import FragmentFold
-    from skerry.protocol.messages import Commit
-    from skerry.store.base import Store
-    from skerry.store.writer import Written
-    from skerry_tools.audit.command import RunChoice
-    from skerry_tools.audit.replay import Bases
-    from skerry_tools.audit.survey import ReplayMoment
 
 
 async def fork(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skerry.algorithm.fragments import BLOCK
+from skerry.algorithm.fragments import BLOCK, Fragment
 from skerry.errors import Overtaken, StateLost, WireError
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.ledger import commit_of
@@ -18,14 +19,11 @@ from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, kind_of, newest
 from skerry.protocol.records import decode, encode
 from skerry_tools.audit.accounts import Violation, What
+from skerry_tools.audit.survey import Survey
 from skerry_tools.audit.whatif import WhatIfPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from skerry.algorithm.fragments import Fragment
     from skerry_tools.audit.log import RunLog
-    from skerry_tools.audit.survey import Survey
 
     OnBytes = Callable[[int], None]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from skerry.algorithm.fragments import Plan
 from skerry.errors import StateLost, WireError
+from skerry.log.base import Bus, Record, StreamInfo
 from skerry.log.replay import read_up_to
 from skerry.protocol.messages import (
     CheckpointRecord,
@@ -19,13 +21,7 @@ from skerry.protocol.messages import (
 from skerry.protocol.records import decode, plan_of
 from skerry.protocol.subjects import ShardSubjects, Subjects
 from skerry.settings.loading import run_config_from_json
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Bus, Record, StreamInfo
-    from skerry.settings.models import RunConfig
+from skerry.settings.models import RunConfig
 
 LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Quarantine
 KINDS: dict[str, type[LedgerRecord]] = {

@@ -8,14 +8,18 @@ digest must be the one that was committed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from skerry.algorithm import closed_loop
+from skerry.algorithm.fragments import Fragment
+from skerry.algorithm.planes import Planes
 from skerry.errors import ContributionGone, Diverged, RunMismatch, StateLost
 from skerry.log.replay import FragmentFold, Payloads, newest_sequence, read_up_to, redo
 from skerry.log.state import read_manifest
@@ -26,29 +30,18 @@ from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.parts import KEYFRAME, MASTER, OUTER
 from skerry.protocol.parts import newest as newest_part
 from skerry.protocol.shard import StalenessRule
+from skerry.settings.models import StoreSettings
 from skerry.store import checkpoint
+from skerry.store.checkpoint import SavedFragment
 from skerry.store.finding import FROM_ENVIRONMENT, locate
 from skerry_tools.audit.accounts import Violation, What
-from skerry_tools.audit.survey import ReplayMoment, survey
-from skerry_tools.audit.whatif import Branch, WhatIfPolicy
+from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.survey import ReplayMoment, Survey, survey
+from skerry_tools.audit.whatif import Branch, Drift, WhatIfPolicy
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Fragment
-    from skerry.algorithm.planes import Planes
-    from skerry.settings.models import StoreSettings
-    from skerry.store.checkpoint import SavedFragment
-    from skerry_tools.audit.log import RunLog
-    from skerry_tools.audit.survey import Survey
-    from skerry_tools.audit.whatif import Drift
-
-    Vector = NDArray[np.float32]
-    Sink = Callable[[FragmentFold, Commit], None]
-    OnProgress = Callable[[str, int, int], None]
+Vector = NDArray[np.float32]
+Sink = Callable[[FragmentFold, Commit], None]
+OnProgress = Callable[[str, int, int], None]
 
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from skerry.algorithm.fragments import shard_of
 from skerry.errors import ConfigError
+from skerry.log.base import Record
 from skerry.log.replay import newest_sequence
 from skerry.protocol.messages import Commit, is_from_checkpoint
 
 if TYPE_CHECKING:
-    from skerry.log.base import Record
     from skerry_tools.audit.log import RunLog
 
 NANOSECONDS = 1_000_000_000

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from skerry.log import ledger
+from skerry.log.base import Bus, Record
 from skerry.log.replay import newest_sequence, read_up_to
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
@@ -18,17 +19,11 @@ from skerry.protocol.subjects import START
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
-from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.log import LedgerEntry, RunLog
+from skerry_tools.audit.replay import Replayed
 from skerry_tools.audit.survey import Survey, Window
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry.log.base import Bus, Record
-    from skerry_tools.audit.log import LedgerEntry
-    from skerry_tools.audit.replay import Replayed
-
-    OnProgress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 
 MOST_KEPT = 1000
 """Violations that a report names; the rest is counted."""

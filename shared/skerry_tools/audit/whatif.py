@@ -9,30 +9,25 @@ have gone.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from skerry.algorithm.fragments import Plan
 from skerry.algorithm.merge import largest
-from skerry.algorithm.outer import adamw_of, make_outer
+from skerry.algorithm.outer import Outer, adamw_of, make_outer
 from skerry.errors import ConfigError, Diverged
+from skerry.log.replay import FragmentFold
 from skerry.protocol.commit import Batch, weigh, without
 from skerry.protocol.containment import ContainmentRules, FragmentMemory, examine
-from skerry.protocol.contribution import ContributionRules
-from skerry.protocol.messages import Manifest
+from skerry.protocol.contribution import Contribution, ContributionRules
+from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.algorithm.outer import Outer
-    from skerry.log.replay import FragmentFold
-    from skerry.protocol.contribution import Contribution
-    from skerry.protocol.messages import Commit
     from skerry.settings.models import RunConfig
 
     Vector = NDArray[np.float32]

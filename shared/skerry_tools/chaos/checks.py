@@ -6,23 +6,18 @@ Every check is a promise about a run that has been healed; the log's own promise
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from skerry.errors import WireError, first_cause
 from skerry.log import ledger, run_records
+from skerry.log.base import Bus
 from skerry.protocol.messages import CheckpointRecord, SyncerPulse, is_leaving
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
-from skerry_tools.chaos.drilled import beside
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
-
-    from skerry.log.base import Bus
-    from skerry_tools.chaos.drilled import DrilledRun
+from skerry_tools.chaos.drilled import DrilledRun, beside
 
 LOOK_S = 0.1
 COMMITS = "a syncer that runs commits"

@@ -15,9 +15,10 @@ import signal
 import socket
 import stat
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -27,34 +28,26 @@ from skerry.cli.local_log import CONNECT_S, newest_run
 from skerry.cli.programs import SERVICES
 from skerry.errors import ConfigError, HistoryBroken, RunNotFound, SkerryError, StoreError
 from skerry.log import ledger
-from skerry.service.clusters import ROOT, running
+from skerry.log.base import Bus
+from skerry.protocol.messages import RunRecord
+from skerry.service.clusters import ROOT, RunningCluster, running
 from skerry.service.entry import bus_from
 from skerry.settings import loading
-from skerry.settings.models import NatsSettings
+from skerry.settings.models import LocalSettings, NatsSettings, StoreSettings
 from skerry.status.format import printable
 from skerry.store.checkpoint import verify
 from skerry.store.finding import locate
 from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.drill import DrillResult, FaultDrill
-from skerry_tools.chaos.drilled import able, refuse, refuse_kinds, refuse_targets
+from skerry_tools.chaos.drilled import DrilledRun, able, refuse, refuse_kinds, refuse_targets
+from skerry_tools.chaos.engine import Firing
 from skerry_tools.chaos.healing import Healing, run_heal, undo_first
 from skerry_tools.chaos.lease import leased
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.plan import BROKER, DRAWN, FaultPlan, Kind
 from skerry_tools.chaos.remote import remote
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from skerry.log.base import Bus
-    from skerry.protocol.messages import RunRecord
-    from skerry.service.clusters import RunningCluster
-    from skerry.settings.models import LocalSettings, StoreSettings
-    from skerry_tools.chaos.drilled import DrilledRun
-    from skerry_tools.chaos.engine import Firing
-
-    OnResult = Callable[[DrillResult], None]
+OnResult = Callable[[DrillResult], None]
 
 CREATED_S = 60.0
 TARGETS = (*(service for service in SERVICES if service != "evaluator"), BROKER)

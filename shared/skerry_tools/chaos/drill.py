@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 from skerry.errors import HistoryBroken, SkerryError, first_cause
 from skerry.log import ledger, run_records
@@ -19,16 +19,11 @@ from skerry.protocol.subjects import Subjects
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.verify import verify
 from skerry_tools.chaos.checks import Check, CommitCheck, Convergence, LivenessCheck
-from skerry_tools.chaos.drilled import beside
+from skerry_tools.chaos.drilled import DrilledRun, beside
 from skerry_tools.chaos.engine import Engine, Firing
 from skerry_tools.chaos.healing import heal
 from skerry_tools.chaos.meter import Goodput, GoodputMeter, Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
-    from skerry_tools.chaos.drilled import DrilledRun
-    from skerry_tools.chaos.plan import FaultPlan
+from skerry_tools.chaos.plan import FaultPlan
 
 READY_S = 600.0
 """How long a drill waits until every learner trains: they may still compile."""

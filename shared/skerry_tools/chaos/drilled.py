@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from skerry.cli.cluster.processes import ProcessEntry
 from skerry.errors import ConfigError, SkerryError
 from skerry.tasks import TaskGroup
-from skerry_tools.chaos.plan import FaultPlan, Kind, candidates, check
+from skerry_tools.chaos.plan import Fault, FaultPlan, Kind, candidates, check
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
-
     from skerry.log.base import Bus
-    from skerry_tools.chaos.plan import Fault
 
 
 SIMULATION_ONLY = "it exists in the simulation only: leave it out"

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skerry.errors import SkerryError
 from skerry.tasks import TaskGroup
-from skerry_tools.chaos.drilled import Absent, Injection
-from skerry_tools.chaos.plan import ROUTE, choose
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry_tools.chaos.drilled import DrilledRun
-    from skerry_tools.chaos.plan import Fault, FaultPlan
+from skerry_tools.chaos.drilled import Absent, DrilledRun, Injection
+from skerry_tools.chaos.plan import ROUTE, Fault, FaultPlan, choose
 
 LOOK_S = 0.05
 PROOF_S = 6.0

@@ -13,18 +13,16 @@ import os
 import resource
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.cli.cluster import clock, processes
 from skerry.cli.cluster.folder import RunFolder
-from skerry.cli.cluster.processes import BROKER
+from skerry.cli.cluster.processes import BROKER, ProcessEntry
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import CONTROL, ControlError, ask
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from skerry.cli.cluster.processes import ProcessEntry
     from skerry_tools.chaos.drilled import DrilledRun
 
 LOOK_S = 0.05

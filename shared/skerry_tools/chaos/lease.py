@@ -8,21 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from skerry.errors import BusError, ConfigError, Conflict, WireError
-from skerry.log.base import Expect, Storage
+from skerry.log.base import Bus, Expect, Record, Storage
 from skerry.log.streams import specs
 from skerry.protocol.messages import Drill
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import drill_of
 from skerry_tools.chaos.drilled import beside
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from skerry.log.base import Bus, Record
 
 RENEW_S = 2.0
 AGAIN_S = 0.2

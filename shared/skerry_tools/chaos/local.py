@@ -10,24 +10,20 @@ import os
 import re
 import resource
 import signal
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skerry.cli.cluster import clock, processes
 from skerry.cli.cluster.processes import BROKER, ProcessEntry
+from skerry.log.base import Bus
 from skerry.service.control import CONTROL, ask
 from skerry_tools.chaos import healing
-from skerry_tools.chaos.drilled import SIMULATION_ONLY, Absent, running
+from skerry_tools.chaos.drilled import SIMULATION_ONLY, Absent, Injected, Injection, Proof, running
 from skerry_tools.chaos.messages import MESSAGES
 from skerry_tools.chaos.plan import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
-
-    from skerry.log.base import Bus
-    from skerry_tools.chaos.drilled import Injected, Injection, Proof
 
 SLOW_BYTES_S = 4e6
 """Rate of a slow link, beside its delay."""

@@ -11,30 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count, takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skerry.errors import BusError, WireError
 from skerry.log import ledger, run_records
-from skerry.log.base import MSG_ID
+from skerry.log.base import MSG_ID, Record
 from skerry.protocol.chunks import seal, unseal
-from skerry.protocol.messages import Pulse
+from skerry.protocol.messages import ContributionHeader, Pulse
 from skerry.protocol.records import encode, plan_of
 from skerry.protocol.subjects import ShardSubjects, Subjects, contributor, stream_of
-from skerry_tools.chaos.drilled import Absent, DrilledRun, Injected, Injection, NotFired, running
+from skerry_tools.chaos.drilled import (
+    Absent,
+    DrilledRun,
+    Injected,
+    Injection,
+    NotFired,
+    Proof,
+    running,
+)
 from skerry_tools.chaos.plan import LEARNER, Kind
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncGenerator
-
-    from skerry.log.base import Record
-    from skerry.protocol.messages import ContributionHeader
-    from skerry_tools.chaos.drilled import Proof
 
 LOOKED_AT = 64
 """Newest messages that are looked through,"""

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+from skerry.protocol.messages import Commit, Pulse
 
-    from skerry.protocol.messages import Commit, Pulse
+if TYPE_CHECKING:
     from skerry_tools.chaos.drilled import DrilledService
 
 SAMPLE_S = 0.1

@@ -13,10 +13,12 @@ import json
 import math
 import random
 import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -24,9 +26,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from pydantic_core import ErrorDetails
 
 FORMAT = 1

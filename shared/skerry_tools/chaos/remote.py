@@ -10,22 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
+from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, Pulse, SyncerPulse, is_leaving
-from skerry_tools.chaos.drilled import SIMULATION_ONLY, HeardService, beside
+from skerry.settings.models import RunConfig
+from skerry_tools.chaos.drilled import SIMULATION_ONLY, HeardService, Injected, Injection, beside
 from skerry_tools.chaos.messages import MESSAGES
 from skerry_tools.chaos.plan import LEARNER, SIMULATED, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from skerry.log.base import Bus
-    from skerry.settings.models import RunConfig
-    from skerry_tools.chaos.drilled import Injected, Injection
 
 SILENT_S = 10.0
 """A service that says nothing for so long, and for some of its usual intervals, is down."""

@@ -8,11 +8,10 @@ more through and the task ends; started again, it knows what the log knows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -26,6 +25,7 @@ from skerry.errors import (
     first_cause,
 )
 from skerry.log import ledger, state
+from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.streams import specs
 from skerry.tasks import TaskGroup
@@ -34,13 +34,7 @@ from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
 from tests.support.learners import FakeLearner
 from tests.support.simulation.network import SimulatedLink, SimulatedNetwork
-from tests.support.simulation.scenario import SENT_BLOCKS
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from skerry.log.base import Bus
-    from tests.support.simulation.scenario import Scenario
+from tests.support.simulation.scenario import SENT_BLOCKS, Scenario
 
 RUN = "s"
 RESTART_S = 0.3

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.protocol.subjects import contributor
-from skerry_tools.chaos.plan import SHARES, Kind, choose
-from tests.support.simulation.network import NANOSECONDS
+from skerry_tools.chaos.plan import SHARES, Fault, FaultPlan, Kind, choose
+from tests.support.simulation.network import NANOSECONDS, SimulatedNetwork, SimulatedWire
 
 if TYPE_CHECKING:
-    from skerry_tools.chaos.plan import Fault, FaultPlan
     from tests.support.simulation.cluster import Cluster
-    from tests.support.simulation.network import SimulatedNetwork, SimulatedWire
 
 
 def schedule(cluster: Cluster, plan: FaultPlan) -> None:

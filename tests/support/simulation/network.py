@@ -10,23 +10,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from skerry.errors import SkerryError
-from skerry.log.base import Storage
-from skerry.log.client import NoAnswer
+from skerry.log.base import Receipt, Record, Storage
+from skerry.log.client import Message, NoAnswer
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.protocol.subjects import stream_of
 from skerry_tools.chaos.plan import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from skerry.log.base import Receipt, Record
-    from skerry.log.client import Message
-    from skerry_tools.virtual import VirtualLoop
+from skerry_tools.virtual import VirtualLoop
 
 T = TypeVar("T")
 

@@ -7,20 +7,14 @@ no reader saw half a version, and everybody counts again once the faults are ove
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from skerry.errors import SkerryError
 from skerry.log import ledger
 from skerry.protocol.messages import Commit, Manifest, RunState
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
-from skerry_tools.audit.accounts import What
+from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.verify import verify
-from tests.support.simulation.cluster import RUN
-
-if TYPE_CHECKING:
-    from skerry_tools.audit.accounts import Violation
-    from tests.support.simulation.cluster import Cluster
+from tests.support.simulation.cluster import RUN, Cluster
 
 
 async def judge(cluster: Cluster, healed_at: int) -> tuple[str, ...]:

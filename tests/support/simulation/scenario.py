@@ -5,16 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
-from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.settings.models import DataConfig, LivenessConfig, OuterConfig, RunConfig, SyncConfig
-from skerry_tools.chaos.plan import DRAWN, SHARES, Fault, Kind, random_plan
+from skerry_tools.chaos.plan import DRAWN, SHARES, Fault, FaultPlan, Kind, random_plan
 from tests.support.learners import TOKENS
-
-if TYPE_CHECKING:
-    from skerry.algorithm.fragments import Plan
-    from skerry_tools.chaos.plan import FaultPlan
 
 FAULTS_S = 3.0
 """Faults begin within this time,"""

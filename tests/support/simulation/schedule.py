@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from skerry_tools.chaos.plan import Kind, check
+from skerry_tools.chaos.plan import FaultPlan, Kind, check
 from skerry_tools.virtual import Stuck
 from tests.support.simulation.cluster import RUN, Cluster
 from tests.support.simulation.faults import schedule
 from tests.support.simulation.oracle import judge
 from tests.support.simulation.scenario import scenario_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from skerry_tools.chaos.plan import FaultPlan
 
 CONVERGED_S = 90.0
 """Virtual time after the last fault within which the run must be over."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from skerry.algorithm.adoption import Method, adopt
 from tests.support.strategies import vectors
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 quick = settings(max_examples=60)
 vector = vectors(300, largest=1e6)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rich.console import Console
 
 from skerry.cli.demo import Outage, Recorder
 from skerry.cli.viewer import Screen
 from skerry.protocol.messages import Commit, CommitOrigin
+from skerry.status.report import RunRow
 from tests.support.builders import commit, consumed, pulse
-
-if TYPE_CHECKING:
-    from skerry.status.report import RunRow
 
 
 def merged(version: int, *who: tuple[str, int], **changes: Any) -> Commit:

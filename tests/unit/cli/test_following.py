@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.status.feed import RunFeed, read_model
+from skerry.status.report import RunReport
 from skerry.status.sources import RunMessage, Sources
 from tests.support.builders import (
     background,
@@ -28,11 +30,6 @@ from tests.support.builders import (
     until,
 )
 from tests.support.scripted_run import ScriptedRun
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from skerry.status.report import RunReport
 
 DEADLINE_S = 20.0
 

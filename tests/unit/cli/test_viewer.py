@@ -9,8 +9,9 @@ import math
 import os
 import pty
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -33,6 +34,7 @@ from skerry.status.alert_table import Alert, Severity
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.model import RunModel, RunSnapshot
+from skerry.status.sources import RunMessage
 from tests.support.builders import (
     checkpoint_record,
     commit,
@@ -45,11 +47,6 @@ from tests.support.builders import (
     run_record,
 )
 from tests.support.scripted_run import ScriptedRun
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from skerry.status.sources import RunMessage
 
 DEADLINE_S = 20.0
 NOW_S = 2_000_000.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,6 +22,7 @@ from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.status.model import RunModel, RunSnapshot
+from skerry.status.sources import RunMessage
 from skerry_health_monitor.alert_log import AlertLog
 from skerry_health_monitor.metrics.exporting import exposition
 from skerry_health_monitor.metrics.figures import Observed, figures
@@ -43,9 +44,6 @@ from tests.support.builders import (
     until,
 )
 from tests.support.scripted_run import ScriptedRun
-
-if TYPE_CHECKING:
-    from skerry.status.sources import RunMessage
 
 NOW_S = 1_000_000.0
 MOST = MOST_COUNT

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import structlog
+from numpy.typing import NDArray
 
 from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, plan
+from skerry.algorithm.planes import Planes
 from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.global_fragments import GlobalReader, Meters
-from skerry.log.memory import MemoryBroker
+from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.chunks import VectorHash, vector_digest
@@ -25,13 +26,7 @@ from tests.support.builders import commit
 from tests.support.learners import walk
 from tests.support.scripted_run import LEAVES
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from skerry.algorithm.planes import Planes
-    from skerry.log.memory import MemoryBus
-
-    Vector = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 RUN, PLAN, EVERY = "t", plan(LEAVES, 2), 4
 FRAGMENT = PLAN.fragments[0]

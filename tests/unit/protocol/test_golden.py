@@ -6,11 +6,13 @@ from __future__ import annotations
 import importlib.util
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import blosc2
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from skerry.algorithm.quantise_numpy import dequantise
 from skerry.algorithm.schemes import SCHEMES
@@ -19,11 +21,6 @@ from skerry.protocol import records, wire
 from skerry.protocol.chunks import unseal, vector_digest
 from skerry.protocol.codec import unpack
 from skerry.protocol.messages import ChunkHeader, RunRecord
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from numpy.typing import NDArray
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 DIGESTS = {

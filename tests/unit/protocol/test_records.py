@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -37,13 +37,10 @@ from skerry.protocol.messages import (
     Start,
     cause_of,
 )
-from skerry.protocol.records import StoredMessage
+from skerry.protocol.records import Record, StoredMessage
 from skerry.protocol.subjects import Subjects
 from skerry.protocol.v1 import plan_pb2, presence_pb2, state_pb2
 from tests.support.builders import commit, member, pulse, round_, run_record, syncer_pulse
-
-if TYPE_CHECKING:
-    from skerry.protocol.records import Record
 
 ALL = [(kind, number) for kind, number in FRAME_KINDS.items() if kind is not ChunkHeader]
 

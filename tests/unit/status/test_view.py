@@ -6,7 +6,7 @@ import json
 import math
 from copy import deepcopy
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ from skerry.protocol.messages import (
 )
 from skerry.settings.models import RunConfig
 from skerry.status.report import RunReport, report, unconfirmed
-from skerry.status.view import MOST_EVALUATIONS, RECENT_EVALUATIONS, RunView
+from skerry.status.view import MOST_EVALUATIONS, RECENT_EVALUATIONS, Message, RunView
 from tests.support.builders import (
     checkpoint_record,
     commit,
@@ -38,9 +38,6 @@ from tests.support.builders import (
     refused,
     run_record,
 )
-
-if TYPE_CHECKING:
-    from skerry.status.view import Message
 
 T0 = 1_000_000.0
 GENESIS = CommitOrigin.GENESIS

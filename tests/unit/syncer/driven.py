@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.algorithm.outer import adamw_of, make_outer
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.algorithm.outer import Outer, adamw_of, make_outer
 from skerry.log import ledger
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.commit import Closing
-from skerry.protocol.messages import CloseReason
+from skerry.protocol.messages import CloseReason, Manifest
+from skerry.protocol.shard import Shard
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_syncer.committer import Committer
-from skerry_syncer.loading import load
+from skerry_syncer.loading import LoadedShard, load
 from skerry_syncer.restoring import Restorer
 from tests.support.builders import run_record
 from tests.support.learners import TOKENS, ScriptedLearner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from skerry.algorithm.fragments import Plan
-    from skerry.algorithm.outer import Outer
-    from skerry.protocol.messages import Manifest
-    from skerry.protocol.shard import Shard
-    from skerry_syncer.loading import LoadedShard
 
 RUN = "driven"
 LEAVES = (LeafSpec("embed", (30, 16), embedding=True), LeafSpec("w", (20, 32)))

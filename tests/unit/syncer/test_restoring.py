@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,23 +14,19 @@ from structlog.testing import capture_logs
 
 from skerry.errors import StateLost
 from skerry.log import ledger
+from skerry.log.memory_stream import MemoryStream
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import Commit, MasterOrigin
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, newest, snapshot_version
 from skerry.protocol.records import decode, encode
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.subjects import ShardStream, Subjects
 from skerry.settings.models import OuterConfig
 from skerry_syncer.following import Follower
-from skerry_syncer.restoring import Restorer
+from skerry_syncer.restoring import FragmentVectors, Restorer
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
 from tests.support.builders import until
 from tests.unit.syncer.driven import RUN, DrivenSyncer
-
-if TYPE_CHECKING:
-    from skerry.log.memory_stream import MemoryStream
-    from skerry.protocol.subjects import ShardStream
-    from skerry_syncer.restoring import FragmentVectors
 
 NESTEROV = OuterConfig(preset="nesterov")
 OUTERS = [NESTEROV, OuterConfig(preset="direct"), OuterConfig(preset="adamw")]

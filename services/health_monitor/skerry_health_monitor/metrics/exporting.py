@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import Observation
 from prometheus_client import CollectorRegistry
@@ -19,21 +19,24 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
+from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from skerry.telemetry import instruments
-from skerry.telemetry.metrics import ALL, MONITOR, MetricKind, Point, Spread, prometheus_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from prometheus_client.core import Metric as Family
-    from starlette.requests import Request
-
-    from skerry.telemetry.metrics import Figure, Metric
+from skerry.telemetry.metrics import (
+    ALL,
+    MONITOR,
+    Figure,
+    Metric,
+    MetricKind,
+    Point,
+    Spread,
+    prometheus_name,
+)
 
 Bucket = tuple[str, float] | tuple[str, float, Exemplar]
 EVERY_S = 1.0

@@ -7,15 +7,11 @@ other clients out.
 
 from __future__ import annotations
 
+import asyncio
 import resource
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 REQUEST_S = 5.0
 """For a whole request: from the connection, or from the first byte on one that is kept open."""

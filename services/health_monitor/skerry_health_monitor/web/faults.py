@@ -9,20 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import structlog
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import CONTROL, ask
 from skerry_health_monitor.web.gate import has_token
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from starlette.requests import Request
 
 log = structlog.get_logger()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -19,14 +20,11 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
     from skerry.settings.models import HealthSettings
 
 LEAST_TOKEN = 16

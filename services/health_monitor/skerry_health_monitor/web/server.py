@@ -10,6 +10,7 @@ import errno
 import json
 import re
 import socket
+from collections.abc import Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,24 +19,19 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from skerry.errors import BrokerUnavailable, ConfigError
 from skerry.log import ledger
-from skerry.protocol.messages import why
+from skerry.protocol.messages import Commit, why
 from skerry.status.format import clip
 from skerry_health_monitor.web.connections import ACCEPTED_AT_ONCE, PageProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-    from starlette.requests import Request
-    from starlette.routing import BaseRoute
-    from starlette.types import ASGIApp
-
-    from skerry.protocol.messages import Commit
     from skerry.status.feed import RunFeed
 
 log = structlog.get_logger()

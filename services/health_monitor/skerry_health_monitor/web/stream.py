@@ -13,15 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
-    from skerry_health_monitor.web.sections import Sections
+from skerry_health_monitor.web.sections import Sections
 
 log = structlog.get_logger()
 

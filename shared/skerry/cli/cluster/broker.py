@@ -13,9 +13,9 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skerry import installing
 from skerry.cli.cluster.folder import size_of
@@ -25,9 +25,6 @@ from skerry.errors import BrokerUnavailable, ConfigError
 from skerry.protocol.roles import Grant, Role
 from skerry.service.keyring import ACCOUNTS, Keyring
 from skerry.service.private import write_private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ADMIN = "admin"
 """The name of the key that commands of this user log in with."""

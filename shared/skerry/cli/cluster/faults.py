@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skerry.cli.cluster.processes import BROKER
-from skerry.cli.cluster.proxy import OPEN, LinkCut, LinkShape, shape_from
+from skerry.cli.cluster.proxy import OPEN, LinkCut, LinkShape, Proxy, shape_from
+from skerry.cli.cluster.supervisor import Supervisor
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import ControlError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from skerry.cli.cluster.proxy import Proxy
-    from skerry.cli.cluster.supervisor import Supervisor
 
 LEARNER = "learner"
 LONGEST_S, MOST_AWAY_S = 300.0, 1e9

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -18,8 +19,6 @@ from skerry.service.clusters import ANNOUNCEMENT, LOGIN, ROOT, RunningCluster
 from skerry.service.private import private_file, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from skerry.settings.models import NatsSettings
 
 PID_BYTES = 32

@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 TABLE = "processes.json"
 BROKER = "broker"

@@ -14,16 +14,14 @@ import math
 import random
 import socket
 import struct
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skerry.errors import ConfigError
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader, StreamWriter
-    from collections.abc import AsyncGenerator, Iterable, Mapping
 
 HOST = "127.0.0.1"
 READ_BYTES = 256 * 1024

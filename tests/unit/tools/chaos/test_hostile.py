@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.cli.cluster.processes import ProcessEntry
 from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
-from skerry.log.base import MSG_ID
+from skerry.log.base import MSG_ID, Record
 from skerry.log.contributions import Sender
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
@@ -28,10 +27,6 @@ from skerry_tools.chaos.messages import FAR_STEP, INTRUDER, MESSAGES, TINY_S
 from skerry_tools.chaos.plan import HOSTILE, Fault, FaultPlan, Kind, check, choose
 from tests.support.builders import header, pulse, run_record
 from tests.support.learners import encode_vector, walk
-
-if TYPE_CHECKING:
-    from skerry.algorithm.fragments import Plan
-    from skerry.log.base import Record
 
 RUN = "r"
 NAMES = Subjects(RUN)
