@@ -117,11 +117,16 @@ class Told:
     down_mb: dict[str, float] = field(default_factory=dict[str, float])
 
     def step_s(self, every: int = 1) -> float:
-        """Return seconds per step in the slowest region, over whole rounds of ``every`` steps."""
+        """Return seconds per step in the slowest region, over whole rounds of ``every`` steps.
+
+        A region that joined too late for two rounds is judged by all that it took.
+        """
 
         def mean(ends: Sequence[float]) -> float:
             first = max(SETTLE, every) - 1
             count = (len(ends) - 1 - first) // every * every
+            if not count:
+                first, count = SETTLE, len(ends) - 1 - SETTLE
             return (ends[first + count] - ends[first]) / count
 
         return max(mean(ends) for ends in self.ends.values())
@@ -342,7 +347,7 @@ def speeds(sizes: Sizes, bucket_mb: float) -> list[Speed]:
         told = contest(how, sizes, steps=steps, bucket_mb=bucket_mb)
         found.append(Speed.of(how, sizes, told))
         print(found[-1].line(), flush=True)
-    told = contest("skerry", replace(sizes, steps=6 * H_STEPS))
+    told = contest("skerry", replace(sizes, steps=12 * H_STEPS))
     found.append(Speed.of("skerry", sizes, told))
     print(found[-1].line(), flush=True)
     return found
@@ -365,7 +370,10 @@ def when_reached(curve: dict[int, float], loss: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Time to equal loss: the one that Skerry ends with, which DDP has after ``ddp_steps``."""
+    """Time to equal loss: the one that Skerry ends with, which DDP has after ``ddp_steps``.
+
+    Skerry's time counts from the first step of its first region, and its steps are that time.
+    """
 
     seed: int
     loss: float
@@ -383,9 +391,10 @@ def race(sizes: Sizes, seed: int) -> Race:
     told = contest("skerry", sizes, seed=seed)
     judged = told.judged[NAMES[-1]]
     last = sorted(judged)[-3:]
-    loss, steps = statistics.mean(judged[step] for step in last), last[1]
+    loss, ends = statistics.mean(judged[step] for step in last), told.ends[NAMES[-1]]
+    took_s = ends[last[1] - 1] - min(own[0] for own in told.ends.values()) + sizes.step_s
     ddp = contest("ddp-f32", sizes, seed=seed, network=False).judged[NAMES[-1]]
-    return Race(seed, loss, steps, steps * told.step_s(H_STEPS), when_reached(ddp, loss))
+    return Race(seed, loss, round(took_s / sizes.step_s), took_s, when_reached(ddp, loss))
 
 
 def troubles(sizes: Sizes) -> list[str]:

@@ -193,7 +193,7 @@ def test_weights_and_biases_gets_the_run_under_its_name(
 @pytest.mark.parametrize(
     ("settings", "module", "extra"),
     [
-        (MetricsSettings(wandb="p"), "wandb", r"skerry\[wandb\]"),
+        (MetricsSettings(wandb="p"), "wandb", r"\[wandb\]"),
         (MetricsSettings.model_validate({"tensorboard": "b"}), "tensorboardX", r"\[tensorboard\]"),
     ],
 )
