@@ -64,6 +64,7 @@ async def until(bus: NatsBus, run: str, versions: tuple[int, ...]) -> list[Evalu
     return seen
 
 
+@pytest.mark.drill
 async def test_it_follows_a_run_through_a_broker_restart_and_ends_with_it(
     nats_server: NatsServer,
     run_id: str,

@@ -116,7 +116,7 @@ def test_who_joins_later_begins_with_the_values_of_the_log_and_where_its_data_go
     assert violations(thread, asked["url"], asked["run"]) == ()
 
 
-@pytest.mark.parametrize("mode", ["diloco", "data-parallel"])
+@pytest.mark.parametrize("mode", ["diloco", pytest.param("data-parallel", marks=pytest.mark.drill)])
 def test_modes_that_block_hold_the_loops_together(
     syncer: None, asked: dict[str, Any], thread: LoopThread, mode: str
 ) -> None:

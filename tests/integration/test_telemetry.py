@@ -51,6 +51,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.drill
 async def test_two_learners_train_to_the_end_and_every_round_is_one_trace_with_metrics_and_lines(
     shared_nats: NatsServer,
     run_id: str,

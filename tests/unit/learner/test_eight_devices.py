@@ -55,6 +55,7 @@ def failures(checks: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.drill
 @pytest.mark.timeout(400)
 def test_each_of_eight_devices_holds_and_sends_its_share() -> None:
     failed = failures(QUICK)

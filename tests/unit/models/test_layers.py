@@ -60,7 +60,12 @@ def loss_and_gradients(model: Decoder) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "remat"),
-    list(zip(TABLES, ["attention,mlp", "none", "blocks", "none"], strict=True)),
+    [
+        ("dense", "attention,mlp"),
+        pytest.param("experts", "none", marks=pytest.mark.drill),
+        ("local and global", "blocks"),
+        pytest.param("keys of another layer", "none", marks=pytest.mark.drill),
+    ],
 )
 def test_a_loop_has_the_numbers_and_gradients_of_the_layers_one_by_one(
     name: str, remat: str

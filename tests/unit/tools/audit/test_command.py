@@ -83,6 +83,7 @@ async def delete(server: NatsServer, run: str, sequence: int) -> None:
     await client.close()
 
 
+@pytest.mark.drill
 @REAL
 async def test_whole_log_verifies_and_rebuilds_and_asks_what_if(
     shared_nats: NatsServer, run_id: str, tmp_path: Path

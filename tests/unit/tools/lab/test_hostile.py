@@ -68,7 +68,17 @@ def outcome(lab: Lab) -> tuple[set[str], set[QuarantineReason | RefusalCause]]:
     return who | {one.learner for one in decided}, what - {RefusalCause.QUARANTINED}
 
 
-@pytest.mark.parametrize("attack", Attack)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        Attack.FLIPPED,
+        Attack.NOISE,
+        Attack.ZEROS,
+        Attack.REPEATS,
+        pytest.param(Attack.SCALED, marks=pytest.mark.drill),
+        pytest.param(Attack.CONSTANTS, marks=pytest.mark.drill),
+    ],
+)
 def test_one_hostile_learner_of_four_is_found_and_contained(
     attack: Attack, config: RunConfig, judging: Judging
 ) -> None:
