@@ -25,12 +25,11 @@ from skerry.algorithm.backend import cpu, decoder
 from skerry.algorithm.blocks import peaks
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.planes import Planes, allocate, as_blocks
-from skerry.algorithm.schemes import DELTAS, SCHEMES
+from skerry.algorithm.schemes import AUTO, DELTAS, SCHEMES
 from skerry.errors import Diverged
 
 Vector = NDArray[np.float32]
 
-AUTO = "auto"
 LEFT_OUT = 2.0**-7
 """What ``AUTO`` may leave out of an element, as a share of the largest in its block: four times
 what rounding to bf16 leaves out of that one."""
@@ -86,14 +85,14 @@ def follow(
             chosen = fewest_bits(relative_change(global_scheme, held, master))
         delta, found = Delta(chosen, allocate(chosen, master.size // BLOCK)), new_hash()
         with suppress(Diverged):  # two vectors so large that no f32 holds their difference
-            for blocks, at in _pieces(master):
+            for blocks, at in _pieces([range(master.size // BLOCK)], HASHED_BLOCKS):
                 out, own = spare[: at.stop - at.start], held.part(blocks)
                 into = delta.planes.part(blocks)
                 cpu().step_towards(global_scheme, chosen, own, master[at], into, out)
                 found.update(out)
             return Version(held, found.digest(), delta)
     held, found = begin(global_scheme, master), new_hash()
-    for blocks, at in _pieces(master):
+    for blocks, at in _pieces([range(master.size // BLOCK)], HASHED_BLOCKS):
         out = spare[: at.stop - at.start]
         found.update(decoder(global_scheme).dequantise(global_scheme, held.part(blocks), out))
     return Version(held, found.digest(), None)
@@ -111,14 +110,17 @@ def relative_change(scheme: str, held: Planes, master: Vector) -> float:
     commit finds the same scheme.
     """
     every = max(1, held.codes.shape[0] // SAMPLED_BLOCKS)
-    some = held.part(slice(None, None, every))
-    some = Planes(np.ascontiguousarray(some.codes), np.ascontiguousarray(some.scales))
-    rows = np.ascontiguousarray(as_blocks(master)[::every])
-    with np.errstate(over="ignore", invalid="ignore"):
-        change = rows - as_blocks(decoder(scheme).dequantise(scheme, some))
-        moved, whole = (peaks(x).view(np.float32) for x in (change, rows))
-        share = np.divide(moved, whole, out=(moved > 0).astype(np.float32), where=whole > 0)
-    squares = np.fmin(share, np.float32(1)).astype(np.float64) ** 2
+    some, rows = held.part(slice(None, None, every)), as_blocks(master)[::every]
+    squares = np.zeros(len(rows))
+    for blocks, _ in _pieces([range(len(rows))], PASS_BLOCKS):
+        own = some.part(blocks)
+        own = Planes(np.ascontiguousarray(own.codes), np.ascontiguousarray(own.scales))
+        new = np.ascontiguousarray(rows[blocks])
+        with np.errstate(over="ignore", invalid="ignore"):
+            change = new - as_blocks(decoder(scheme).dequantise(scheme, own))
+            moved, whole = (peaks(x).view(np.float32) for x in (change, new))
+            share = np.divide(moved, whole, out=(moved > 0).astype(np.float32), where=whole > 0)
+        squares[blocks] = np.fmin(share, np.float32(1)).astype(np.float64) ** 2
     return math.sqrt(np.cumsum(squares)[-1] / squares.size) if squares.size else 0.0
 
 
@@ -127,9 +129,8 @@ def begin(scheme: str, vector: Vector, ranges: Sequence[range] | None = None) ->
     if ranges is None:
         return cpu().quantise(scheme, vector)
     planes = allocate(scheme, vector.size // BLOCK)
-    for blocks in _passes(ranges):
-        part = cpu().quantise(scheme, vector[blocks.start * BLOCK : blocks.stop * BLOCK])
-        planes.codes[blocks] = part.codes
+    for blocks, at in _pieces(ranges, PASS_BLOCKS):
+        planes.codes[blocks] = cpu().quantise(scheme, vector[at]).codes
     return planes
 
 
@@ -142,8 +143,8 @@ def advance(
     finite, which leaves both vectors half done.
     """
     codec, reader = cpu(), decoder(scheme)
-    for blocks in _passes([range(held.codes.shape[0])] if ranges is None else ranges):
-        at = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
+    own_ranges = [range(held.codes.shape[0])] if ranges is None else ranges
+    for blocks, at in _pieces(own_ranges, PASS_BLOCKS):
         into, own = change[at], held.part(blocks)
         with np.errstate(over="ignore"):
             into += reader.dequantise(scheme, own)
@@ -151,14 +152,9 @@ def advance(
         reader.dequantise(scheme, own, into)
 
 
-def _pieces(vector: Vector) -> Iterator[tuple[slice, slice]]:
-    """Yield the blocks and the elements of each piece that is hashed at once."""
-    for first in range(0, vector.size, HASHED_BLOCKS * BLOCK):
-        stop = min(first + HASHED_BLOCKS * BLOCK, vector.size)
-        yield slice(first // BLOCK, stop // BLOCK), slice(first, stop)
-
-
-def _passes(ranges: Sequence[range]) -> Iterator[slice]:
+def _pieces(ranges: Sequence[range], most: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the blocks and the elements of each piece of so many blocks at most."""
     for blocks in ranges:
-        for first in range(blocks.start, blocks.stop, PASS_BLOCKS):
-            yield slice(first, min(first + PASS_BLOCKS, blocks.stop))
+        for first in range(blocks.start, blocks.stop, most):
+            stop = min(first + most, blocks.stop)
+            yield slice(first, stop), slice(first * BLOCK, stop * BLOCK)

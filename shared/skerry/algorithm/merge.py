@@ -168,13 +168,16 @@ def direction(
 
     out = np.empty(fragment.padded_size, np.float32) if into is None else into
     accumulate = backend.merger().accumulate
-    lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
     if method in ROBUST:
+        for start, stop in zip(*spans.only(idle), strict=True):
+            out[start * BLOCK : stop * BLOCK] = 0
         robust(method, ordered, shares[:, ~idle], left[:, 0], spans.only(~idle), out)
-    elif rule is not None:
+        lengths = np.sqrt(backend.merger().segment_squares(out, spans))
+    else:
+        lengths = np.sqrt(accumulate(ordered, coefficients, spans, out))
+    if rule is not None:
         chosen = ~np.asarray(averaged, np.bool_) & ~idle
         _apply_rule(rule, ordered, shares, left[:, 0], fragment, chosen, out)
-    if rule is not None or method in ROBUST:
         lengths = np.sqrt(backend.merger().segment_squares(out, spans))
     lost = radial & (lengths <= DEGENERATE)
     if bool(lost.any()):

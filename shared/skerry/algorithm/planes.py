@@ -25,6 +25,8 @@ LEAST_ELEMENTS = 256 * 1024
 """What is smaller comes from malloc, which keeps it by itself."""
 MOST_IDLE = 2
 """A learner reads two fragments at a time."""
+MOST_IDLE_PLANES = 8
+"""A syncer lets go of all contributions to a fragment at once."""
 ALIGNED_BYTES = 64
 """Where a vector may begin: JAX takes memory that is aligned so as it is, and copies any other."""
 
@@ -43,8 +45,9 @@ class Planes(NamedTuple):
 def allocate(scheme: str, blocks: int) -> Planes:
     """Return planes for ``blocks`` blocks with undefined contents."""
     kind = scheme_of(scheme)
-    codes = np.empty((blocks, kind.code_bytes), np.uint8)
-    return Planes(codes, np.empty(blocks if kind.has_scales else 0, np.uint16))
+    codes = PLANES.empty(blocks * kind.code_bytes // 4).view(np.uint8)
+    scales = np.empty(blocks if kind.has_scales else 0, np.uint16)
+    return Planes(codes.reshape(blocks, kind.code_bytes), scales)
 
 
 def exact(x: NDArray[np.float32]) -> Planes:
@@ -114,8 +117,10 @@ class Vectors:
     Any thread may ask, and the last holder of a vector may be anywhere.
     """
 
-    def __init__(self) -> None:
-        self._idle: deque[NDArray[np.uint8]] = deque(maxlen=MOST_IDLE)
+    def __init__(self, most_idle: int = MOST_IDLE, slack: float = 2.0) -> None:
+        """At most so much memory waits; it is used for what is smaller by the ``slack`` at most."""
+        self._idle: deque[NDArray[np.uint8]] = deque(maxlen=most_idle)
+        self._slack = slack
 
     def empty(self, size: int) -> NDArray[np.float32]:
         """Return an f32 vector (size,) that holds anything."""
@@ -131,13 +136,13 @@ class Vectors:
         return vector
 
     def _idle_for(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Take the memory last used that is large enough, and not more than twice that."""
-        for _ in range(MOST_IDLE):
+        """Take the memory last used that is large enough, and not too large."""
+        for _ in range(len(self._idle)):
             try:
                 memory = self._idle.pop()
             except IndexError:
                 return None
-            if nbytes <= memory.nbytes - ALIGNED_BYTES <= 2 * nbytes:
+            if nbytes <= memory.nbytes - ALIGNED_BYTES <= self._slack * nbytes:
                 return memory
             self._idle.appendleft(memory)
         return None
@@ -145,3 +150,5 @@ class Vectors:
 
 VECTORS = Vectors()
 """Of this process, as its heap is."""
+PLANES = Vectors(MOST_IDLE_PLANES, 1.25)
+"""Memory of planes: those of the global fragments stay, and must not lie in larger memory."""

@@ -98,6 +98,8 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme
 """Every scheme by name. An id is never used again for other bytes."""
 DELTAS = tuple(s.name for s in sorted(_ALL, key=lambda scheme: scheme.code_bytes) if s.for_delta)
 """The schemes that deltas are sent in, that of the fewest bits first."""
+AUTO = "auto"
+"""As a scheme of deltas: of each change that of the fewest bits, as ``closed_loop`` finds it."""
 
 
 def scheme_of(name: str) -> Scheme:

@@ -26,10 +26,11 @@ from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record
+    from skerry.protocol.messages import Manifest
 
 STALLED_S = 2.0
 """Reading that gets nothing for this long looks whether there is still something to get."""
@@ -57,7 +58,8 @@ async def take_place(
         above=await _started(bus, run, plan, learner),
         offers=offers,
     )
-    begun = [await _begin(bus, plan, member, before, shard) for shard in range(plan.shards)]
+    held = await state.read_manifests(bus, run, plan)  # before a ``Start`` is published
+    begun = [await _begin(bus, plan, member, before, shard, held) for shard in range(plan.shards)]
     # From both, as a syncer that dies between the two leaves the ledger one behind.
     known = list((await ledger.last_commits(bus, run)).values())
     known += [m.commit for m in (await state.read_manifests(bus, run, plan)).values()]
@@ -71,20 +73,24 @@ async def take_place(
 
 
 async def _begin(
-    bus: Bus, plan: Plan, member: MemberRecord, before: MemberRecord | None, shard: int
+    bus: Bus,
+    plan: Plan,
+    member: MemberRecord,
+    before: MemberRecord | None,
+    shard: int,
+    manifests: Mapping[int, Manifest],
 ) -> tuple[int, int]:
     """Publish an incarnation's ``Start`` to a shard, and read what was sent to that before.
 
     Return where it lies, and the cursor behind what was whole by then.
     """
     run, learner, now_ns = member.run, member.learner, member.joined_ns
+    floors = {
+        index: m.commit.contrib_floor
+        for index, m in manifests.items()
+        if plan.shard_of(index) == shard
+    }
     for attempt in range(START_ATTEMPTS):
-        manifests = await state.read_manifests(bus, run, plan)
-        floors = {
-            index: m.commit.contrib_floor
-            for index, m in manifests.items()
-            if plan.shard_of(index) == shard
-        }
         said = await publish(
             bus,
             Start(run, learner, member.incarnation, now_ns, shard),

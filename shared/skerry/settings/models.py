@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from skerry.algorithm.schemes import DELTAS, SCHEMES
+from skerry.algorithm.schemes import AUTO, DELTAS, SCHEMES
 from skerry.settings.modes import Mode, clauses
 
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:  # the table of schemes says which there are
     ContributionScheme = Literal[tuple(SCHEMES)]
     GlobalScheme = Literal[tuple(name for name, scheme in SCHEMES.items() if scheme.for_global)]
-    DeltaScheme = Literal[("auto", "none", *DELTAS)]
+    DeltaScheme = Literal[(AUTO, "none", *DELTAS)]
 
 
 class ModelConfig(Table):
@@ -238,7 +238,7 @@ class SyncConfig(Table):
     """Quantisation of contributions: experiment ``quantisation``."""
     global_scheme: GlobalScheme = "bf16"
     """Type of the global fragments that learners start from: experiment ``quantisation``."""
-    delta_scheme: DeltaScheme = "auto"
+    delta_scheme: DeltaScheme = AUTO
     """Quantisation of what changed in a global fragment, which is what learners in step read; what
     it leaves out is sent with the next version. ``auto``: of each change the fewest bits that leave
     out no more than 1/128 of the parameters (experiment ``deltas``). ``none``: learners read each

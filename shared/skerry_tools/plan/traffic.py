@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm.fragments import plan
+from skerry.algorithm.schemes import AUTO
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
 from skerry.protocol.parts import INITIAL_BYTES, MOST_UNCOVERED, window_bytes
 from skerry.settings.models import RunConfig, SyncConfig
@@ -79,7 +80,7 @@ class SyncLoad:
     @property
     def down_scheme(self) -> str:
         """What a learner in step reads of each version."""
-        planned = {"none": self.sync.global_scheme, "auto": AUTO_DELTAS}
+        planned = {"none": self.sync.global_scheme, AUTO: AUTO_DELTAS}
         return planned.get(self.sync.delta_scheme, self.sync.delta_scheme)
 
     @property

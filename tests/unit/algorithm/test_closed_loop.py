@@ -12,7 +12,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.closed_loop import Version
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.planes import allocate
-from skerry.algorithm.schemes import DELTAS
+from skerry.algorithm.schemes import AUTO, DELTAS
 from skerry.errors import Diverged
 from skerry.protocol.chunks import VectorHash, vector_digest
 
@@ -37,7 +37,7 @@ def walked(seed: int, steps: int, size: float = 1e-3) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "f32"])
-@pytest.mark.parametrize("delta", [closed_loop.AUTO, *DELTAS])
+@pytest.mark.parametrize("delta", [AUTO, *DELTAS])
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=5)
 def test_a_reader_of_deltas_has_what_the_syncer_has_bit_by_bit(
@@ -74,8 +74,8 @@ def test_kernels_take_g_on_as_the_reference_does(scheme: str, delta: str, size: 
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 0.1, 1.0])
 def test_a_delta_has_the_fewest_bits_that_leave_out_little_of_the_parameters(size: float) -> None:
     first, then = walked(4, 1, size)
-    held = closed_loop.follow("f32", closed_loop.AUTO, None, first, VectorHash).held
-    new = closed_loop.follow("f32", closed_loop.AUTO, held, then, VectorHash)
+    held = closed_loop.follow("f32", AUTO, None, first, VectorHash).held
+    new = closed_loop.follow("f32", AUTO, held, then, VectorHash)
     assert new.delta is not None
 
     def left_out(scheme: str) -> float:
@@ -97,7 +97,7 @@ def test_what_begins_at_zero_is_sent_in_the_most_bits() -> None:
     zeros, small = np.zeros(BLOCK, np.float32), np.full(BLOCK, 1e-6, np.float32)
     held = closed_loop.begin("bf16", zeros)
     for master, scheme in ((zeros, "int4"), (small, "int8")):
-        delta = closed_loop.follow("bf16", closed_loop.AUTO, held, master, VectorHash).delta
+        delta = closed_loop.follow("bf16", AUTO, held, master, VectorHash).delta
         assert delta is not None
         assert delta.scheme == scheme
 

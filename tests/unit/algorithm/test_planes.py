@@ -87,6 +87,15 @@ def test_no_more_than_a_few_wait_to_be_used_again() -> None:
     assert len(vectors._idle) == MOST_IDLE
 
 
+def test_planes_take_memory_that_is_hardly_larger() -> None:
+    """Those of a global fragment stay for ever, and what they do not fill would be lost."""
+    vectors = Vectors(slack=1.25)
+    where = place(vectors.empty(SIZE))
+
+    assert place(vectors.empty(SIZE * 9 // 10)) == where
+    assert place(vectors.empty(SIZE // 2 + 1)) != where
+
+
 def test_threads_never_share_memory() -> None:
     vectors, wrong = Vectors(), list[float]()
 
