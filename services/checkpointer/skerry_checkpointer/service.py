@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from skerry.errors import StoreError
+from skerry.errors import SkerryError, StoreError
 from skerry.log import ledger
 from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.records import plan_of
@@ -227,10 +227,24 @@ class Checkpointer:
 
 
 async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:
-    """Serve one run until it is finished, across broker restarts and full broker disks."""
+    """Serve one run until it is finished, across broker restarts and full broker disks.
+
+    A signal has it save the newest state before it ends.
+    """
+    current: Checkpointer | None = None
 
     async def session() -> None:
-        await Checkpointer.of(bus, await arrive(bus, run), store).run()
+        nonlocal current
+        current = Checkpointer.of(bus, await arrive(bus, run), store)
+        await current.run()
+
+    async def leave() -> None:
+        if current is not None:
+            try:
+                await current.save()
+            except SkerryError as error:
+                log.warning("checkpoint_failed", run=run, error=str(error))
 
     async with bus:
-        await serve({"checkpointer": lambda: outlast(session)}, shutdown_s=shutdown_s)
+        loops = {"checkpointer": lambda: outlast(session)}
+        await serve(loops, drain=leave, shutdown_s=shutdown_s)

@@ -138,7 +138,7 @@ def sample(
 
 
 def main() -> None:
-    answer(app, "evaluator", also=("eval", "sample"))
+    answer(app, "evaluator", also=("eval", "sample"), computes=True)
 
 
 if __name__ == "__main__":

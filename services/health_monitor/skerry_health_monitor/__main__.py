@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import socket
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skerry.errors import ConfigError
 from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
+
+if TYPE_CHECKING:
+    from skerry.settings.models import HealthSettings
 
 app = application()
 
@@ -25,7 +30,6 @@ def run(
 ) -> None:
     """Say who is alive, slow or gone, and serve the run's page, JSON and metrics on health.port."""
     import os
-    import socket
     from pathlib import Path
 
     from skerry.protocol.subjects import checked_token
@@ -33,7 +37,6 @@ def run(
     from skerry.service.reporting import BrokerWatch, telemetry
     from skerry_health_monitor.metrics.outlets import outlets
     from skerry_health_monitor.service import health_monitor
-    from skerry_health_monitor.web.server import listen
 
     link = BrokerWatch()
     holder = name or f"health-monitor-{socket.gethostname()}-{os.getpid()}"
@@ -43,7 +46,7 @@ def run(
         rows = local.telemetry.jsonl or Path(".skerry", run, "metrics.jsonl")
         sinks = outlets(local.metrics, rows, run)
         bus = bus_from(local.nats, holder, on_event=link.on_event)
-        listening = listen(local.health.host, local.health.port)
+        listening = listening_on(local.health)
     run_service(
         health_monitor(
             bus,
@@ -57,6 +60,21 @@ def run(
         telemetry(local, "health-monitor", run, holder),
         local.alive_file,
     )
+
+
+def listening_on(health: HealthSettings) -> socket.socket:
+    """Return the page's socket, on a free port where its own is taken."""
+    import structlog
+
+    from skerry_health_monitor.web.server import listen
+
+    try:
+        return listen(health.host, health.port)
+    except ConfigError as error:
+        if error.path != "health.port":
+            raise
+        structlog.get_logger().warning("page_port_taken", error=str(error))
+        return listen(health.host, 0)
 
 
 def main() -> None:

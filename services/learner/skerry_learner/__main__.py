@@ -118,7 +118,7 @@ def create(
 
 
 def main() -> None:
-    answer(app, "learner", also=("create",))
+    answer(app, "learner", also=("create",), computes=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from skerry.data.stream import Mixture, Prefetch, Stream, stream_of
 from skerry.log.base import Bus
 from skerry.models.axes import AUTO
 from skerry.models.mesh import make_mesh
-from skerry.protocol.messages import RunState
+from skerry.protocol.messages import LearnerPhase, RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings import loading
 from skerry.settings.models import LearnerSettings, RunConfig
@@ -125,6 +125,7 @@ class _Service:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._saved = asyncio.Event()
+        self._abandoned = False
         self._restored = Future[RestoredState]()
         session, network = open_sync(
             *(bus, place, work.plan, work.config, trainer),
@@ -169,7 +170,8 @@ class _Service:
             await serve(loops, drain=self._drain, shutdown_s=shutdown_s)
         finally:
             network.link.mailbox.stop()
-            await asyncio.to_thread(thread.join, shutdown_s)
+            if not self._abandoned:
+                await asyncio.to_thread(thread.join, shutdown_s)
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         """Call a function in the loop's thread; nothing happens once the loop has closed."""
@@ -221,8 +223,12 @@ class _Service:
         """
         training = self._training
         self._membership.network.link.mailbox.stop()
-        # Not the thread's join: in a pool thread it would outlive the deadline and delay the exit.
-        await asyncio.wait({self._ended})
+        # One that still compiles owes the log nothing, and cannot be ended.
+        self._abandoned = training.meter.phase is LearnerPhase.STARTING
+        if not self._abandoned:
+            # Not the thread's join: in a pool thread it would outlive the deadline and delay the
+            # exit.
+            await asyncio.wait({self._ended})
         if self._saver is not None:
             worthless = self._membership.over or not training.now.steps
             moments = None if worthless else training.trainer.moments

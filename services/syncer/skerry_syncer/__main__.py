@@ -46,7 +46,7 @@ def run(
 
 
 def main() -> None:
-    answer(app, "syncer")
+    answer(app, "syncer", computes=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+ALONE_S = 15.0
+"""Seconds without a pulse of any learner after which a syncer says so."""
+STORED_S = 2.0
+"""Within so many seconds come the pulses that the log holds already."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
@@ -91,11 +96,21 @@ class ServedRun:
             await self.bus.declare(specs(record.run, shards=record.shards, **given))
 
     async def follow_pulses(self, wake: Callable[[], None]) -> None:
-        """Note the learners' pulses, and call ``wake`` at each."""
-        clock_s = asyncio.get_running_loop().time
-        async for pulse in run_records.follow(self.bus, self.record.run, Pulse):
-            self.learners.observe(pulse, clock_s())
-            wake()
+        """Note the learners' pulses, and call ``wake`` at each; say once where none comes."""
+        loop = asyncio.get_running_loop()
+        began_s, alone = loop.time(), loop.call_later(ALONE_S, self._say_alone)
+        try:
+            async for pulse in run_records.follow(self.bus, self.record.run, Pulse):
+                self.learners.observe(pulse, loop.time())
+                if loop.time() - began_s > STORED_S:  # else one of a learner that may be gone
+                    alone.cancel()
+                wake()
+        finally:
+            alone.cancel()
+
+    def _say_alone(self) -> None:
+        hint = f"start `skerry learner --run {self.record.run}` on the same broker, or see its log"
+        log.warning("waits_for_learners", seconds=ALONE_S, hint=hint)
 
     async def follow_quarantine(self, wake: Callable[[], None]) -> None:
         """Note which learners are in quarantine; call ``wake`` at each change."""

@@ -209,7 +209,7 @@ def port(host: str, number: int) -> Found:
     try:
         socket.create_server((host, number), family=family).close()
     except OSError as error:
-        fix = "nothing to do: `skerry up` takes a free one; elsewhere set health.port, 0: any"
+        fix = "nothing to do: the page takes a free port then; health.port chooses one"
         return WARN, f"{host}:{number}: {error.strerror}", fix
     return OK, f"{host}:{number} is free", ""
 

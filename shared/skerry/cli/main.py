@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from skerry.cli import keys, region
+from skerry.cli.cluster import devices
 from skerry.cli.programs import (
     COMMANDS,
     PROGRAMS,
@@ -238,6 +239,7 @@ def pass_on(command: str, rest: list[str]) -> None:
     require(program)
     if PROGRAMS[program].compiles and not asks_for_help:
         with exit_on_error(), suppress(OSError):
+            devices.refuse_missing()
             for name, value in computing(ROOT / "cache").items():  # the next start is sooner
                 os.environ.setdefault(name, value)
     become = argv_of(command, *rest)

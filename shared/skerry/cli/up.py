@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import socket
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from skerry.cli import ready
 from skerry.cli.cluster import clock, devices
 from skerry.cli.cluster.broker import KEYS
 from skerry.cli.cluster.cluster import (
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.protocol.messages import RunRecord
-    from skerry.settings.models import HealthSettings, ModelConfig
     from skerry.status.sources import RunMessage
 
 EXTENDING = ("train.steps", "train.duration_s")
@@ -69,7 +68,7 @@ def run_up(
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
     counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
-    check_folder(wanted.run.model)
+    ready.check(wanted, nats, checkpoint)
     folder = RunFolder(run)
     with folder.held(), Screen(began_s=time.time()) as on:
         if fresh:
@@ -97,15 +96,6 @@ def run_up(
         finally:
             if incomplete:
                 folder.clear()  # half a restored log is of no use
-
-
-def check_folder(model: ModelConfig) -> None:
-    """Raise ModelError for a folder of weights that cannot be used, before anything starts."""
-    if model.path:
-        from skerry.models import hf
-        from skerry.models.presets import arch_of
-
-        hf.read_tensors(model.path, arch_of(model))
 
 
 async def restore(cluster: Cluster, checkpoint: str, extends: Sequence[str] = ()) -> str:
@@ -190,10 +180,9 @@ async def conduct(
             on_event(event)
 
     with writing(folder.path):  # the services' clocks
-        page = free_page_port(local.health, on.say)
         seen = devices.visible()
         keys = await cluster.broker.keys(folder.run, kinds, team.shards)
-        commands = stages(folder, team, ports, keys, page, seen)
+        commands = stages(folder, team, ports, keys, seen)
     if said := devices.shared(len(team.names().get("learner", ())), len(seen)):
         on.say(said)
     kept = Supervisor(commands, heard, grace_s=local.shutdown_s + 2.0)
@@ -225,22 +214,6 @@ async def conduct(
             if (now := feed.snapshot()) is not None:
                 on.show(now)
     return feed
-
-
-def free_page_port(health: HealthSettings, say: Callable[[str], None]) -> tuple[str, ...]:
-    """Return the setting by which the page takes a free port, if its own one is taken."""
-    family = socket.AF_INET6 if ":" in health.host else socket.AF_INET
-    for port in (health.port, 0):
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server((health.host, port), family=family) as server,
-        ):
-            if port == health.port:
-                return ()
-            free: int = server.getsockname()[1]
-            say(f"Port {health.port} is taken: the page of this run takes {free}.")
-            return (f"health.port={free}",)
-    return ()
 
 
 async def say_page(folder: RunFolder, say: Callable[[str], None], *, chaos: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from skerry.errors import SkerryError, first_cause
+from skerry.errors import ConfigError, SkerryError, first_cause
 from skerry.service.examples import EXAMPLES
 
 if TYPE_CHECKING:
@@ -67,15 +67,26 @@ def application(*, bare_shows_help: bool = False, completes: bool = False) -> ty
 DEBUG = "SKERRY_DEBUG"
 
 
-def answer(app: typer.Typer, name: str = "", also: Container[str] = ()) -> None:
+def answer(
+    app: typer.Typer, name: str = "", also: Container[str] = (), *, computes: bool = False
+) -> None:
     """Answer this process's command line under the name ``skerry NAME``, which a person typed.
 
     ``also`` are commands of the app that ``skerry`` itself has too: they go without NAME.
+    ``computes``: threads may still be in XLA or numba at the end. Python would wait for them, or
+    take what they use from under them, which aborts the process: it ends without its teardown.
     """
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     name = "" if first in also else name
     command = cast("TyperCommand", typer.main.get_command(app))
-    with_examples(command, name)(prog_name=f"skerry {name}".strip())
+    try:
+        with_examples(command, name)(prog_name=f"skerry {name}".strip())
+    except SystemExit as end:
+        if not computes or isinstance(end.code, str):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code or 0)
 
 
 def with_examples(command: TyperGroup | TyperCommand, path: str = "") -> TyperGroup | TyperCommand:
@@ -124,6 +135,27 @@ def bus_from(
     return NatsBus(settings.url, name=name, options=options)
 
 
+def foreseen(error: BaseException) -> BaseException:
+    """Return what a person can do about an error of JAX; any other error as it is."""
+    said = str(error)
+    if isinstance(error, SkerryError):
+        return error
+    if "RESOURCE_EXHAUSTED" in said or isinstance(error, MemoryError):
+        msg = (
+            "Out of memory: lower data.batch, or keep it and set train.accumulate=2 or"
+            ' train.remat="blocks"; `skerry plan` says what a model needs.'
+        )
+        return ConfigError(msg, path="data.batch")
+    if "Unable to initialize backend" in said or "Unknown backend" in said:
+        wanted = os.environ.get("JAX_PLATFORMS", "")
+        msg = (
+            f"JAX cannot use JAX_PLATFORMS={wanted} here: `skerry doctor` says what is missing;"
+            " without that variable JAX takes what there is."
+        )
+        return ConfigError(msg, path="JAX_PLATFORMS")
+    return error
+
+
 @contextmanager
 def exit_on_error(*, logs: bool = False) -> Generator[None]:
     """Print an error as one sentence on stderr and exit with its code; 1 for a defect.
@@ -143,7 +175,7 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except (Exception, BaseExceptionGroup) as error:
-        cause = first_cause(error)
+        cause = foreseen(first_cause(error))
         ours = isinstance(cause, SkerryError)
         if os.environ.get(DEBUG) or (logs and not ours):
             raise

@@ -186,7 +186,8 @@ async def arrive(bus: Bus, run: str) -> RunRecord:
     record = await find_run(bus, run, waits=True)
     if record is not None:
         return record
-    log.info("waits_for_run", run=run, hint="its first learner creates it; is the run id right?")
+    hint = f"no such run yet: `skerry learner --run {run}` creates it; is the run id right?"
+    log.warning("waits_for_run", run=run, hint=hint)
     return await ledger.wait_run(bus, run)
 
 

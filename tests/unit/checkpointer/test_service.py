@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -272,3 +274,13 @@ async def test_a_run_of_another_release_is_refused(
     scripted = await begun()
     with pytest.raises(error, match=sentence):
         Checkpointer.of(scripted.bus, replace(scripted.record, **changes), store)
+
+
+async def test_a_signal_leaves_a_checkpoint_of_the_newest_state(tmp_path: Path) -> None:
+    scripted, store = await begun(), LocalStore(tmp_path)
+    serving = asyncio.create_task(checkpointer(scripted.bus, "run", store, SHUTDOWN_S))
+    await recorded(scripted, 1)
+    await scripted.commit_all(step=7, tokens=70)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, DEADLINE_S)
+    assert [record.step for record in await recorded(scripted, 2)] == [0, 7]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +13,8 @@ from rich.console import Console
 
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
-from skerry.cli.up import broker_watch, conclude, free_page_port, say_page
+from skerry.cli.up import broker_watch, conclude, say_page
 from skerry.cli.viewer import Screen
-from skerry.settings.models import HealthSettings
 from skerry.status.format import printable
 
 EVIL = "/x\x1b]0;pwn\x07\x1b[2J/step-1"
@@ -109,18 +107,3 @@ async def test_the_token_comes_after_the_address_where_faults_are_allowed(
 ) -> None:
     folder.token.write_text("secret\n")
     assert (await page_said(folder, chaos=True)).endswith("http://127.0.0.1:2/#token=secret")
-
-
-def test_the_page_takes_a_free_port_where_its_own_is_taken() -> None:
-    said: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        (setting,) = free_page_port(HealthSettings(port=taken), said.append)
-    free = int(setting.removeprefix("health.port="))
-    assert said == [f"Port {taken} is taken: the page of this run takes {free}."]
-    assert free not in {0, taken}
-    assert free_page_port(HealthSettings(port=free), said.append) == ()
-    assert free_page_port(HealthSettings(port=0), said.append) == ()
-    assert free_page_port(HealthSettings(host="192.0.2.1"), said.append) == (), (
-        "the monitor says it"
-    )

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.cli.cluster.devices import MEMORY, VISIBLE, shared, shares, visible
+from skerry.cli.cluster import devices
+from skerry.cli.cluster.devices import MEMORY, VISIBLE, refuse_missing, shared, shares, visible
+from skerry.errors import ConfigError
 
 
 def test_neighbours_stay_together_and_the_first_get_one_more() -> None:
@@ -56,3 +58,17 @@ def test_a_machine_without_accelerators_splits_nothing() -> None:
 )
 def test_what_is_set_counts(environ: dict[str, str], found: list[str]) -> None:
     assert visible(environ) == found
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugin", "fix"),
+    [("cuda", False, r"\[cuda\]"), ("cuda", True, "nvidia-smi"), ("gpu,cpu", False, r"\[cuda\]")],
+)
+def test_a_gpu_that_is_asked_for_and_missing_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, platforms: str, plugin: bool, fix: str
+) -> None:
+    monkeypatch.setattr(devices, "find_spec", lambda _name: plugin or None)
+    monkeypatch.setattr(devices, "DRIVERS", ())
+    with pytest.raises(ConfigError, match=fix):
+        refuse_missing({"JAX_PLATFORMS": platforms, "CUDA_VISIBLE_DEVICES": ""})
+    refuse_missing({"JAX_PLATFORMS": "cpu"})

@@ -26,7 +26,8 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import RunConfig
+from skerry.settings.models import HealthSettings, RunConfig
+from skerry_health_monitor.__main__ import listening_on
 from skerry_health_monitor.metrics.broker import Brokers, Server
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web.server import application, listen
@@ -246,3 +247,11 @@ def test_an_address_that_is_not_of_this_machine_names_the_setting(host: str) -> 
 def test_it_listens_on_ipv6_too() -> None:
     with listen("::1", 0) as listening:
         assert listening.family is socket.AF_INET6
+
+
+def test_the_page_takes_a_free_port_where_its_own_is_taken() -> None:
+    with listen("127.0.0.1", 0) as taken, capture_logs() as logs:
+        port = taken.getsockname()[1]
+        with listening_on(HealthSettings(port=port)) as other:
+            assert other.getsockname()[1] != port
+    assert [line["event"] for line in logs] == ["page_port_taken"]

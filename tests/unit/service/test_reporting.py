@@ -162,3 +162,19 @@ def test_what_is_to_be_sent_where_comes_from_the_settings(monkeypatch: pytest.Mo
     assert settings is wanted.telemetry
     assert identity.resource().attributes["service.instance.id"] == "run/a"
     assert identity.broker == ("broker", 4443)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to"), "lower data.batch"),
+        (RuntimeError("Unable to initialize backend 'cuda': FAILED"), "skerry doctor"),
+    ],
+)
+def test_what_a_person_can_mend_of_jax_is_one_sentence_in_a_services_log_too(
+    error: Exception, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"), exit_on_error(logs=True):
+        raise error
+    (line,) = capsys.readouterr().err.splitlines()
+    assert fix in line

@@ -25,9 +25,10 @@ from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import MOST_REFUSED
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
+from skerry_syncer import run as served
 from skerry_syncer.service import stand_by
 from skerry_tools.virtual import VirtualLoop
-from tests.support.builders import background, header, run_record
+from tests.support.builders import background, header, run_record, until
 from tests.support.history import read_history
 from tests.support.learners import STEPS, TOKENS, FakeLearner, ScriptedLearner, encode_vector, walk
 
@@ -348,3 +349,15 @@ async def send_boasting(
     )
     chunks = encode_vector("f32", walk(fragment, "boast") * np.float32(scale), 4096)
     await contributions.Sender(bus, RUN, cut).send(sent, chunks)
+
+
+async def test_syncer_without_learners_says_so_with_the_command_that_mends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(served, "ALONE_S", 0.01)
+    bus = await connected()
+    with capture_logs() as logs:
+        async with background(stand_by(bus, RUN, "s")):
+            await until(lambda: any(line["event"] == "waits_for_learners" for line in logs))
+    (said,) = [line for line in logs if line["event"] == "waits_for_learners"]
+    assert f"skerry learner --run {RUN}" in said["hint"]

@@ -205,18 +205,25 @@ async def write_rows(
 def outlets(settings: MetricsSettings, path: Path, run: str) -> list[Outlet]:
     """Return the file at ``path``, and every tracker that the settings ask for.
 
-    Raises ConfigError with the command to run when a tracker's package is not installed.
+    A tracker whose package is not installed is left out, with a line that says how to get it.
     """
     journal = Journal(path, run, most_bytes=settings.file_bytes, keep=settings.keep_files)
     found = [Outlet(str(path), lambda: Sink(journal.write, lambda: None))]
     if settings.tensorboard is not None:
-        writer = _installed("tensorboardX", "tensorboard", "metrics.tensorboard").SummaryWriter
         folder = str(settings.tensorboard / run)
-        found.append(Outlet("tensorboard", lambda: tensorboard(writer(folder))))
+
+        def board() -> Sink:
+            module = _installed("tensorboardX", "tensorboard", "metrics.tensorboard")
+            return tensorboard(module.SummaryWriter(folder))
+
+        found.append(Outlet("tensorboard", board))
     if settings.wandb:
-        init = _installed("wandb", "wandb", "metrics.wandb").init
         named = {"project": settings.wandb, "name": run, "id": run, "resume": "allow"}
-        found.append(Outlet("wandb", lambda: weights_and_biases(init(**named))))
+
+        def tracked() -> Sink:
+            return weights_and_biases(_installed("wandb", "wandb", "metrics.wandb").init(**named))
+
+        found.append(Outlet("wandb", tracked))
     return found
 
 

@@ -44,6 +44,8 @@ INSTALLED = ("learner", "syncer", "checkpointer", "health-monitor")
 """Services without which no cluster is started."""
 NEEDS = {"evaluator": Need.NEVER, "health-monitor": Need.NEVER, "checkpointer": Need.SETTINGS}
 """Services that a run goes on without."""
+STOPPED_TOGETHER = ("learner", "evaluator"), ("syncer",), ("checkpointer", "health-monitor")
+"""Services in the order in which they are stopped: each hands on to those after it."""
 ROLES = {"learner": Role.FOUNDER}
 """What services may do whose role has another name: the first learner creates its run."""
 
@@ -111,7 +113,7 @@ class StopSignal:
             self.supervisor.force()
         else:
             self.say("Stopping: each service finishes what it has begun. Ctrl-C again ends it all.")
-            self.supervisor.ask_stop()
+            self.supervisor.ask_stop(self.say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,19 +263,19 @@ def stages(
     team: Team,
     ports: Mapping[str, int],
     keys: Mapping[str, Path],
-    page: Sequence[str] = (),
     accelerators: Sequence[str] = (),
 ) -> list[list[Command]]:
     """Return the cluster's processes in the order in which they are stopped.
 
     Each learner sees accelerators of its own, or its share of one. ``ports`` are where a proxy
-    listens for services, ``keys`` what they log in with. ``page`` are further settings of the
-    monitor, which also gets those by which its page injects faults, where they are allowed.
+    listens for services, ``keys`` what they log in with. The monitor gets the settings by which its
+    page injects faults, where they are allowed.
     """
+    page: tuple[str, ...] = ()
     if team.chaos:
         where = {"cluster": folder.path, "token_file": folder.token}
         faults = (f"health.{key}={json.dumps(str(path.resolve()))}" for key, path in where.items())
-        page = (*page, *faults)
+        page = tuple(faults)
 
     own = devices.shares(team.names().get("learner", ()), accelerators)
 
@@ -298,4 +300,8 @@ def stages(
             need=NEEDS.get(service, Need.ALWAYS),
         )
 
-    return [[command(service, name) for name in names] for service, names in team.names().items()]
+    names = team.names()
+    return [
+        [command(service, name) for service in together for name in names.get(service, ())]
+        for together in STOPPED_TOGETHER
+    ]

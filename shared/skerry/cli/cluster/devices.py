@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from skerry import installing
+from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +22,8 @@ MOST_MEMORY = 0.9
 """Of an accelerator's memory, for all learners that share it."""
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_S = 10.0
+PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 def usable_cores() -> int:
@@ -59,6 +66,22 @@ def shared(learners: int, devices: int) -> str:
         f" fewer (--learners {devices}) for a model that does not fit, or train on the CPU"
         f" ({PLATFORMS}=cpu)."
     )
+
+
+def refuse_missing(environ: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError where ``JAX_PLATFORMS`` wants an NVIDIA GPU and this machine has none."""
+    source = os.environ if environ is None else environ
+    platforms = source.get(PLATFORMS, "")
+    if not {"cuda", "gpu"} & set(platforms.lower().split(",")):
+        return
+    why = ""
+    if not any(map(find_spec, PLUGINS)):
+        why = f"JAX has no plugin for it: run `{installing.command(extra='cuda')}`, or"
+    elif not (visible(source) or any(map(Path.exists, DRIVERS))):
+        why = "this machine shows none (`nvidia-smi` lists them): see to its driver, or"
+    if why:
+        msg = f"{PLATFORMS} is {platforms}, which asks for a GPU, but {why} unset {PLATFORMS}."
+        raise ConfigError(msg, path=PLATFORMS)
 
 
 def visible(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -167,6 +167,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._failure: Exception | None = None
+        self._say: Callable[[str], None] = lambda _sentence: None
 
     async def run(self) -> None:
         """Keep everything running until all have exited with 0 or a stop was asked for.
@@ -204,8 +205,9 @@ class Supervisor:
             work.cancel()
             await asyncio.gather(run, work, return_exceptions=True)
 
-    def ask_stop(self) -> None:
-        """Stop everything in order; asking twice changes nothing."""
+    def ask_stop(self, say: Callable[[str], None] | None = None) -> None:
+        """Stop everything in order; asking twice changes nothing. ``say`` what is waited for."""
+        self._say = say or self._say
         self._stopping.set()
 
     def force(self) -> None:
@@ -316,7 +318,10 @@ class Supervisor:
 
     async def _stop_stage(self, stage: Sequence[_Slot]) -> None:
         """SIGTERM, then SIGKILL to the whole session once the grace is over or was cut short."""
-        processes = [slot.process for slot in stage if slot.process is not None]
+        running = [slot for slot in stage if slot.process is not None]
+        processes = [slot.process for slot in running if slot.process is not None]
+        if running:
+            self._say(f"Waiting for {', '.join(slot.command.name for slot in running)}.")
         for process in processes:
             send_signal(process, signal.SIGTERM)
             send_signal(process, signal.SIGCONT)  # a paused one could not end

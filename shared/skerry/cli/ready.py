@@ -1,0 +1,127 @@
+"""What a run asks of this machine, looked at before anything is created or started."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skerry import installing
+from skerry.cli.cluster import devices
+from skerry.cli.cluster.broker import find_server
+from skerry.cli.cluster.cluster import INSTALLED
+from skerry.cli.programs import require
+from skerry.errors import ConfigError, CorpusError
+from skerry.settings import loading
+
+if TYPE_CHECKING:
+    from skerry.settings.models import LocalSettings, RunConfig, Settings
+
+READ_BYTES = 32 * 1024**2
+"""Text up to so much is read whole; of more, only its files are looked for."""
+SAMPLE = 1 << 22
+"""Tokens of a shard whose ids are compared with the vocabulary."""
+
+
+def check(settings: Settings, nats: str | None, checkpoint: str | None = None) -> None:
+    """Raise ConfigError, ModelError, CorpusError or StoreError for what cannot work here."""
+    for service in INSTALLED:
+        require(service)
+    if nats is None:
+        find_server(loading.control_variable("SKERRY_NATS_SERVER"))
+    devices.refuse_missing()
+    _check_extras(settings.local)
+    if checkpoint is None:  # else it has a config of its own
+        vocab = _check_model(settings.run)
+        _check_data(settings.run, vocab)
+    else:
+        _check_checkpoint(checkpoint, settings)
+
+
+def _check_checkpoint(where: str, settings: Settings) -> None:
+    """Raise ConfigError for a checkpoint at the end of its run, which is not to go on."""
+    from skerry.store.checkpoint import read_manifest
+    from skerry.store.finding import locate
+
+    store, name = locate(where, settings.local.store)
+    checkpoint = read_manifest(store, name)
+    default = type(settings.run.train)()
+    steps = int(checkpoint.config.get("train", {}).get("steps", default.steps))
+    if settings.run.train.steps != default.steps:
+        steps = settings.run.train.steps
+    if checkpoint.step >= steps:
+        msg = (
+            f"{store.where(name)} is at step {checkpoint.step}, and its run ends at step {steps}:"
+            f" say where it goes on to, with --set train.steps={2 * checkpoint.step}."
+        )
+        raise ConfigError(msg, path="train.steps")
+
+
+def _check_extras(local: LocalSettings) -> None:
+    telemetry, metrics = local.telemetry, local.metrics
+    asked = (
+        ("telemetry.endpoint", telemetry.traces_url or telemetry.metrics_url, "otel"),
+        ("metrics.tensorboard", metrics.tensorboard, "tensorboard"),
+        ("metrics.wandb", metrics.wandb, "wandb"),
+        ("store.url", local.store.url, "s3"),
+    )
+    modules = {
+        "otel": "opentelemetry.exporter.otlp.proto.http",
+        "tensorboard": "tensorboardX",
+        "wandb": "wandb",
+        "s3": "obstore",
+    }
+    for setting, value, extra in asked:
+        if value and not _found(modules[extra]):
+            msg = (
+                f"{setting} needs {modules[extra]}, which is not installed: run"
+                f" `{installing.command(extra=extra)}`, or leave {setting} out."
+            )
+            raise ConfigError(msg, path=setting)
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def _check_model(run: RunConfig) -> int | None:
+    """Return the vocabulary of the built-in decoder; None for a model of the user's own."""
+    from skerry.models import hf
+    from skerry.models.presets import arch_of
+
+    if run.model.factory:
+        return None
+    arch = arch_of(run.model)
+    if run.model.path:
+        hf.read_tensors(run.model.path, arch)
+    return arch.vocab
+
+
+def _check_data(run: RunConfig, vocab: int | None) -> None:
+    from skerry.data.corpus import load_corpus
+    from skerry.data.files import find_files, is_remote
+    from skerry.data.source import read_source
+
+    data = run.data
+    if data.factory or data.source == "stdlib" or any(map(is_remote, data.paths)):
+        return
+    if data.source == "text":
+        files = find_files(data.paths, data.suffixes)
+        if data.tokenizer_folder:
+            if not Path(data.tokenizer_folder).expanduser().is_dir():
+                msg = f"There is no folder {data.tokenizer_folder}: correct data.tokenizer_folder."
+                raise CorpusError(msg, path="data.tokenizer_folder")
+        elif sum(file.stat().st_size for file in files) <= READ_BYTES:
+            load_corpus(data)
+        return
+    for document in read_source(data):
+        most = document.vocab or int(document.tokens[:SAMPLE].max(initial=0)) + 1
+        if vocab is not None and most > vocab:
+            msg = (
+                f"The text has tokens up to {most - 1}, and the model's vocabulary {vocab}: set"
+                f" model.vocab to its tokenizer's size, {most} or more."
+            )
+            raise ConfigError(msg, path="model.vocab")

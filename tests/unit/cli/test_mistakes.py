@@ -1,0 +1,176 @@
+"""Typical mistakes: each is one sentence with the fix, at once, before anything is created.
+
+They go the way of a person's command line, in this process. A mistake that would get through is
+noticed because it becomes a program, reaches for a broker, or leaves something in the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from skerry.cli import main, ready
+from skerry.cli.cluster import devices
+from skerry.cli.programs import COMMANDS, PROGRAMS
+from skerry_checkpointer.__main__ import app as checkpointer
+from skerry_evaluator.__main__ import app as evaluator
+from skerry_health_monitor.__main__ import app as health_monitor
+from skerry_learner.__main__ import app as learner
+from skerry_syncer.__main__ import app as syncer
+from skerry_tools.__main__ import app as tools
+
+APPS = {
+    "learner": learner,
+    "syncer": syncer,
+    "checkpointer": checkpointer,
+    "evaluator": evaluator,
+    "health-monitor": health_monitor,
+    "tools": tools,
+}
+NOWHERE = "--nats nats://127.0.0.1:1 --set nats.connect_timeout_s=0.05"
+
+MISTAKES = [
+    # A setting.
+    ("up --set sync.h_step=3", "did you mean sync.h_steps?"),
+    ("up --set learners=3", "did you mean sync.learners?"),
+    ("up --set sync=3", "give it as [sync]"),
+    ("up --set sync.learners", "write it as --set table.key=value"),
+    ("up --set sync.learners=two", "must be a whole number"),
+    ("up --set sync.learners=0", "must be at least 1"),
+    ("up --set train.lr=-1", "must be more than 0"),
+    ("up --set train.lr=nan", "must be a finite number"),
+    ("up --set eval.ema=1.5", "must be less than 1"),
+    ("up --set train.clip=true", "must be a number"),
+    ("up --set mode=dilocco", "must be one of"),
+    ("up --set model.preset=medium", "must be one of"),
+    ("up --set mode=diloco --set sync.fragments=4", "leave it out or set sync.fragments=1"),
+    ("up --set sync.quorum=5", "set sync.quorum to at most 2"),
+    ("up --set sync.overlap_steps=24", "set overlap_steps below h_steps"),
+    ("up --set sync.shards=99", "set sync.shards to at most 8"),
+    ("up --set data.batch=8 --set train.accumulate=3", "choose a divisor"),
+    ("up --set model.heads=3 --set model.d_model=64", "heads must divide d_model"),
+    ("up --set sync.contribution_scheme=int3", "must be one of"),
+    ("up --set outer.preset=direct --set outer.momentum=0.9", "remove it or set outer.preset"),
+    ("up --set model.factory=my_model", "must be module:function"),
+    ("up --set train.inner=lion", "adamw, muon, gradient, or module:function"),
+    ("up --set train.schedule=linear", "must be one of"),
+    ("up --set log_level=verbose", "must be one of"),
+    # A config file.
+    ("up nowhere.toml", "No such file"),
+    ("up broken.toml", "is not valid TOML"),
+    ("up bytes.toml", "is not UTF-8 text"),
+    ("up typo.toml", "did you mean model.preset?"),
+    ("up books", "Is a directory"),
+    ("config show nowhere.toml", "No such file"),
+    # Text.
+    ("up --set data.source=text", "name the files or folders"),
+    ('up --set data.paths=["books"]', 'set data.source to "text"'),
+    ('up --set data.source=text --set data.paths=["nowhere"]', "correct data.paths"),
+    ('up --set data.source=text --set data.paths=["odd"]', "names no file that ends in"),
+    ('up --set data.source=text --set data.paths=["short.txt"]', "lower data.seq_len"),
+    ('up --set data.source=tokens --set data.paths=["words.npy"]', "set model.vocab to"),
+    ('up --set data.source=prepared --set data.paths=["books"]', "data prepare"),
+    ("up --set data.tokenizer_folder=x", 'set data.source to "text"'),
+    ("init nowhere", "name a file or folder"),
+    ("init empty", "name a folder with the text"),
+    ("init --out typo.toml", "add --force"),
+    # A model.
+    ("up --set model.path=nowhere", "config.json"),
+    ("up --set model.config={}", "model"),
+    # The machine.
+    ("up --set metrics.wandb=islands", "install"),
+    ("up --set metrics.tensorboard=board", "install"),
+    ("gpu up", "unset JAX_PLATFORMS"),
+    ("gpu learner", "unset JAX_PLATFORMS"),
+    ("server up", "unset it and `"),
+    # A broker.
+    (f"status {NOWHERE}", "No NATS server answered"),
+    (f"learner {NOWHERE}", "No NATS server answered"),
+    (f"syncer {NOWHERE}", "No NATS server answered"),
+    ("status --nats http://broker:4222", "must look like nats://host:4222"),
+    ("learner --nats nats://me:secret@broker", "password_file or nats.credentials"),
+    ("learner --set nats.credentials=nowhere.nk", "No such file"),
+    ("syncer --set nats.user=me --set nats.password_file=nowhere", "name a file that you may read"),
+    # A name, a checkpoint, an address.
+    ("learner --run my.run", "run"),
+    ("learner --name a/b", "learner"),
+    ("up --from nowhere", "nowhere"),
+    ("checkpoints verify nowhere", "nowhere"),
+    ("export nowhere --out model", "nowhere"),
+    ("sample nowhere", "nowhere"),
+    ("checkpointer --set store.url=gs://bucket", "s3://bucket/prefix"),
+    ("health-monitor --set health.host=203.0.113.7", "an address of this machine"),
+    ("status", "skerry up"),
+    ("plan nowhere.toml", "nowhere.toml"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's folder, with what some of the mistakes name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    # Else the logs of tests that follow would go where this one's went.
+    monkeypatch.setattr("skerry.service.reporting.configure", lambda *_, **__: None)
+    monkeypatch.setattr("structlog.configure", lambda **_: None)
+    for name in ("books", "odd", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "books" / "one.txt").write_text("word " * 9000)
+    (tmp_path / "odd" / "one.html").write_text("word " * 9000)
+    (tmp_path / "short.txt").write_text("word")
+    (tmp_path / "broken.toml").write_text("[sync")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "typo.toml").write_text('[model]\npreest = "nano"\n')
+    np.save(tmp_path / "words.npy", np.full(9000, 700, np.uint16))
+    return tmp_path
+
+
+def said(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Return the exit code of a command line and what it says on stderr."""
+    words = line.split()
+    program = COMMANDS.get(words[0])
+    if program is not None and PROGRAMS[program].compiles and "JAX_PLATFORMS" in os.environ:
+        with pytest.raises(SystemExit) as ended:  # before the program is started
+            main.pass_on(words[0], words[1:])
+        return int(str(ended.value)), capfd.readouterr().err
+    app = main.app if program is None else APPS[program]
+    done = CliRunner().invoke(app, words[1:] if program == words[0] else words)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stderr + capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "fix"), MISTAKES)
+def test_a_mistake_is_one_sentence_with_the_fix_and_leaves_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    line: str,
+    fix: str,
+) -> None:
+    where, _, rest = line.partition(" ")
+    if where == "gpu":
+        line = rest
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        monkeypatch.setattr(devices, "find_spec", lambda _name: None)
+    if where == "server":
+        line = rest
+        monkeypatch.setenv("SKERRY_NATS_SERVER", "/nowhere/nats-server")
+    monkeypatch.setattr(ready, "_found", lambda _module: False)
+    for begun in ("skerry.cli.up.run_stoppable", "os.execv"):
+        monkeypatch.setattr(begun, pytest.fail)
+    before = {*folder.rglob("*")}
+    code, text = said(line, capfd)
+    assert code in {1, 2}, text
+    (sentence,) = [one for one in text.splitlines() if one.startswith("error: ")]
+    assert fix in sentence
+    assert "Traceback" not in text
+    assert {*folder.rglob("*")} == before
+
+
+def test_there_are_sixty_of_them() -> None:
+    assert len({line for line, _ in MISTAKES}) >= 60
