@@ -115,6 +115,8 @@ class Network:
                 if link.mailbox.to_offer is None:
                     link.mailbox.post_to_offer(())
             await asyncio.sleep(pulse_s)
+        if link.mailbox.to_offer is None:  # others were faster, and the trainer waits to hear
+            link.mailbox.post_to_offer(())
 
     async def genesis(self) -> None:
         """Post when the run's first commit was made, on the trainer's clock.

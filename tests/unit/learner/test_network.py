@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -404,6 +405,15 @@ async def test_initial_parameters_that_a_learner_has_are_compared_before_they_ar
     assert fresh.vector is not None
     np.testing.assert_array_equal(fresh.vector, vector)
     assert (link.traffic.bytes_down == 0) == same
+
+
+async def test_a_trainer_hears_that_others_were_faster_to_offer_what_the_log_lacked(
+    bus: MemoryBus,
+) -> None:
+    wire = await Wire.begin(bus, missing=(0,))
+    wire.network.receiver.announced[0] = 1
+    await wire.network.offer()
+    assert wire.network.link.mailbox.to_offer == deque()
 
 
 async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
