@@ -29,7 +29,7 @@ SKERRY_RUN ?= compose
 # What `make check` compares with, to know which packages you have touched.
 BASE ?= main
 
-.PHONY: help setup demo check test drill torch lint types-mypy types-pyright format proto simulate bench gpu secrets clean
+.PHONY: help setup demo check test drill torch lint types-mypy types-pyright format proto simulate bench gpu docs secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -82,6 +82,10 @@ bench: .venv/.ready ## measure what docs/results quotes (ARGS="codec --json out.
 
 gpu: .venv/.ready ## what a learner makes of this machine's accelerator, in under ten minutes
 	PYTHONPATH=. $(BIN)/python tests/bench/bench_gpu.py $(ARGS)
+
+docs: .venv/.ready ## build the book into build/book; a broken link fails it
+	$(UV) sync --frozen --inexact --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 secrets: infra/secrets/route_password infra/secrets/page_token infra/secrets/keys.json ## write what docker compose keeps secret
 	@grep -qF '"run": "$(SKERRY_RUN)"' infra/secrets/keys.json || { echo "infra/secrets has no keys of run $(SKERRY_RUN): set SKERRY_RUN to their run, or remove that folder." >&2; exit 2; }
