@@ -32,6 +32,8 @@ from skerry.tasks import TaskGroup
 log = structlog.get_logger()
 
 NANOSECONDS = 1e9
+OFFERED_S = 300.0
+"""Initial parameters that have not come for so long are offered by whoever has them."""
 PREPARING = {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
 
 
@@ -104,12 +106,18 @@ class Network:
         await self.sender.flush()
 
     async def offer(self) -> None:
-        """Have the trainer offer what the log lacks, once that falls to no other learner."""
+        """Have the trainer offer what the log lacks, once that falls to no other learner.
+
+        One that says it is there and sends nothing must not hold up all others for ever.
+        """
         link, pulse_s = self.link, self.link.config.liveness.pulse_s
+        before, changed_s = list[int](), link.clock()
         while missing := [f for f in self._missing if f not in self.receiver.announced]:
+            if missing != before:
+                before, changed_s = missing, link.clock()
             with suppress(BrokerUnavailable):
                 first = await place.first_to_offer(link.bus, link.run, pulse_s)
-                if first == link.identity.name:
+                if first == link.identity.name or link.clock() > changed_s + OFFERED_S:
                     link.mailbox.post_to_offer(missing)
                     return
                 if link.mailbox.to_offer is None:

@@ -19,7 +19,7 @@ from skerry.algorithm.merge import slice_norms
 from skerry.client import connection, sending
 from skerry.client.joining import LearnerPlace
 from skerry.client.mailbox import Event, Gone, Initial, OutgoingContribution
-from skerry.client.network import Network, open_sync
+from skerry.client.network import OFFERED_S, Network, open_sync
 from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import (
     BrokerUnavailable,
@@ -29,7 +29,7 @@ from skerry.errors import (
     Truncated,
     WrongVersion,
 )
-from skerry.log import global_fragments, ledger, recovery, state
+from skerry.log import global_fragments, ledger, recovery, run_records, state
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
@@ -414,6 +414,23 @@ async def test_a_trainer_hears_that_others_were_faster_to_offer_what_the_log_lac
     wire.network.receiver.announced[0] = 1
     await wire.network.offer()
     assert wire.network.link.mailbox.to_offer == deque()
+
+
+async def test_initial_parameters_that_another_learner_never_sends_are_offered(
+    bus: MemoryBus,
+) -> None:
+    now = [0.0]
+    wire = await Wire.begin(bus, missing=(0,), clock=lambda: now[0])
+    for name in ("a", "b"):
+        await ledger.join(bus, "run", name, "host", 1, offers=True)
+    for said in (pulse("b", contributions=1), pulse("a", incarnation=3)):
+        await run_records.publish(bus, said)
+    mailbox = wire.network.link.mailbox
+    async with running(wire.network.offer):
+        await until(lambda: mailbox.to_offer is not None)
+        assert not mailbox.to_offer, "another one lives, and says that it has begun"
+        now[0] = OFFERED_S + 1.0
+        await until(lambda: bool(mailbox.to_offer))
 
 
 async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
