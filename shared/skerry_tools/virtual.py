@@ -12,18 +12,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-
-    Base = asyncio.BaseEventLoop  # for type checkers, whatever is not there raises: it is abstract
-else:
-    Base = asyncio.AbstractEventLoop
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -34,68 +27,43 @@ class Stuck(Exception):
     """Nothing is ready and no timer is set: what is awaited will never come."""
 
 
-class VirtualLoop(Base):
+class VirtualLoop(asyncio.BaseEventLoop):
     """The part of an event loop that programs without sockets and threads need."""
 
+    _ready: deque[asyncio.Handle]
+    _asyncgen_firstiter_hook: Callable[[Any], None]
+    _asyncgen_finalizer_hook: Callable[[Any], None]
+
     def __init__(self) -> None:
+        super().__init__()
         self._now_s = 0.0
-        self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._count = 0
         self._frozen: dict[str, list[asyncio.Handle]] = {}
         self._errors: list[BaseException] = []
-        self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
-        self._closed = False
 
-    # What asyncio calls. Its stubs are generic in the arguments of callbacks, which nothing here
-    # needs: hence the ignored overrides.
+    def __del__(self) -> None:
+        """Say nothing of a loop that was not closed: it holds nothing of the system."""
+
+    # what asyncio calls
 
     def time(self) -> float:
         return self._now_s
 
-    def call_soon(  # type: ignore[override] # see above
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
-
-    call_soon_threadsafe = call_soon  # type: ignore[assignment] # see above
-
-    def call_at(  # type: ignore[override] # see above
+    def call_at(  # type: ignore[override] # its stubs are generic in the arguments
         self,
         when: float,
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
+        """Keep timers of one time in the order in which they were set."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._count += 1
         heappush(self._timers, (when, self._count, handle))
         return handle
 
-    def call_later(  # type: ignore[override] # see above
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
-
-    def create_task(  # type: ignore[override] # see above
-        self,
-        coro: Coroutine[Any, Any, T],
-        *,
-        name: str | None = None,
-        context: Context | None = None,
-    ) -> asyncio.Task[T]:
-        return asyncio.Task(coro, loop=self, name=name, context=context)
-
-    def run_in_executor(  # type: ignore[override] # see above
+    def run_in_executor(  # type: ignore[override] # as above
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         """Do the work now; a thread would have been done at some time before the next event."""
@@ -107,23 +75,17 @@ class VirtualLoop(Base):
             future.set_exception(error)
         return future
 
-    def get_debug(self) -> bool:
-        return False
-
-    def is_running(self) -> bool:
-        return not self._closed
-
-    def is_closed(self) -> bool:
-        return self._closed
-
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         found = error if isinstance(error, BaseException) else RuntimeError(context.get("message"))
-        if not self._closed:
+        if not self.is_closed():
             self._errors.append(found)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Leave it among the timers: it is passed over when its time comes."""
+    def _check_closed(self) -> None:
+        """Let what is dropped after the end call into the void."""
+
+    def _write_to_self(self) -> None:
+        """Wake nobody: there is one thread."""
 
     # what a simulation calls
 
@@ -157,28 +119,21 @@ class VirtualLoop(Base):
 
     def close(self) -> None:
         """Forget everything that was still to come."""
-        self._ready.clear()
+        super().close()
         self._timers.clear()
         self._frozen.clear()
-        self._closed = True
 
     @contextmanager
     def _current(self) -> Generator[None]:
         """Be the running loop, to which generators belong that begin meanwhile."""
         before = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(self._generators.add, self._finish_generator)
+        sys.set_asyncgen_hooks(self._asyncgen_firstiter_hook, self._asyncgen_finalizer_hook)
         asyncio._set_running_loop(self)  # noqa: SLF001 - the documented hook for other loops
         try:
             yield
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001 - as above
             sys.set_asyncgen_hooks(*before)
-
-    def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """End a generator that was dropped half way."""
-        self._generators.discard(generator)
-        if not self._closed:
-            self.create_task(_close(generator))
 
     def _step(self, deadline_s: float) -> bool:
         """Run everything that is ready, moving the clock first where nothing is."""
@@ -216,7 +171,3 @@ class VirtualLoop(Base):
             return False
         held.append(handle)
         return True
-
-
-async def _close(generator: AsyncGenerator[Any, Any]) -> None:
-    await generator.aclose()

@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from skerry.data.cache import tokenised
-from skerry.data.packing import Packed
+from skerry.data.packing import Packed, digest_of
 from skerry.data.source import Document, Places, Tokens, read_source
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
@@ -85,15 +85,7 @@ class Sequences:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of these stretches in their order, 16 hexadecimal digits.
-
-        Reads all of them once.
-        """
-        digest = xxhash.xxh3_64()
-        for stretch in self.stretches:
-            digest.update(len(stretch).to_bytes(8, "little"))
-            digest.update(stretch.tokens.data.cast("B"))
-        return digest.hexdigest()
+        return digest_of(self.stretches)
 
     def read(self, indices: NDArray[np.integer]) -> Batch:
         """Copy the sequences with these numbers: int32 [len(indices), seq_len + 1]."""

@@ -106,6 +106,15 @@ def pieces(stretches: Sequence[Stretch], capacity: int) -> Piece:
     return Piece(np.concatenate(whose), np.concatenate(starts), np.concatenate(sizes))
 
 
+def digest_of(stretches: Sequence[Stretch]) -> str:
+    """Return a hash of stretches in their order, 16 hexadecimal digits; reads all of them."""
+    digest = xxhash.xxh3_64()
+    for stretch in stretches:
+        digest.update(len(stretch).to_bytes(8, "little"))
+        digest.update(stretch.tokens.data.cast("B"))
+    return digest.hexdigest()
+
+
 class Packed:
     """Stretches as numbered rows of ``seq_len + 1`` tokens, each with the documents that fit.
 
@@ -126,17 +135,7 @@ class Packed:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of these stretches in their order, 16 hexadecimal digits; reads all of them."""
-        digest = xxhash.xxh3_64()
-        for stretch in self.stretches:
-            digest.update(len(stretch).to_bytes(8, "little"))
-            digest.update(stretch.tokens.data.cast("B"))
-        return digest.hexdigest()
-
-    @property
-    def fill(self) -> float:
-        """The share of the rows that is no padding."""
-        return float(self._pieces.size.sum() / max(1, len(self) * self._size))
+        return digest_of(self.stretches)
 
     def read(self, indices: NDArray[np.integer]) -> Batch:
         """Copy the tokens of these rows: int32 [len(indices), seq_len + 1]."""
