@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from skerry.cli import doctor
 from skerry.errors import BrokerUnavailable, Denied
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
@@ -19,6 +20,7 @@ from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import Subjects
 from skerry.service.keyring import Keyring, services_of
 from skerry.service.region import begin_region, cache_of, mirrors_of
+from skerry.settings.loading import load
 from tests.support.keyed import mount_keys
 from tests.support.log import all_of, specs
 from tests.support.nats_cluster import free_ports
@@ -236,3 +238,21 @@ async def test_the_root_of_a_region_writes_nothing_that_is_not_its_learners(
             for i in await admin.streams()
         ]
         assert after == before
+
+
+async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
+    seed = region.keyring.seed(cache_of("eu"))
+    sets = [f"nats.url={region.leaf.url}", f"nats.credentials={seed}"]
+
+    async def asked() -> doctor.Found:
+        return await asyncio.to_thread(doctor.broker, load(None, sets, {}), required=True)
+
+    level, found, _ = await asked()
+    assert (level, "`skerry region cache eu` makes it" in found) == (doctor.FAIL, True)
+    await region.make_cache()
+    async with begun(region) as (admin, _):
+        await committed(admin)
+        await caught_up(region, MANY)
+        level, found, _ = await asked()
+    assert level == doctor.OK
+    assert "region eu keeps 0.0 MB, and is 0 messages behind the hub" in found

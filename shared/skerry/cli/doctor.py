@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 import socket
@@ -24,7 +25,7 @@ from skerry import installing
 from skerry.cli.cluster import devices
 from skerry.cli.cluster.broker import find_server
 from skerry.cli.programs import PROGRAMS
-from skerry.errors import SkerryError
+from skerry.errors import ConfigError, SkerryError
 from skerry.log.streams import check_payload
 from skerry.service.clusters import ROOT
 from skerry.service.entry import bus_from
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from skerry.log.nats.bus import NatsBus
     from skerry.settings.models import Settings
 
 NATS_SERVER = (2, 12)
 LEAST_DISK_BYTES = 2 * 1024**3
 LEAST_MEMORY_BYTES = 4 * 1024**3
 JAX_SECONDS = 60.0
+SILENT_S = 60.0
+"""A mirror hears its hub every half a minute at least."""
 
 
 class CheckLevel(StrEnum):
@@ -171,6 +175,8 @@ def broker(settings: Settings, *, required: bool) -> Found:
     async def visit() -> str:
         async with bus_from(nats, "doctor") as bus:
             check_payload(bus, settings.run.sync.chunk_bytes)
+            if bus.region:
+                return await cache_of(bus)
             stored = sum(stream.bytes for stream in await bus.streams()) / 1e6
             return f"max_payload {bus.max_payload_bytes:,} bytes, {stored:,.1f} MB stored"
 
@@ -181,6 +187,22 @@ def broker(settings: Settings, *, required: bool) -> Found:
             return FAIL, f"{url}: {error}", "see the message"
         fix = "nothing to do: `skerry up` and `skerry demo` bring their own"
         return OK, f"none at {url}", fix
+
+
+async def cache_of(bus: NatsBus) -> str:
+    """Return how the cache of a region goes on; ConfigError for one that does not."""
+    kept = [m for s in await bus.streams() if (m := await bus.mirror_info(s.name)) is not None]
+    region, heard = bus.region, max((m.silent_s or math.inf for m in kept), default=math.inf)
+    if heard > SILENT_S:
+        if not kept:
+            msg = f"region {region} has no cache: `skerry region cache {region}` makes it"
+        elif math.isinf(heard):
+            msg = f"the cache of region {region} has not reached the hub yet: look at its log"
+        else:
+            msg = f"the cache of region {region} heard the hub {heard:.0f} s ago: mend the link"
+        raise ConfigError(msg, path="nats.url")
+    stored, lag = sum(m.bytes for m in kept) / 1e6, max(m.lag for m in kept)
+    return f"region {region} keeps {stored:,.1f} MB, and is {lag} messages behind the hub"
 
 
 def disk(path: Path) -> Found:

@@ -149,6 +149,11 @@ class NatsBus:
         return self._connection.max_payload
 
     @property
+    def region(self) -> str:
+        """The region whose broker this client is connected to, '' where that is the hub."""
+        return self._connection.region
+
+    @property
     def shared_reads(self) -> SharedReads:
         return self._reads.cache.reads
 

@@ -220,7 +220,8 @@ class Connection:
         whose slow links are busy with what they send. A greeting needs no room in that queue.
         """
         session, looking = self._session, self._look is not None and not self._look.done()
-        if session is not None and self.clustered and not self.closing and not looking:
+        others = self.clustered and not self.region  # which greets as a cluster, and is alone
+        if session is not None and others and not self.closing and not looking:
             self._look = asyncio.create_task(_leave_hung(self, session), name="look-at-broker")
 
     async def ready(self, deadline: float | None) -> NatsSession:
