@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 NANOSECONDS = 1e9
 OFFERED_S = 300.0
-"""Initial parameters that have not come for so long are offered by whoever has them."""
+"""Initial parameters that have not come for so long are offered by every learner that has them."""
 PREPARING = {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
 
 
