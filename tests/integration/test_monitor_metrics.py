@@ -30,8 +30,9 @@ NOT_YET = {
     metrics.HELD_OUT_RECENT,
     metrics.CHECKPOINT_SIZE,
     metrics.ACCOUNT_STORAGE_LIMIT,
+    metrics.WIRE_CACHED,
 }
-"""Nobody evaluates here, nor writes checkpoints, and this account has no limit."""
+"""Nobody evaluates here, nor writes checkpoints, this account has no limit, and no region."""
 
 
 def sample(metric: Metric) -> str:

@@ -5,81 +5,46 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from skerry.cli import doctor
 from skerry.errors import BrokerUnavailable, Denied
+from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
-from skerry.log.nats.login import NatsOptions
-from skerry.protocol.roles import Grant, Role
+from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
-from skerry.service.keyring import Keyring, services_of
-from skerry.service.region import begin_region, cache_of, mirrors_of
+from skerry.service.region import cache_of
 from skerry.settings.loading import load
-from tests.support.keyed import mount_keys
+from skerry.settings.models import LogConfig, RunConfig
+from skerry.tasks import TaskGroup
+from skerry_learner.service import learner
+from skerry_learner.work import find_or_create
+from skerry_syncer.service import stand_by
 from tests.support.log import all_of, specs
-from tests.support.nats_cluster import free_ports
-from tests.support.nats_server import NatsServer
+from tests.support.regions import Region, region_of
+from tests.support.small_run import config, strict_jax
+
+__all__ = ["config", "strict_jax"]
 
 pytestmark = pytest.mark.nats
 
 RUN = "r"
 NAMES = Subjects(RUN)
 SHARD = NAMES.shard(0)
-INFRA = Path(__file__).parents[2] / "infra" / "nats"
 STATE = SHARD.stream("STATE")
 DELTA = SHARD.chunk(0, "delta", 0)
 MANY = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A hub and the broker of one region, eu, with a learner eu-0."""
-
-    keyring: Keyring
-    hub: NatsServer
-    leaf: NatsServer
-
-    def bus(self, server: NatsServer, name: str, **given: float) -> NatsBus:
-        options = NatsOptions(credentials=self.keyring.seed(name), **given)  # type: ignore[arg-type]
-        return NatsBus(server.url, name=name, options=options)
-
-    def learner(self, **given: float) -> NatsBus:
-        return self.bus(self.leaf, "eu-0", **given)
-
-    async def make_cache(self) -> None:
-        async with self.bus(self.leaf, cache_of("eu")) as bus:
-            for mirror in mirrors_of(self.keyring.region_of("eu")):
-                await bus.mirror(mirror)
-
-
 @pytest.fixture
 def region(tmp_path: Path) -> Generator[Region]:
-    (port,) = free_ports(1)
-    keyring = Keyring(tmp_path / "keys")
-    keyring.add(*services_of(RUN), Grant(Role.LEARNER, "us-0", RUN))
-    hub_url = f"nats-leaf://127.0.0.1:{port}"
-    folder = begin_region(keyring, Grant(Role.REGION, "eu", RUN), ["eu-0"], hub_url)
-    mount_keys(keyring, tmp_path / "hub")
-    alone = (INFRA / "nats.conf").read_text().replace("/data", str(tmp_path / "hub"))
-    (tmp_path / "hub" / "alone.conf").write_text(alone.replace(":8222", ":-1"))
-    taking = (INFRA / "hub.conf").read_text().replace("nats.conf", "alone.conf")
-    taking = taking.replace("0.0.0.0:7422", f"127.0.0.1:{port}")
-    hub = NatsServer(tmp_path / "hub", settings=taking, jetstream=False)
-    shipped = (folder / "nats.conf").read_text()
-    leaf = NatsServer(folder, settings=shipped.replace("/data", str(folder)), jetstream=False)
-    hub.start()
-    leaf.start()
-    try:
-        yield Region(keyring, hub, leaf)
-    finally:
-        leaf.kill()
-        hub.kill()
+    with region_of(tmp_path, RUN) as running:
+        yield running
 
 
 @asynccontextmanager
@@ -256,3 +221,36 @@ async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
         level, found, _ = await asked()
     assert level == doctor.OK
     assert "region eu keeps 0.0 MB, and is 0 messages behind the hub" in found
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(600)
+async def test_a_learner_trains_to_its_runs_end_through_its_regions_broker(
+    region: Region, config: RunConfig
+) -> None:
+    """A real learner and a real syncer; the region's broker dies in the middle."""
+    given = config.model_copy(update={"log": LogConfig(window_bytes=16 * 1024**2)})
+    async with region.bus(region.hub, "admin") as admin:
+        await find_or_create(admin, RUN, given)
+        await region.make_cache()
+        learning = learner(
+            region.learner(), RUN, "eu-0", given, shutdown_s=20.0, started_s=time.monotonic()
+        )
+        async with (
+            region.bus(region.hub, "syncer") as syncing,
+            asyncio.timeout(500),
+            TaskGroup() as group,
+        ):
+            group.create_task(stand_by(syncing, RUN, "syncer"))
+            trains = group.create_task(learning)
+            async with aclosing(ledger.follow_commits(admin, RUN)) as commits:
+                async for _, commit in commits:
+                    if commit.version > 2:
+                        break
+            await asyncio.to_thread(region.leaf.restart)
+            await trains
+        record = await ledger.read_run(admin, RUN)
+        (said,) = await run_records.newest_each(admin, RUN, Pulse)
+    assert record.state is RunState.FINISHED
+    assert (said.step, said.region) == (config.train.steps, "eu")
+    assert 0 < said.cached_bytes <= said.bytes_down

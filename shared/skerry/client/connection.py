@@ -29,6 +29,7 @@ class Traffic:
     """What this incarnation has moved, named as in its pulses.
 
     ``f32_bytes_up`` and ``f32_bytes_down``: the same vectors without quantisation or compression.
+    ``cached_bytes``: what of ``bytes_down`` came out of the cache of the ``region``.
     """
 
     bytes_up: int = 0
@@ -39,6 +40,8 @@ class Traffic:
     decode_s: float = 0.0
     contributions: int = 0
     digest_mismatches: int = 0
+    region: str = ""
+    cached_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -179,7 +179,9 @@ class Network:
         pulse, self._pulse = self._pulse or (self.last_pulse if repeat else None), None
         if pulse is None:
             return False
-        pulse = replace(pulse, sent_ns=link.wall_ns(), **asdict(link.traffic))
+        shared, traffic = link.bus.shared_reads, link.traffic
+        traffic.region, traffic.cached_bytes = shared.region, shared.cached_bytes
+        pulse = replace(pulse, sent_ns=link.wall_ns(), **asdict(traffic))
         self.last_pulse = pulse
         if pulse.phase is LearnerPhase.FINISHED:
             link.door.end()

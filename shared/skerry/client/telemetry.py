@@ -236,6 +236,10 @@ PULSE_METRICS: Mapping[Metric, tuple[str, ReadPulse]] = {
     metrics.LEARNER_TIME: (metrics.USE, _uses),
     metrics.CODEC_TIME: (metrics.OPERATION, lambda p: {"encode": p.encode_s, "decode": p.decode_s}),
     metrics.WIRE_IO: (metrics.DIRECTION, lambda p: {"up": p.bytes_up, "down": p.bytes_down}),
+    metrics.WIRE_CACHED: (
+        metrics.REGION,
+        lambda p: {p.region: p.cached_bytes} if p.region else {},
+    ),
     metrics.WIRE_UNCOMPRESSED: (
         metrics.DIRECTION,
         lambda p: {"up": p.f32_bytes_up, "down": p.f32_bytes_down},

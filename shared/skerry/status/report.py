@@ -63,6 +63,9 @@ class LearnerRow:
     data: str = ""
     digest_mismatches: int = 0
     quarantine: QuarantineReason | None = None
+    region: str = ""
+    cached_bytes: int = 0
+    """How much of ``bytes_down`` came out of the cache of its region."""
 
     @property
     def at_work(self) -> bool:
@@ -223,6 +226,8 @@ def _learner_row(
         bytes_down=sums["bytes_down"],
         f32_bytes_up=sums["f32_bytes_up"],
         f32_bytes_down=sums["f32_bytes_down"],
+        region="" if pulse is None else pulse.region,
+        cached_bytes=sums["cached_bytes"],
         time=time,
         contributions=sums["contributions"],
         staleness=view.staleness.get(learner.name, 0),

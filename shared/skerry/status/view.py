@@ -51,7 +51,7 @@ ON_ITS_WAY_S = 1.0
 """A pulse arrives here so much later, at most, than its sender's connection could end."""
 SUMMED = (
     *("tokens", "steps", "contributions"),
-    *("bytes_up", "bytes_down", "f32_bytes_up", "f32_bytes_down"),
+    *("bytes_up", "bytes_down", "f32_bytes_up", "f32_bytes_down", "cached_bytes"),
 )
 """What a pulse counts of its incarnation, and a view of all of them."""
 

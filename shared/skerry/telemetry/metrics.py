@@ -75,6 +75,7 @@ MODE, VERSION = "mode", "version"
 REASON = "reason"  # why a round closed: ``Commit.reason``
 OUTCOME = "outcome"  # of a contribution: accepted, stale (merged with a discount) or refused
 CAUSE = "cause"  # why a contribution was refused (empty for others), or what time was lost to
+REGION = "region"  # whose broker a learner dials; none: the hub's
 DIRECTION = "direction"  # up from a learner to the log or down; in to the broker or out
 USE = "use"  # what time went into: train, or a cause of badput (``skerry.algorithm.goodput``)
 STATE = "state"  # of learners: alive, suspect or gone
@@ -169,6 +170,8 @@ WIRE_IO = _learner("skerry.wire.io", COUNTER, "By",
     "Payload between a learner and the log.", DIRECTION)
 WIRE_UNCOMPRESSED = _learner("skerry.wire.uncompressed", COUNTER, "By",
     "The same payload in float32; over skerry.wire.io it is the compression ratio.", DIRECTION)
+WIRE_CACHED = _learner("skerry.wire.cached", COUNTER, "By",
+    "Of skerry.wire.io down, what came out of the cache of the learner's region.", REGION)
 # Learners.
 LEARNERS = _run("skerry.learners", GAUGE, "{learner}",
     "Learners by how they look; those that have stopped, or finished and left, are not in.", STATE)

@@ -78,6 +78,8 @@ PULSE = pulse(
     f32_bytes_down=60,
     encode_s=0.25,
     decode_s=0.125,
+    region="eu",
+    cached_bytes=15,
 )
 
 

@@ -137,6 +137,8 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
         yield Point(metrics.LOSS, row.loss, labels)
     yield Point(metrics.WIRE_IO, pulse.bytes_up, (*labels, "up"))
     yield Point(metrics.WIRE_IO, pulse.bytes_down, (*labels, "down"))
+    if pulse.region:
+        yield Point(metrics.WIRE_CACHED, pulse.cached_bytes, (*labels, pulse.region[:MOST_NAME]))
     yield Point(metrics.WIRE_UNCOMPRESSED, pulse.f32_bytes_up, (*labels, "up"))
     yield Point(metrics.WIRE_UNCOMPRESSED, pulse.f32_bytes_down, (*labels, "down"))
     yield Point(metrics.CODEC_TIME, pulse.encode_s, (*labels, "encode"))

@@ -36,7 +36,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("number", "name", "host", "incarnation", "liveness", "reason", "phase", "step", "tokens"),
         *("loss", "step_time_s", "tokens_per_s", "goodput", "bytes_up", "bytes_down"),
         *("contributions", "staleness", "syncs_skipped", "seen_s", "heard", "last", "time"),
-        "quarantine",
+        *("quarantine", "region", "cached_bytes"),
     ),
     "rounds": (
         *("fragment", "version", "step", "reason", "opened_s", "quorum_s", "grace_s", "closed_s"),

@@ -385,6 +385,11 @@ class Pulse:
     """Global fragments that deltas made into something else than what was committed, and that
     were read from a keyframe again.
     """
+    region: str = ""
+    """The region whose broker the learner is connected to, none where that is the hub; and how
+    much of bytes_down came out of its cache.
+    """
+    cached_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

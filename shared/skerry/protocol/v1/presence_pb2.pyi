@@ -225,6 +225,8 @@ class Pulse(_message.Message):
     ENCODE_S_FIELD_NUMBER: _builtins.int
     DECODE_S_FIELD_NUMBER: _builtins.int
     DIGEST_MISMATCHES_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    CACHED_BYTES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
@@ -272,6 +274,11 @@ class Pulse(_message.Message):
     """Global fragments that deltas made into something else than what was committed, and that were read
     from a keyframe again.
     """
+    region: _builtins.str
+    """The region whose broker the learner is connected to, none where that is the hub; and how much of
+    bytes_down came out of its cache.
+    """
+    cached_bytes: _builtins.int
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The version of each fragment that the learner has adopted."""
@@ -307,11 +314,15 @@ class Pulse(_message.Message):
         encode_s: _builtins.float | None = ...,
         decode_s: _builtins.float | None = ...,
         digest_mismatches: _builtins.int | None = ...,
+        region: _builtins.str | None = ...,
+        cached_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_digest_mismatches", b"_digest_mismatches", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "compile_s", b"compile_s", "decode_s", b"decode_s", "digest_mismatches", b"digest_mismatches", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "max_staleness", b"max_staleness", "recover_s", b"recover_s", "replay_s", b"replay_s", "syncs_skipped", b"syncs_skipped", "wait_s", b"wait_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_bytes", b"_cached_bytes", "_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_digest_mismatches", b"_digest_mismatches", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_region", b"_region", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "cached_bytes", b"cached_bytes", "compile_s", b"compile_s", "decode_s", b"decode_s", "digest_mismatches", b"digest_mismatches", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "max_staleness", b"max_staleness", "recover_s", b"recover_s", "region", b"region", "replay_s", b"replay_s", "syncs_skipped", b"syncs_skipped", "wait_s", b"wait_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_digest_mismatches", b"_digest_mismatches", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "decode_s", b"decode_s", "digest_mismatches", b"digest_mismatches", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_bytes", b"_cached_bytes", "_compile_s", b"_compile_s", "_decode_s", b"_decode_s", "_digest_mismatches", b"_digest_mismatches", "_encode_s", b"_encode_s", "_f32_bytes_down", b"_f32_bytes_down", "_f32_bytes_up", b"_f32_bytes_up", "_max_staleness", b"_max_staleness", "_recover_s", b"_recover_s", "_region", b"_region", "_replay_s", b"_replay_s", "_syncs_skipped", b"_syncs_skipped", "_wait_s", b"_wait_s", "alive_s", b"alive_s", "busy_s", b"busy_s", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "cached_bytes", b"cached_bytes", "compile_s", b"compile_s", "contributions", b"contributions", "cursor", b"cursor", "decode_s", b"decode_s", "digest_mismatches", b"digest_mismatches", "encode_s", b"encode_s", "f32_bytes_down", b"f32_bytes_down", "f32_bytes_up", b"f32_bytes_up", "incarnation", b"incarnation", "learner", b"learner", "loss", b"loss", "max_staleness", b"max_staleness", "phase", b"phase", "recover_s", b"recover_s", "region", b"region", "replay_s", b"replay_s", "run", b"run", "sent_ns", b"sent_ns", "step", b"step", "step_time_s", b"step_time_s", "steps", b"steps", "syncs_skipped", b"syncs_skipped", "tokens", b"tokens", "versions", b"versions", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cached_bytes: _TypeAlias = _typing.Literal["cached_bytes"]  # noqa: Y015
+    _WhichOneofArgType__cached_bytes: _TypeAlias = _typing.Literal["_cached_bytes", b"_cached_bytes"]  # noqa: Y015
     _WhichOneofReturnType__compile_s: _TypeAlias = _typing.Literal["compile_s"]  # noqa: Y015
     _WhichOneofArgType__compile_s: _TypeAlias = _typing.Literal["_compile_s", b"_compile_s"]  # noqa: Y015
     _WhichOneofReturnType__decode_s: _TypeAlias = _typing.Literal["decode_s"]  # noqa: Y015
@@ -328,12 +339,16 @@ class Pulse(_message.Message):
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
     _WhichOneofReturnType__recover_s: _TypeAlias = _typing.Literal["recover_s"]  # noqa: Y015
     _WhichOneofArgType__recover_s: _TypeAlias = _typing.Literal["_recover_s", b"_recover_s"]  # noqa: Y015
+    _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
+    _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
     _WhichOneofReturnType__replay_s: _TypeAlias = _typing.Literal["replay_s"]  # noqa: Y015
     _WhichOneofArgType__replay_s: _TypeAlias = _typing.Literal["_replay_s", b"_replay_s"]  # noqa: Y015
     _WhichOneofReturnType__syncs_skipped: _TypeAlias = _typing.Literal["syncs_skipped"]  # noqa: Y015
     _WhichOneofArgType__syncs_skipped: _TypeAlias = _typing.Literal["_syncs_skipped", b"_syncs_skipped"]  # noqa: Y015
     _WhichOneofReturnType__wait_s: _TypeAlias = _typing.Literal["wait_s"]  # noqa: Y015
     _WhichOneofArgType__wait_s: _TypeAlias = _typing.Literal["_wait_s", b"_wait_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_bytes) -> _WhichOneofReturnType__cached_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__compile_s) -> _WhichOneofReturnType__compile_s | None: ...
     @_typing.overload
@@ -350,6 +365,8 @@ class Pulse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__recover_s) -> _WhichOneofReturnType__recover_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replay_s) -> _WhichOneofReturnType__replay_s | None: ...
     @_typing.overload

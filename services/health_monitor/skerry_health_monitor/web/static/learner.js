@@ -13,7 +13,7 @@ const FIELDS = [
   ["heard", (l) => ago(now() - l.seen_s)], ["step", (l) => whole(l.step)], ["step time", (l) => (l.step_time_s ? duration(l.step_time_s) : "–")],
   ["tokens per second", (l) => count(l.tokens_per_s)], ["tokens", (l) => count(l.tokens)], ["loss", (l) => loss(l.loss)],
   ["contributions", (l) => count(l.contributions)], ["last merged", (l) => (l.last ? `f${l.last[0]} v${l.last[1]}, ${ago(now() - l.last[2])}` : "–")], ["stale by", (l) => `${l.staleness} versions`],
-  ["sent", (l) => `${bytes(l.bytes_up)} up, ${bytes(l.bytes_down)} down`], ["rounds skipped", (l) => count(l.syncs_skipped)], ["goodput", (l) => percent(l.goodput, 1)],
+  ["sent", (l) => `${bytes(l.bytes_up)} up, ${bytes(l.bytes_down)} down`], ["region", (l) => (l.region ? `${l.region}; ${percent(l.bytes_down ? Math.min(1, l.cached_bytes / l.bytes_down) : 0, 0)} of what it read came from its cache` : "–")], ["rounds skipped", (l) => count(l.syncs_skipped)], ["goodput", (l) => percent(l.goodput, 1)],
   ["its time", (l) => Object.entries(l.time ?? {}).map(([use, share]) => `${words(use)} ${percent(share, 1)}`).join(", ") || "–"],
 ];
 for (const [name] of FIELDS) {

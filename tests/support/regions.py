@@ -1,0 +1,66 @@
+"""A region of real brokers: a hub with the shipped configuration, and the leaf node of a region."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.login import NatsOptions
+from skerry.protocol.roles import Grant, Role
+from skerry.service.keyring import Keyring, services_of
+from skerry.service.region import begin_region, cache_of, make_cache
+from skerry.settings.models import NatsSettings
+from tests.support.keyed import mount_keys
+from tests.support.nats_cluster import free_ports
+from tests.support.nats_server import NatsServer
+
+INFRA = Path(__file__).parents[2] / "infra" / "nats"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A hub and the broker of one region, eu, with a learner eu-0."""
+
+    keyring: Keyring
+    hub: NatsServer
+    leaf: NatsServer
+
+    def bus(self, server: NatsServer, name: str, **given: float) -> NatsBus:
+        options = NatsOptions(credentials=self.keyring.seed(name), **given)  # type: ignore[arg-type]
+        return NatsBus(server.url, name=name, options=options)
+
+    def learner(self, **given: float) -> NatsBus:
+        return self.bus(self.leaf, "eu-0", **given)
+
+    async def make_cache(self) -> None:
+        seed = self.keyring.seed(cache_of("eu"))
+        there = NatsSettings(url=self.leaf.url, credentials=seed)
+        await make_cache(there, self.keyring.region_of("eu"))
+
+
+@contextmanager
+def region_of(folder: Path, run: str, learners: Sequence[str] = ("eu-0",)) -> Generator[Region]:
+    """Run a hub, and the broker of its region eu; us-0 is a learner at the hub."""
+    (port,) = free_ports(1)
+    keyring = Keyring(folder / "keys")
+    keyring.add(*services_of(run), Grant(Role.LEARNER, "us-0", run))
+    hub_url = f"nats-leaf://127.0.0.1:{port}"
+    there = begin_region(keyring, Grant(Role.REGION, "eu", run), learners, hub_url)
+    mount_keys(keyring, folder / "hub")
+    alone = (INFRA / "nats.conf").read_text().replace("/data", str(folder / "hub"))
+    (folder / "hub" / "alone.conf").write_text(alone.replace(":8222", ":-1"))
+    taking = (INFRA / "hub.conf").read_text().replace("nats.conf", "alone.conf")
+    taking = taking.replace("0.0.0.0:7422", f"127.0.0.1:{port}")
+    hub = NatsServer(folder / "hub", settings=taking, jetstream=False)
+    shipped = (there / "nats.conf").read_text()
+    leaf = NatsServer(there, settings=shipped.replace("/data", str(there)), jetstream=False)
+    hub.start()
+    leaf.start()
+    try:
+        yield Region(keyring, hub, leaf)
+    finally:
+        leaf.kill()
+        hub.kill()
