@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let what is dropped after the end call into the void."""
 
     def _write_to_self(self) -> None:
-        """Wake nobody: there is one thread."""
+        """Do nothing: there is one thread, and it is awake."""
 
     # what a simulation calls
 
