@@ -56,8 +56,8 @@ def serving(folder: Path, *, settings: str = "", jetstream: bool = True) -> Gene
         server.kill()
 
 
-async def connect(url: str) -> None:
-    async with NatsBus(url, options=NatsOptions(connect_timeout_s=2.0)):
+async def connect(url: str, timeout_s: float = 2.0) -> None:
+    async with NatsBus(url, options=NatsOptions(connect_timeout_s=timeout_s)):
         pass
 
 
@@ -132,7 +132,7 @@ async def test_a_server_that_comes_up_late_is_waited_for(nats_server: NatsServer
 
     async with TaskGroup() as tasks:
         tasks.create_task(late(), name="late")
-        await connect(nats_server.url)
+        await connect(nats_server.url, 60.0)
 
 
 async def fill(bus: NatsBus, names: Subjects, stored: list[str], count: int) -> None:

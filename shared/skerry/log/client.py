@@ -276,16 +276,8 @@ async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
         return
     arrived: asyncio.Queue[T | Exception | None] = asyncio.Queue(1)
 
-    async def pump(source: AsyncGenerator[T]) -> None:
-        try:
-            async with aclosing(source):
-                async for item in source:
-                    await arrived.put(item)
-            await arrived.put(None)
-        except Exception as error:  # noqa: BLE001 - it is raised where the items are taken
-            await arrived.put(error)
-
-    tasks, left = [asyncio.ensure_future(pump(source)) for source in sources], len(sources)
+    tasks = [asyncio.ensure_future(_pump(source, arrived)) for source in sources]
+    left = len(sources)
     try:
         while left:
             got = await arrived.get()
@@ -299,6 +291,19 @@ async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        for source in sources:
+            await source.aclose()
+
+
+async def _pump(source: AsyncGenerator[T], into: asyncio.Queue[T | Exception | None]) -> None:
+    """Put all that a generator yields into a queue, and then what it raised, or None."""
+    try:
+        async for item in source:
+            await into.put(item)
+    except Exception as error:  # noqa: BLE001 - it is raised where the items are taken
+        await into.put(error)
+    else:
+        await into.put(None)
 
 
 async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
