@@ -13,6 +13,7 @@ from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size
 from .distances import lateness
 from .fleets import failures, partition, scavenging, speeds
 from .lengths import inner, length
+from .optimizers import optimizer
 
 LESS = 3 * M_TOKENS // 4
 SHORT = M_TOKENS // 2
@@ -29,6 +30,7 @@ def all_experiments() -> tuple[Experiment, ...]:
         batch(),
         length(),
         inner(),
+        optimizer(),
         modes(),
         outer(),
         adoption(),
