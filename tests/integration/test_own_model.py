@@ -58,7 +58,8 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_sampled(tmp_path: Path) ->
     assert re.search(r"own\s+finished", shown)
     assert "gone" not in shown
     checkpoints = ".skerry/checkpoints/own"
-    for command in (("eval", checkpoints), ("up", "--run", "again", "--from", checkpoints)):
+    further = ("up", "--run", "again", "--from", checkpoints, "--set", "train.steps=300")
+    for command in (("eval", checkpoints), further):
         refused = run(*command, cwd=tmp_path)
         assert refused.returncode == 2
         assert "does not allow code from 'bigram'" in refused.stderr.splitlines()[-1]

@@ -39,7 +39,7 @@ def optimizer() -> Experiment:
         cells=tuple(cells),
         x="lr",
         series="mode",
-        notes=("Compare each line of data-parallel and of decoupled learners at its best rate.",),
+        notes="Compare each line of data-parallel and of decoupled learners at its best rate.",
     )
 
 
