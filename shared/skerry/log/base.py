@@ -82,14 +82,13 @@ class Receipt:
 
 @dataclass(slots=True)
 class SharedReads:
-    """What this client read of the chunks that every learner reads, from where: payload bytes.
+    """How many payload bytes of what every learner reads came out of a region's cache.
 
-    ``region`` is that of its broker, '' where that is the hub; only there anything is counted.
+    ``region`` is that of this client's broker, '' where that is the hub.
     """
 
     region: str = ""
     cached_bytes: int = 0
-    hub_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,9 +218,7 @@ class Reads:
         """Return a message from the region's cache, or else from the hub."""
         if (record := await self.cache.get(stream, sequence)) is not None:
             return record
-        record = await self.get(stream, sequence)
-        self.cache.reads.hub_bytes += len(record.payload) if record else 0
-        return record
+        return await self.get(stream, sequence)
 
     def _deadline(self) -> float:
         return _now() + self._connection.options.waits_s
