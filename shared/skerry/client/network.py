@@ -23,6 +23,7 @@ from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_caus
 from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
+from skerry.protocol import genesis
 from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse
 from skerry.protocol.subjects import Subjects
@@ -32,8 +33,6 @@ from skerry.tasks import TaskGroup
 log = structlog.get_logger()
 
 NANOSECONDS = 1e9
-OFFERED_S = 300.0
-"""Initial parameters that have not come for so long are offered by every learner that has them."""
 PREPARING = {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
 
 
@@ -106,10 +105,7 @@ class Network:
         await self.sender.flush()
 
     async def offer(self) -> None:
-        """Have the trainer offer what the log lacks, once that falls to no other learner.
-
-        One that says it is there and sends nothing must not hold up all others for ever.
-        """
+        """Have the trainer offer what the log lacks, once that falls to no other learner."""
         link, pulse_s = self.link, self.link.config.liveness.pulse_s
         before, changed_s = list[int](), link.clock()
         while missing := [f for f in self._missing if f not in self.receiver.announced]:
@@ -117,7 +113,7 @@ class Network:
                 before, changed_s = missing, link.clock()
             with suppress(BrokerUnavailable):
                 first = await place.first_to_offer(link.bus, link.run, pulse_s)
-                if first == link.identity.name or link.clock() > changed_s + OFFERED_S:
+                if genesis.is_to_offer(link.identity.name, first, link.clock() - changed_s):
                     link.mailbox.post_to_offer(missing)
                     return
                 if link.mailbox.to_offer is None:

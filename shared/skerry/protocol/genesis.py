@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 STALE_PULSES = 10.0
 """A learner that was silent for so many intervals between pulses is passed over."""
+MOST_WAIT_S = 300.0
+"""Initial parameters that have not come for so long are offered by every learner that has them."""
 
 
 class Candidate(NamedTuple):
@@ -32,3 +34,11 @@ def first_to_offer(candidates: Iterable[Candidate], now_ns: int, pulse_s: float)
     oldest_ns = now_ns - STALE_PULSES * pulse_s * 1e9
     living = [c for c in candidates if c.heard_ns >= oldest_ns]
     return min(living, key=lambda c: (not c.sent, c.shard)).learner if living else None
+
+
+def is_to_offer(learner: str, first: str | None, waited_s: float) -> bool:
+    """Return True if it falls to a learner to offer what nothing has come of for ``waited_s``.
+
+    One that says it is there and sends nothing must not hold up all others for ever.
+    """
+    return learner == first or waited_s > MOST_WAIT_S

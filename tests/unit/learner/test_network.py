@@ -19,7 +19,7 @@ from skerry.algorithm.merge import slice_norms
 from skerry.client import connection, sending
 from skerry.client.joining import LearnerPlace
 from skerry.client.mailbox import Event, Gone, Initial, OutgoingContribution
-from skerry.client.network import OFFERED_S, Network, open_sync
+from skerry.client.network import Network, open_sync
 from skerry.client.telemetry import LearnerIdentity
 from skerry.errors import (
     BrokerUnavailable,
@@ -34,6 +34,7 @@ from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
 from skerry.protocol.contribution import Contribution, ContributionAssembler
+from skerry.protocol.genesis import MOST_WAIT_S
 from skerry.protocol.learner import MissingCheck, TrainingProgress
 from skerry.protocol.messages import (
     ContributionKind,
@@ -429,7 +430,7 @@ async def test_initial_parameters_that_another_learner_never_sends_are_offered(
     async with running(wire.network.offer):
         await until(lambda: mailbox.to_offer is not None)
         assert not mailbox.to_offer, "another one lives, and says that it has begun"
-        now[0] = OFFERED_S + 1.0
+        now[0] = MOST_WAIT_S + 1.0
         await until(lambda: bool(mailbox.to_offer))
 
 
