@@ -1,4 +1,4 @@
-"""The command that installs a missing package beside this Skerry, however it was installed."""
+"""How to install what is missing beside this Skerry, however it was installed itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from urllib.parse import unquote, urlsplit
+
+from skerry.errors import ConfigError
 
 
 def command(*packages: str, extra: str = "") -> str:
@@ -22,6 +24,15 @@ def command(*packages: str, extra: str = "") -> str:
     if shutil.which("uv"):
         return f"uv pip install --python {sys.executable} {quoted}"
     return f"python3 -m pip --python {sys.executable} install {quoted}"
+
+
+def missing(setting: str, package: str, extra: str) -> ConfigError:
+    """Return the error of a setting that needs a package of an extra, which is not installed."""
+    msg = (
+        f"{setting} needs {package}, which is not installed: run `{command(extra=extra)}`, or leave"
+        f" {setting} out."
+    )
+    return ConfigError(msg, path=setting)
 
 
 def _requirement(extra: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,13 @@ SAMPLE = 1 << 22
 """Tokens of a shard whose ids are compared with the vocabulary."""
 
 
-def check(settings: Settings, nats: str | None, checkpoint: str | None = None) -> None:
-    """Raise ConfigError, ModelError, CorpusError or StoreError for what cannot work here."""
+def check(
+    settings: Settings, nats: str | None, checkpoint: str | None = None, *, extended: bool = False
+) -> None:
+    """Raise ConfigError, ModelError, CorpusError or StoreError for what cannot work here.
+
+    ``extended``: the settings, and not the checkpoint, say at which step its run ends.
+    """
     for service in INSTALLED:
         require(service)
     if nats is None:
@@ -35,20 +41,18 @@ def check(settings: Settings, nats: str | None, checkpoint: str | None = None) -
         vocab = _check_model(settings.run)
         _check_data(settings.run, vocab)
     else:
-        _check_checkpoint(checkpoint, settings)
+        _check_checkpoint(checkpoint, settings, extended=extended)
 
 
-def _check_checkpoint(where: str, settings: Settings) -> None:
+def _check_checkpoint(where: str, settings: Settings, *, extended: bool) -> None:
     """Raise ConfigError for a checkpoint at the end of its run, which is not to go on."""
     from skerry.store.checkpoint import read_manifest
     from skerry.store.finding import locate
 
     store, name = locate(where, settings.local.store)
-    checkpoint = read_manifest(store, name)
-    default = type(settings.run.train)()
-    steps = int(checkpoint.config.get("train", {}).get("steps", default.steps))
-    if settings.run.train.steps != default.steps:
-        steps = settings.run.train.steps
+    checkpoint, steps = read_manifest(store, name), settings.run.train.steps
+    if not extended:
+        steps = loading.run_config_from_json(json.dumps(checkpoint.config)).train.steps
     if checkpoint.step >= steps:
         msg = (
             f"{store.where(name)} is at step {checkpoint.step}, and its run ends at step {steps}:"
@@ -59,25 +63,15 @@ def _check_checkpoint(where: str, settings: Settings) -> None:
 
 def _check_extras(local: LocalSettings) -> None:
     telemetry, metrics = local.telemetry, local.metrics
-    asked = (
-        ("telemetry.endpoint", telemetry.traces_url or telemetry.metrics_url, "otel"),
-        ("metrics.tensorboard", metrics.tensorboard, "tensorboard"),
-        ("metrics.wandb", metrics.wandb, "wandb"),
-        ("store.url", local.store.url, "s3"),
-    )
-    modules = {
-        "otel": "opentelemetry.exporter.otlp.proto.http",
-        "tensorboard": "tensorboardX",
-        "wandb": "wandb",
-        "s3": "obstore",
-    }
-    for setting, value, extra in asked:
-        if value and not _found(modules[extra]):
-            msg = (
-                f"{setting} needs {modules[extra]}, which is not installed: run"
-                f" `{installing.command(extra=extra)}`, or leave {setting} out."
-            )
-            raise ConfigError(msg, path=setting)
+    exports = telemetry.traces_url or telemetry.metrics_url
+    for setting, value, module, extra in (
+        ("telemetry.endpoint", exports, "opentelemetry.exporter.otlp.proto.http", "otel"),
+        ("metrics.tensorboard", metrics.tensorboard, "tensorboardX", "tensorboard"),
+        ("metrics.wandb", metrics.wandb, "wandb", "wandb"),
+        ("store.url", local.store.url, "obstore", "s3"),
+    ):
+        if value and not _found(module):
+            raise installing.missing(setting, module, extra)
 
 
 def _found(module: str) -> bool:

@@ -68,7 +68,8 @@ def run_up(
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
     counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
-    ready.check(wanted, nats, checkpoint)
+    further = [text for text in sets if text.startswith(EXTENDING)]
+    ready.check(wanted, nats, checkpoint, extended=any("steps" in text for text in further))
     folder = RunFolder(run)
     with folder.held(), Screen(began_s=time.time()) as on:
         if fresh:
@@ -86,8 +87,7 @@ def run_up(
             async with served(folder, wanted, nats, on.say) as broker:
                 cluster = Cluster(folder, prepared(wanted, broker, folder), broker, stop)
                 if checkpoint is not None:
-                    extends = [text for text in sets if text.startswith(EXTENDING)]
-                    on.say(printable(await restore(cluster, checkpoint, extends)))
+                    on.say(printable(await restore(cluster, checkpoint, further)))
                     incomplete = False
                 await _up(cluster, on, team)
 

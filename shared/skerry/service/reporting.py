@@ -21,7 +21,6 @@ import structlog
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from skerry import installing
-from skerry.errors import ConfigError
 from skerry.telemetry import tracing
 
 if TYPE_CHECKING:
@@ -135,11 +134,8 @@ def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Genera
     try:
         from skerry.telemetry import export
     except ModuleNotFoundError as error:
-        msg = (
-            "telemetry.endpoint is set, but OpenTelemetry's SDK is not installed: "
-            f"run `{installing.command(extra='otel')}`, or leave the endpoint out."
-        )
-        raise ConfigError(msg, path="telemetry.endpoint") from error
+        lacks = "telemetry.endpoint", "OpenTelemetry's SDK", "otel"
+        raise installing.missing(*lacks) from error
     broker = urlsplit(local.nats.url.split(",")[0].strip())
     address = (broker.hostname, broker.port or 4222) if broker.hostname else None
     identity = export.Identity(service, run, name, version("skerry"), broker=address)

@@ -80,7 +80,7 @@ MISTAKES = [
     ("init --out typo.toml", "add --force"),
     # A model.
     ("up --set model.path=nowhere", "config.json"),
-    ("up --set model.config={}", "model"),
+    ("up --set model.config={}", "this decoder knows"),
     # The machine.
     ("up --set metrics.wandb=islands", "install"),
     ("up --set metrics.tensorboard=board", "install"),
@@ -96,12 +96,12 @@ MISTAKES = [
     ("learner --set nats.credentials=nowhere.nk", "No such file"),
     ("syncer --set nats.user=me --set nats.password_file=nowhere", "name a file that you may read"),
     # A name, a checkpoint, an address.
-    ("learner --run my.run", "run"),
-    ("learner --name a/b", "learner"),
-    ("up --from nowhere", "nowhere"),
-    ("checkpoints verify nowhere", "nowhere"),
-    ("export nowhere --out model", "nowhere"),
-    ("sample nowhere", "nowhere"),
+    ("learner --run my.run", "use 1 to 64 letters"),
+    ("learner --name a/b", "use 1 to 64 letters"),
+    ("up --from nowhere", "`skerry checkpoints list`"),
+    ("checkpoints verify nowhere", "`skerry checkpoints list`"),
+    ("export nowhere --out model", "`skerry checkpoints list`"),
+    ("sample nowhere", "`skerry checkpoints list`"),
     ("checkpointer --set store.url=gs://bucket", "s3://bucket/prefix"),
     ("health-monitor --set health.host=203.0.113.7", "an address of this machine"),
     ("status", "skerry up"),

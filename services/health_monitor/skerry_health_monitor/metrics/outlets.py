@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from skerry import installing
-from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -231,8 +230,4 @@ def _installed(module: str, extra: str, setting: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        msg = (
-            f"{setting} needs {module}, which is not installed:"
-            f" run `{installing.command(extra=extra)}`, or leave {setting} out."
-        )
-        raise ConfigError(msg, path=setting) from error
+        raise installing.missing(setting, module, extra) from error

@@ -1,0 +1,36 @@
+"""What a run asks of this machine, looked at before anything is created."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from skerry.cli import ready
+from skerry.errors import ConfigError
+from skerry.settings import loading
+from skerry.store.local import LocalStore
+from tests.support.checkpoints import begun, save, store
+
+__all__ = ["store"]
+
+
+@pytest.mark.parametrize(
+    ("own", "sets", "extended", "refused"),
+    [
+        (7, (), False, True),
+        (8, (), False, False),
+        (7, ("train.steps=9",), True, False),
+        (7, ("train.steps=7",), True, True),
+        (7, ("train.steps=9",), False, True),  # of a file: it is not what the run is restored with
+        (8, (f"train.steps={loading.load().run.train.steps}",), True, False),
+    ],
+)
+async def test_a_checkpoint_at_the_end_of_its_run_is_refused_unless_the_run_goes_on(
+    store: LocalStore, own: int, sets: tuple[str, ...], extended: bool, refused: bool
+) -> None:
+    scripted = await begun(train={"steps": own})
+    await scripted.commit_all(step=7, tokens=70)
+    where = str(store.root / await save(scripted, store))
+    with pytest.raises(ConfigError, match=r"set train\.steps=14") if refused else nullcontext():
+        ready.check(loading.load(None, sets), "nats://broker:4222", where, extended=extended)
