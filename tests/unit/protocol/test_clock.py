@@ -8,17 +8,18 @@ import pytest
 
 from skerry.algorithm.liveness import LivenessPolicy
 from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, LearnerTable
-from skerry.protocol.messages import LearnerPhase
+from skerry.protocol.messages import LearnerPhase, Quarantine, QuarantineReason
 from skerry.settings.models import LivenessConfig
 from tests.support.builders import pulse
 
 PATIENCE_S = 60.0
+POLICY = LivenessPolicy(**LivenessConfig().model_dump())
 PULSE = pulse("fast", 100, phase=LearnerPhase.FINISHED)
 
 
 def table_of(phase: LearnerPhase, silent_s: float) -> LearnerTable:
     """Return a table whose other learner was last heard ``silent_s`` before now (1000 s)."""
-    table = LearnerTable(LivenessPolicy(**LivenessConfig().model_dump()), PATIENCE_S)
+    table = LearnerTable(POLICY, PATIENCE_S)
     table.observe(replace(PULSE, learner="slow", phase=phase), 1000.0 - silent_s)
     table.observe(PULSE, 1000.0)
     return table
@@ -48,6 +49,19 @@ def test_run_does_not_wait_for_ever_for_one_that_says_it_trains() -> None:
     assert table.finished(1000.0, since - 1.0)
 
 
+@pytest.mark.parametrize(
+    ("held", "released", "after"),
+    [(set(), False, {"a"}), ({"a"}, True, set()), ({"a"}, False, {"a"}), ({"b"}, True, {"b"})],
+)
+def test_a_decision_on_a_learner_changes_something_once(
+    held: set[str], released: bool, after: set[str]
+) -> None:
+    table = LearnerTable(POLICY, quarantined=set(held))
+    decided = Quarantine("run", "a", QuarantineReason.BY_HAND, "admin", 1, released)
+    assert table.heed(decided) == (held != after)
+    assert table.quarantined == after
+
+
 def test_one_in_quarantine_is_neither_waited_for_nor_counted() -> None:
     table = table_of(LearnerPhase.TRAINING, 0.0)
     assert table.working(1000.0).keys() == {"slow", "fast"}
@@ -58,7 +72,7 @@ def test_one_in_quarantine_is_neither_waited_for_nor_counted() -> None:
 
 def clock(claimed: int, limit: ClockLimit, quorum: int = 1, now_s: float = 1000.0) -> int:
     """Return the clock where ``liar`` claims a step and two others are at 100."""
-    table = LearnerTable(LivenessPolicy(**LivenessConfig().model_dump()), PATIENCE_S)
+    table = LearnerTable(POLICY, PATIENCE_S)
     for name, step in (("a", 100), ("b", 100), ("liar", claimed)):
         table.observe(pulse(name, step), now_s)
     return table.clock(now_s, quorum, limit, estimated=False)
