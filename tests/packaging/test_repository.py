@@ -16,7 +16,7 @@ from tests.support.processes import call
 
 TARGETS = (
     *("help", "setup", "demo", "check", "test", "drill", "lint"),
-    *("format", "proto", "bench", "secrets", "clean"),
+    *("format", "proto", "bench", "docs", "secrets", "clean"),
 )
 SERVICES = ("learner", "syncer", "checkpointer", "health_monitor")
 GOOD = "..\n\x1b[32m==== 40 passed, 2 skipped, 9 deselected in 61.50s (0:01:01) ====\x1b[0m\n"
@@ -33,12 +33,12 @@ def test_make_knows_its_targets_and_helps_with_them(root: Path) -> None:
         assert f"make {target} " in helped.stdout
 
 
-def test_the_ci_entry_runs_lint_tests_and_drills(root: Path) -> None:
+def test_the_ci_entry_runs_lint_book_tests_and_drills(root: Path) -> None:
     entry = root / ".ci" / "run"
     assert os.access(entry, os.X_OK)
     said = entry.read_text()
     assert re.findall(r"^stage make (\w+)$", said, re.MULTILINE) == [
-        *("torch", "lint", "test", "drill")
+        *("torch", "lint", "docs", "test", "drill")
     ]
     subprocess.run(["bash", "-n", str(entry)], check=True)
 

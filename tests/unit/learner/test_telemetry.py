@@ -123,7 +123,7 @@ def test_metrics_are_read_from_the_newest_pulse(collected: Collected) -> None:
     pulses: list[Pulse | None] = [None]
     observe(ME, lambda: pulses[-1])
     assert collected.values(metrics.TOKENS) == []
-    pulses.append(PULSE)
+    pulses.append(replace(PULSE, region="eu", cached_bytes=150))
     of = {"run": "run", "learner": "a"}
     found = collected.metrics()
     assert found["skerry.tokens"] == [(of, 960)]
@@ -132,6 +132,7 @@ def test_metrics_are_read_from_the_newest_pulse(collected: Collected) -> None:
         (of | {"direction": "up"}, 100),
         (of | {"direction": "down"}, 200),
     ]
+    assert found["skerry.wire.cached"] == [(of | {"region": "eu"}, 150)]
     time = {attributes["use"]: value for attributes, value in found["skerry.learner.time"]}
     assert (time["train"], time["compile"], time["idle"]) == (6.0, 3.0, 1.0)
     assert "down" not in time

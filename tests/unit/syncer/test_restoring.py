@@ -223,6 +223,30 @@ async def test_syncer_that_serves_keeps_nothing_of_what_others_serve() -> None:
     following.cancel()
 
 
+async def test_standby_that_begins_to_serve_restores_nothing_more() -> None:
+    driven = await DrivenSyncer.begin(outer=NESTEROV, **EVERY)
+    restorer = Restorer.of(driven.bus, RUN, driven.plan, driven.config.sync, driven.outer)
+    asked = list[bool]()
+
+    def idle() -> bool:
+        """Be idle when a manifest comes, and no more once the commits before it were read."""
+        asked.append(len(asked) % 2 == 0)
+        return asked[-1]
+
+    following = asyncio.create_task(Follower(RUN, "other", restorer).follow(idle))
+    await until(lambda: len(asked) == 4)  # a manifest of each fragment
+    assert not restorer.held
+    following.cancel()
+
+
+async def test_a_round_in_which_nothing_counted_leaves_nothing_to_compare_the_next_with() -> None:
+    driven = await DrivenSyncer.begin(outer=NESTEROV, **EVERY)
+    await driven.round(0)
+    assert driven.committer.vectors[0].moved is not None
+    await driven.round(0, poisoned="ab")
+    assert driven.committer.vectors[0].moved is None
+
+
 async def test_audit_replays_up_to_where_another_master_was_gone_on_from() -> None:
     driven = await DrivenSyncer.begin(outer=NESTEROV, **EVERY)
     for index in (0, 0, 0, 0, 1):
