@@ -117,7 +117,7 @@ def print_scores(
         data = restored.config.data
         if text:
             data = _on_other_text(data, text, tokenizer)
-        refuse_data(data)
+        refuse_data(data, by="--text")
         key = data.model_dump_json()
         if key not in corpora:
             corpora[key] = load_corpus(data)

@@ -46,8 +46,11 @@ def refuse_code(run: RunConfig) -> None:
         code.refuse(value, path)
 
 
-def refuse_data(data: DataConfig) -> None:
-    """Raise ConfigError if a run names text that this machine's own settings do not allow."""
+def refuse_data(data: DataConfig, by: str = "data.paths") -> None:
+    """Raise ConfigError if a run names text that this machine's own settings do not allow.
+
+    ``by`` is how a person names their own instead.
+    """
     for setting, names in (
         ("paths", data.paths),
         ("tokenizer_folder", (data.tokenizer_folder,)),
@@ -55,9 +58,9 @@ def refuse_data(data: DataConfig) -> None:
         for name in filter(None, names):
             if not folders.is_allowed(name):
                 msg = (
-                    f"The run's data.{setting} is {name}, which this machine does not offer: name "
-                    "your own text with data.paths, or if you trust the run, add --set allow_data="
-                    f"{name}."
+                    f"The run's data.{setting} is {name}, which this machine does not offer: name"
+                    f" your own text with {by}, or if you trust the run, add"
+                    f" --set allow_data={name}."
                 )
                 raise ConfigError(msg, path=f"data.{setting}")
 
