@@ -16,6 +16,7 @@ from skerry.cli import doctor
 from skerry.errors import BrokerUnavailable, Denied
 from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.login import NatsOptions
 from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry.service.region import cache_of
@@ -129,13 +130,13 @@ async def test_a_region_whose_link_is_cut_says_so_and_comes_back(region: Region)
     async with begun(region) as (admin, _):
         sequences = await committed(admin)
         await caught_up(region, MANY)
-        async with region.learner(request_timeout_s=0.5, patience_s=2.0) as learner:
+        async with region.learner(NatsOptions(request_timeout_s=0.5, patience_s=2.0)) as learner:
             region.hub.kill()
             with pytest.raises(BrokerUnavailable, match=r"region eu at .* has not reached the hub"):
                 await learner.publish(NAMES.member("eu-0"), b"x", msg_id="1")
             assert await read(learner, sequences) == sequences  # out of the cache
             with pytest.raises(BrokerUnavailable, match="region eu has no link to the hub"):
-                async with region.learner(connect_timeout_s=1.0):
+                async with region.learner(NatsOptions(connect_timeout_s=1.0)):
                     pass
             region.hub.start()
             async with asyncio.timeout(60.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skerry.log.nats.bus import NatsBus
@@ -28,12 +28,13 @@ class Region:
     hub: NatsServer
     leaf: NatsServer
 
-    def bus(self, server: NatsServer, name: str, **given: float) -> NatsBus:
-        options = NatsOptions(credentials=self.keyring.seed(name), **given)  # type: ignore[arg-type]
-        return NatsBus(server.url, name=name, options=options)
+    def bus(self, server: NatsServer, name: str, options: NatsOptions | None = None) -> NatsBus:
+        seed = self.keyring.seed(name)
+        login = replace(options or NatsOptions(), credentials=seed)
+        return NatsBus(server.url, name=name, options=login)
 
-    def learner(self, **given: float) -> NatsBus:
-        return self.bus(self.leaf, "eu-0", **given)
+    def learner(self, options: NatsOptions | None = None) -> NatsBus:
+        return self.bus(self.leaf, "eu-0", options)
 
     async def make_cache(self) -> None:
         seed = self.keyring.seed(cache_of("eu"))

@@ -24,7 +24,7 @@ from skerry.settings.loading import run_config_from_json
 from skerry_syncer.committer import Committer
 from skerry_syncer.loading import load
 from skerry_syncer.restoring import Restorer
-from skerry_syncer.serving import ShardServer, heed, now_s
+from skerry_syncer.serving import ShardServer, note_quarantine, now_s
 from skerry_syncer.telemetry import RoundTelemetry
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class ServedRun:
     async def follow_quarantine(self, wake: Callable[[], None]) -> None:
         """Note which learners are in quarantine; call ``wake`` at each change."""
         async for record in run_records.follow(self.bus, self.record.run, Quarantine):
-            heed(self.learners, record)
+            note_quarantine(self.learners, record)
             wake()
 
     async def server(
@@ -135,7 +135,7 @@ class ServedRun:
             versions={index: state.version for index, state in loaded.shard.fragments.items()},
         )
         for record in await run_records.newest_each(self.bus, self.record.run, Quarantine):
-            heed(self.learners, record)
+            note_quarantine(self.learners, record)
         loaded.shard.quarantined = self.learners.quarantined
         loaded.shard.pulse_of = self.learners.pulse_of
         telemetry = RoundTelemetry(self.record, self.config.sync.merge)

@@ -42,9 +42,9 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def heed(learners: LearnerTable, record: Quarantine) -> None:
+def note_quarantine(learners: LearnerTable, record: Quarantine) -> None:
     """Note a decision on a learner, and report it if it changes anything."""
-    if learners.heed(record):
+    if learners.set_quarantine(record):
         about = {"learner": record.learner, "reason": record.reason, "by": record.by}
         log.warning("quarantine_released" if record.released else "quarantined", **about)
 
@@ -212,7 +212,7 @@ class ShardServer:
                 decided = writer.run, learner, reason, writer.holder, self.wall_ns()
                 record = Quarantine(*decided)
                 await run_records.publish(self.bus, record)
-                heed(learners, record)
+                note_quarantine(learners, record)
 
     async def _finish_run(self) -> bool:
         """Mark the run as finished if the other shards are done too; return whether it is.

@@ -93,7 +93,7 @@ class LearnerTable:
         """Return the learners that count."""
         return {name: seen for name, seen in self.seen.items() if name not in self.quarantined}
 
-    def heed(self, record: Quarantine) -> bool:
+    def set_quarantine(self, record: Quarantine) -> bool:
         """Put a learner into quarantine or release it; return False if that changes nothing."""
         if record.released != (record.learner in self.quarantined):
             return False

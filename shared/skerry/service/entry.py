@@ -135,7 +135,7 @@ def bus_from(
     return NatsBus(settings.url, name=name, options=options)
 
 
-def foreseen(error: BaseException) -> BaseException:
+def explained(error: BaseException) -> BaseException:
     """Return what a person can do about an error of JAX; any other error as it is."""
     said = str(error)
     if isinstance(error, SkerryError):
@@ -175,7 +175,7 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except (Exception, BaseExceptionGroup) as error:
-        cause = foreseen(first_cause(error))
+        cause = explained(first_cause(error))
         ours = isinstance(cause, SkerryError)
         if os.environ.get(DEBUG) or (logs and not ours):
             raise

@@ -58,7 +58,7 @@ def test_a_decision_on_a_learner_changes_something_once(
 ) -> None:
     table = LearnerTable(POLICY, quarantined=set(held))
     decided = Quarantine("run", "a", QuarantineReason.BY_HAND, "admin", 1, released)
-    assert table.heed(decided) == (held != after)
+    assert table.set_quarantine(decided) == (held != after)
     assert table.quarantined == after
 
 
