@@ -142,7 +142,9 @@ def test_a_missing_sdk_is_one_sentence_with_the_fix_and_leaves_no_main_pending(
         run_service(main(), telemetry(wanted, "syncer", "run", "s"))
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: telemetry.endpoint is set, but")
+    assert said.startswith(
+        "error: telemetry.endpoint needs OpenTelemetry's SDK, which is not installed"
+    )
     assert "[otel]'`" in said
 
 
