@@ -29,7 +29,7 @@ SKERRY_RUN ?= compose
 # What `make check` compares with, to know which packages you have touched.
 BASE ?= main
 
-.PHONY: help setup demo check test drill torch lint types-mypy types-pyright format proto simulate bench gpu docs secrets clean
+.PHONY: help setup demo check test drill torch lint types-mypy types-pyright format proto simulate bench gpu docs release secrets clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -86,6 +86,9 @@ gpu: .venv/.ready ## what a learner makes of this machine's accelerator, in unde
 docs: .venv/.ready ## build the book into build/book; a broken link fails it
 	$(UV) sync --frozen --inexact --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+release: .venv/.ready ## wheel, source archive, checksums and their signature in dist (KEY=~/.ssh/id_ed25519)
+	$(BIN)/python .ci/release.py $(KEY) $(ARGS)
 
 secrets: infra/secrets/route_password infra/secrets/page_token infra/secrets/keys.json ## write what docker compose keeps secret
 	@grep -qF '"run": "$(SKERRY_RUN)"' infra/secrets/keys.json || { echo "infra/secrets has no keys of run $(SKERRY_RUN): set SKERRY_RUN to their run, or remove that folder." >&2; exit 2; }

@@ -16,7 +16,7 @@ from tests.support.processes import call
 
 TARGETS = (
     *("help", "setup", "demo", "check", "test", "drill", "lint"),
-    *("format", "proto", "bench", "docs", "secrets", "clean"),
+    *("format", "proto", "bench", "docs", "release", "secrets", "clean"),
 )
 SERVICES = ("learner", "syncer", "checkpointer", "health_monitor")
 GOOD = "..\n\x1b[32m==== 40 passed, 2 skipped, 9 deselected in 61.50s (0:01:01) ====\x1b[0m\n"
@@ -108,6 +108,17 @@ def test_every_service_has_an_extra_that_all_contains(root: Path) -> None:
     names = {name.replace("_", "-") for name in SERVICES}
     assert names <= set(extras)
     assert names <= set(re.findall(r"[a-z-]+", extras["all"][0]))
+
+
+def test_every_image_of_ours_has_the_projects_version(root: Path) -> None:
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    files = [root / "docker-compose.yml", *root.glob("infra/**/*.y*ml"), *root.glob("docs/**/*.md")]
+    texts = [path.read_text() for path in files]
+    found = [tag for text in texts for tag in re.findall(r"skerry/[a-z-]+:([\w.]+)", text)]
+    wheels = [tag for text in texts for tag in re.findall(r"skerry-([\d.]+)-py3", text)]
+    assert len(found) >= 14
+    assert {*found, *wheels} == {version}
+    assert f"## {version} (" in (root / "CHANGELOG.md").read_text()
 
 
 def test_images_and_makefile_pin_the_same_uv(root: Path) -> None:

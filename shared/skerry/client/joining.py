@@ -95,6 +95,8 @@ async def find_or_create(
             record = await ledger.wait_run(bus, run)
         if record.created_ns == created_ns:
             log.info("run_created", run=run, parameters=work.plan.parameters)
+    if record.skerry_version != version("skerry"):
+        log.warning("other_release", created_by=record.skerry_version, here=version("skerry"))
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
     config = loading.with_own_data(config, given)
     weights = config.model.weights if given.model.path else given.model.weights

@@ -81,8 +81,7 @@ def _check_leaves(record: RunRecord) -> None:
     if not record.shards:
         msg = (
             f"Run {record.run!r} keeps all of its state in one stream, as skerry"
-            f" {record.skerry_version} did: go on with that release, or begin another run from a"
-            " checkpoint of it."
+            f" {record.skerry_version} did: end it with that release."
         )
         raise Implausible(msg)
     if record.shards > record.fragments:

@@ -117,8 +117,8 @@ def _check_version(view: memoryview) -> None:
     if version == FIRST_VERSION:
         msg = (
             f"The message was written by Skerry 0.1 (wire version {version}), this release reads"
-            f" version {WIRE_VERSION}: run the same release everywhere, and carry a run of 0.1 over"
-            " from its newest checkpoint with `skerry up --from CHECKPOINT --run NEW`."
+            f" version {WIRE_VERSION}: run the same release everywhere, and end a run of 0.1 with"
+            " 0.1."
         )
         raise WrongVersion(msg)
     if version != WIRE_VERSION:

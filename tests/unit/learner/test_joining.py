@@ -48,6 +48,17 @@ async def test_the_first_learner_creates_the_run_and_the_next_takes_its_config(
     assert theirs.plan.digest == work.plan.digest == record.plan_digest
 
 
+async def test_a_learner_of_another_release_than_the_runs_is_told_so(
+    bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await find_or_create(bus, "run", config)
+    monkeypatch.setattr(joining, "version", lambda _: "9.9.9")
+    with structlog.testing.capture_logs() as told:
+        record, _ = await find_or_create(bus, "run", config)
+    (said,) = [entry for entry in told if entry["event"] == "other_release"]
+    assert (said["created_by"], said["here"]) == (record.skerry_version, "9.9.9")
+
+
 async def test_learners_that_create_at_once_agree(bus: MemoryBus, config: RunConfig) -> None:
     other = config.model_copy(update={"train": TrainConfig(steps=7)})
     one, two = await asyncio.gather(

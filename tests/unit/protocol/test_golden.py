@@ -90,9 +90,7 @@ def test_earlier_payloads_decode(file: Path) -> None:
 
 def test_a_log_of_0_1_is_refused_with_the_way_out() -> None:
     data = (GOLDEN / "earlier" / "RunRecord.1.bin").read_bytes()
-    with pytest.raises(
-        WrongVersion, match=r"Skerry 0\.1 .*`skerry up --from CHECKPOINT --run NEW`"
-    ):
+    with pytest.raises(WrongVersion, match=r"Skerry 0\.1 .*end a run of 0\.1 with 0\.1"):
         records.decode(RunRecord, data, run=SAMPLES.RUN)
 
 
