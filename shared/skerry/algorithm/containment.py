@@ -18,20 +18,15 @@ from numpy.typing import NDArray
 
 from skerry.algorithm import backend
 from skerry.algorithm.fragments import BLOCK, Fragment
-from skerry.algorithm.merge_numpy import OuterGradient, spans_of
-from skerry.algorithm.planes import peak
+from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.weighting import LEAST_OTHERS
 
 F32s = NDArray[np.float32]
 
 SAMPLE_BLOCKS = 256
 """Blocks by which directions are compared: a cosine of 65,536 values is exact to 0.004."""
-PASS_BLOCKS = 256
-"""Blocks in one pass: they stay in cache."""
-LEAST_PEAK, MOST_PEAK = 1e-15, 1e15
-"""The sums of squares of values below and above these leave f32."""
 STATED = 0.01
-"""A norm may differ from what its sender says by this share: it summed in f32."""
+"""A norm may differ from what its sender says by this share: it may have summed in f32."""
 ECHO = 0.02
 """A cosine with known work that is at most this far from 1 marks a copy; one in int4 has 0.993."""
 APART = 0.1
@@ -151,26 +146,6 @@ def _near(cosines: NDArray[np.floating], learners: Sequence[str]) -> NDArray[np.
         enough = np.unique(names[others]).size >= LEAST_OTHERS
         found[number] = enough and float(far[others].min()) > APART
     return found
-
-
-def norms(item: OuterGradient, fragment: Fragment) -> tuple[float, ...]:
-    """Return the L2 norm of each slice as it decodes, in memory of one pass.
-
-    Where squares stay in f32 they are added there: a slice that is nothing beside others may be 0.
-    """
-    found: list[float] = []
-    scratch = np.empty(PASS_BLOCKS * BLOCK, np.float32)
-    wide = not LEAST_PEAK < peak(item.scheme, item.planes) < MOST_PEAK
-    for start, stop in zip(*spans_of(fragment), strict=True):
-        square = 0.0
-        for first in range(int(start), int(stop), PASS_BLOCKS):
-            blocks = slice(first, min(first + PASS_BLOCKS, int(stop)))
-            values = scratch[: (blocks.stop - blocks.start) * BLOCK]
-            backend.cpu().dequantise(item.scheme, item.planes.part(blocks), values)
-            exact = values.astype(np.float64) if wide else values
-            square += float(exact @ exact)
-        found.append(math.sqrt(square))
-    return tuple(found)
 
 
 def states_truly(stated: Sequence[float], found: Sequence[float]) -> bool:

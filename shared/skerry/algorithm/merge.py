@@ -109,6 +109,12 @@ def slice_norms(fragment: Fragment, x: NDArray[np.float32]) -> tuple[float, ...]
     return tuple(float(norm) for norm in np.sqrt(squares))
 
 
+def decoded_norms(item: OuterGradient, fragment: Fragment) -> tuple[float, ...]:
+    """Return the L2 norm of each slice of an outer gradient as it decodes, without a vector."""
+    squares = backend.merger().decoded_squares(item, spans_of(fragment))
+    return tuple(float(norm) for norm in np.sqrt(squares))
+
+
 def merge(
     method: str,
     contributions: Sequence[OuterGradient],
@@ -224,8 +230,7 @@ def largest(contributions: Sequence[OuterGradient], fragment: Fragment) -> int:
     """
 
     def size(item: OuterGradient) -> float:
-        values = slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
-        return max(*values, *item.norms)
+        return max(*decoded_norms(item, fragment), *item.norms)
 
     sizes = [size(item) for item in contributions]
     return sizes.index(max(sizes))
@@ -275,7 +280,7 @@ def _in_order(
         usable = len(item.norms) == len(fragment.slices)
         if usable and all(math.isfinite(norm) and norm >= 0 for norm in item.norms):
             return item.norms
-        return slice_norms(fragment, backend.cpu().dequantise(item.scheme, item.planes))
+        return decoded_norms(item, fragment)
 
     keys = [
         (weight, item.scheme, norms(item), item.reach, item.cut)

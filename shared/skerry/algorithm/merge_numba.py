@@ -49,10 +49,10 @@ _BF16, _INT8, _INT4 = (np.int32(SCHEMES[name].id) for name in ("bf16", "int8", "
 ACCUMULATED = frozenset({"f32", "bf16", "int8", "int4", "e3m0", "int2"})
 """Schemes that ``accumulate`` adds as they are; others are decoded first."""
 _E3M0, _INT2 = (np.int32(SCHEMES[name].id) for name in ("e3m0", "int2"))
-_N2, _N6 = np.int32(2), np.int32(6)
+_N0, _N2, _N6 = np.int32(0), np.int32(2), np.int32(6)
 _N4, _N15, _N16, _N28 = np.int32(4), np.int32(15), np.int32(16), np.int32(28)
 _SIGN, _HIGH = np.int32(0x80), np.int32(0xF0)
-_ZERO = np.float32(0)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _CODES, _SCALES = array(u8, 2), array(u16, 1)
 _FOUR_CODES, _FOUR_SCALES = four(_CODES), four(_SCALES)
 
@@ -201,6 +201,47 @@ def segment_squares(x: F32s, spans: Spans) -> F64s:
     """Sum the squares of f32 (blocks*256,) over each span, in f64."""
     squares = np.zeros(spans.starts.size)
     _segment_squares(as_blocks(x), spans.starts, spans.stops, squares)
+    return squares
+
+
+@compiled(_CODES, i64, i32)
+def _sum_of_squared_codes(codes: U8s, b: int, scheme: np.int32) -> np.int32:
+    """Sum of squares of the codes of block ``b``, int4 or int8, which an i32 holds."""
+    total = _N0
+    for i in range(HALF):
+        if scheme == _INT4:
+            byte = np.int32(np.int8(codes[b, i]))
+            first, second = np.int32(np.int32(byte << _N28) >> _N28), np.int32(byte >> _N4)
+        else:
+            upper, lower = np.int32(codes[b, i]), np.int32(codes[b, i + HALF])
+            first = np.int32(((((upper & _N15) << _N4) | (lower & _N15)) ^ _SIGN) - _SIGN)
+            second = np.int32((((upper & _HIGH) | (lower >> _N4)) ^ _SIGN) - _SIGN)
+        total = np.int32(total + np.int32(first * first + second * second))
+    return total
+
+
+@compiled(_CODES, _SCALES, i32, array(i64, 1), array(i64, 1), array(f64, 1, written=True))
+def _decoded_squares(
+    codes: U8s, scales: U16s, scheme: np.int32, starts: I64s, stops: I64s, squares: F64s
+) -> None:
+    row = np.empty((1, BLOCK), np.float32)
+    for s in range(starts.size):
+        total = 0.0
+        for b in range(starts[s], stops[s]):
+            if scheme in (_INT4, _INT8):
+                scale = np.float64(np.int32(np.int32(scales[b]) << _N16).view(np.float32))
+                total += scale * scale * np.float64(_sum_of_squared_codes(codes, b, scheme))
+            else:
+                row[0] = _ZERO
+                _add(codes[b : b + 1], scales[b : b + 1], 0, scheme, _ONE, row)
+                total += sum_of_squares(row, 0)
+        squares[s] = total
+
+
+def decoded_squares(item: OuterGradient, spans: Spans) -> F64s:
+    """Like ``merge_numpy.decoded_squares``; of int4 and int8 from codes and scales."""
+    form, squares = _compiled_form(item), np.zeros(spans.starts.size)
+    _decoded_squares(*form.planes, np.int32(SCHEMES[form.scheme].id), *spans, squares)
     return squares
 
 

@@ -64,6 +64,16 @@ def segment_squares(x: NDArray[np.float32], spans: Spans) -> NDArray[np.float64]
     return squares
 
 
+def decoded_squares(item: OuterGradient, spans: Spans) -> NDArray[np.float64]:
+    """Sum the squares of what an outer gradient decodes to over each span, in f64."""
+    squares = np.zeros(spans.starts.size)
+    for index, part in _parts(spans):
+        blocks = slice(part.start // BLOCK, part.stop // BLOCK)
+        value = dequantise(item.scheme, item.planes.part(blocks))
+        squares[index] += np.square(value, dtype=np.float64).sum()
+    return squares
+
+
 def accumulate(
     contributions: Sequence[OuterGradient],
     coefficients: NDArray[np.float32],

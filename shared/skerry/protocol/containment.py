@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from skerry.algorithm import containment
 from skerry.algorithm.containment import Work
 from skerry.algorithm.fragments import Fragment
-from skerry.algorithm.merge import sound
+from skerry.algorithm.merge import decoded_norms, sound
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.weighting import LEAST_OTHERS
 from skerry.protocol.contribution import Contribution, ContributionId, id_of
@@ -82,7 +82,7 @@ def examine(
     scale: Vector | None,
     moved: Vector | None,
 ) -> dict[ContributionId, Measured]:
-    """Measure all that waits for a fragment's ``version``, which takes about as long as to merge.
+    """Measure all that waits for a fragment's ``version``.
 
     ``scale`` f32 (padded_size,) is what it would be merged into, None for bare gradients; ``moved``
     f32 (n,) what the newest version changed in ``containment.sampled_blocks``, None if unknown.
@@ -93,7 +93,7 @@ def examine(
         if not sound(item.gradient, fragment, scale):
             found[item.id] = Measured(RefusalCause.DIVERGED)
         elif any(rules):
-            norms = containment.norms(item.gradient, fragment)
+            norms = decoded_norms(item.gradient, fragment)
             true = containment.states_truly(item.header.norms, norms)
             cause = None if true else RefusalCause.IMPLAUSIBLE
             found[item.id] = Measured(cause, math.hypot(*norms), digest_of(item.planes))

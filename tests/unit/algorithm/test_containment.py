@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from skerry.algorithm import containment, quantise_numpy
+from skerry.algorithm import containment, merge_numpy, quantise_numpy
 from skerry.algorithm.containment import Work, compare, cut, uncounted, unit
 from skerry.algorithm.fragments import BLOCK, Fragment, Slice
-from skerry.algorithm.merge import slice_norms
-from skerry.algorithm.merge_numpy import OuterGradient
+from skerry.algorithm.merge import decoded_norms, slice_norms
+from skerry.algorithm.merge_numpy import OuterGradient, spans_of
 from skerry.algorithm.schemes import SCHEMES
 
 F32s = NDArray[np.float32]
@@ -110,7 +110,8 @@ def test_norms_are_those_of_what_is_decoded_and_lies_about_them_show(
 ) -> None:
     x = np.random.default_rng(2).standard_normal(FRAGMENT.padded_size).astype(np.float32)
     item = OuterGradient(scheme, quantise_numpy.quantise(scheme, x * np.float32(scale)))
-    found = containment.norms(item, FRAGMENT)
+    found = decoded_norms(item, FRAGMENT)
+    assert found == pytest.approx(np.sqrt(merge_numpy.decoded_squares(item, spans_of(FRAGMENT))))
     true = slice_norms(FRAGMENT, quantise_numpy.dequantise(scheme, item.planes))
     assert found == pytest.approx(true, rel=1e-5)
     assert containment.states_truly(true, found)
