@@ -207,12 +207,10 @@ class ShardServer:
     async def _quarantine(self) -> None:
         """Put into quarantine, for all shards, whom the newest outcomes speak against."""
         writer, learners = self.committer.writer, self.coordinator.clock.learners
-        for learner, reason in self.coordinator.shard.conduct.suspects():
-            if learner not in learners.quarantined:
-                decided = writer.run, learner, reason, writer.holder, self.wall_ns()
-                record = Quarantine(*decided)
-                await run_records.publish(self.bus, record)
-                note_quarantine(learners, record)
+        for learner, reason in self.coordinator.shard.conduct.suspects(learners.quarantined):
+            record = Quarantine(writer.run, learner, reason, writer.holder, self.wall_ns())
+            await run_records.publish(self.bus, record)
+            note_quarantine(learners, record)
 
     async def _finish_run(self) -> bool:
         """Mark the run as finished if the other shards are done too; return whether it is.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -231,11 +231,17 @@ class Conduct:
             if refused.cause in _BAD and id_of(refused).identity:
                 self._note(refused.learner, Outcome(refused.cause))
 
-    def suspects(self) -> Iterator[tuple[str, QuarantineReason]]:
-        """Yield the learners that are to be put into quarantine, and forget what they did."""
+    def suspects(self, quarantined: Container[str]) -> Iterator[tuple[str, QuarantineReason]]:
+        """Yield the learners that are to be put into quarantine, and forget what they did.
+
+        What one did that is there already, by whoever's decision, is forgotten, too.
+        """
         for learner in list(self.outcomes):
-            if (reason := _suspicion(self.outcomes[learner])) is not None:
+            reason = _suspicion(self.outcomes[learner])
+            held = learner in quarantined
+            if held or reason is not None:
                 del self.outcomes[learner]
+            if reason is not None and not held:
                 yield learner, reason
 
     def _note(self, learner: str, outcome: Outcome) -> None:

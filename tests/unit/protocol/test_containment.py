@@ -186,6 +186,16 @@ def test_memory_forgets_what_is_too_old() -> None:
     assert memory.digests.keys() == {8}
 
 
+def test_what_a_learner_did_before_its_quarantine_is_forgotten_whoever_decided() -> None:
+    seen = Conduct()
+    bad = (Refused(RefusalCause.OVERLONG, "b", 1, 1),)
+    for _ in range(OFTEN):
+        seen.take(commit(3, refused=bad))
+    assert not list(seen.suspects({"b"}))
+    seen.take(commit(3, refused=bad))  # it is released, and begins anew
+    assert not list(seen.suspects(()))
+
+
 def conduct(count: int, **bad: Any) -> list[tuple[str, QuarantineReason]]:
     """Return who is suspected when so many contributions of b were bad, after good ones of both."""
     seen = Conduct()
@@ -195,8 +205,8 @@ def conduct(count: int, **bad: Any) -> list[tuple[str, QuarantineReason]]:
         kept = [consumed("a", alignment=0.3), *([] if cause else [own])]
         refused = (Refused(cause, "b", 1, 1),) if cause else ()
         seen.take(commit(3, consumed=tuple(kept), refused=refused))
-    found = list(seen.suspects())
-    assert not list(seen.suspects())
+    found = list(seen.suspects(()))
+    assert not list(seen.suspects(()))
     return found
 
 

@@ -507,7 +507,9 @@ class Quarantine:
     """The syncer by whose rule it was decided, or the host on which somebody did."""
     decided_ns: int
     released: bool = False
-    """The learner is merged again from here on, and what it did before is forgotten."""
+    """The learner is merged again from here on. No refusal of before speaks against it: each
+    syncer forgets them at its first commit while the learner is in quarantine.
+    """
 
 
 @dataclass(frozen=True, slots=True)

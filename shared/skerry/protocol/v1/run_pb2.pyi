@@ -385,7 +385,9 @@ class Quarantine(_message.Message):
     """The syncer by whose rule it was decided, or the host on which somebody did."""
     decided_ns: _builtins.int
     released: _builtins.bool
-    """The learner is merged again from here on, and what it did before is forgotten."""
+    """The learner is merged again from here on. No refusal of before speaks against it: each syncer
+    forgets them at its first commit while the learner is in quarantine.
+    """
     def __init__(
         self,
         *,
