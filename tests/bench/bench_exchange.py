@@ -3,12 +3,13 @@
 M learners without a model send int4 noise for each fragment to a real broker, a syncer in a process
 of its own merges and commits it, and each learner reads the new global fragment. All on this
 machine, so the link is memory. ``--parameters`` and ``--learners`` say how much; encoding is done
-once before, since it is a learner's own.
+once before, since it is a learner's own. Beside each figure stands what ``skerry plan`` says of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -35,7 +36,10 @@ from skerry.log.streams import specs
 from skerry.protocol.codec import pack
 from skerry.protocol.messages import ContributionKind, Manifest, Round
 from skerry.protocol.parts import size_of
-from skerry.settings.models import RunConfig, SyncConfig
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from skerry_tools.plan.memory import syncer_bytes
+from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
+from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
 from tests.support.builders import background, header, run_record
 from tests.support.cluster import Cluster
 from tests.support.learners import ScriptedLearner
@@ -47,6 +51,12 @@ LEAF = 16 * 2**20
 """Parameters in a tensor."""
 PATIENCE_S = 600.0
 PULSE_S = 0.1
+UP = "up, bits a parameter and learner"
+DOWN = "down, bits a parameter and learner"
+STORED = "stored beside contributions, bytes a parameter"
+WALL = "wall, s for 1 B parameters"
+CPU = "CPU of the syncer, s for 1 B parameters"
+RESIDENT = "resident in the syncer, bytes a parameter"
 GAP = 4
 """Steps between the rounds of two fragments."""
 
@@ -192,18 +202,49 @@ class Bench:
         return used.user + used.system
 
 
-async def measure(cut: Plan, chosen: Namespace) -> tuple[list[Exchange], float]:
-    """Return the exchanges that are asked for, and the resident bytes of the syncer at the end."""
-    fragments, learners = len(cut.fragments), chosen.learners
+def config_of(chosen: Namespace) -> RunConfig:
+    """Return the settings of the run."""
     sync = SyncConfig(
-        fragments=fragments,
-        h_steps=GAP * fragments,
-        learners=learners,
-        quorum=learners,
+        fragments=chosen.fragments,
+        h_steps=GAP * chosen.fragments,
+        learners=chosen.learners,
+        quorum=chosen.learners,
         delta_scheme=chosen.deltas,
         round_timeout_s=PATIENCE_S,
     )
-    config = RunConfig(sync=sync)
+    return RunConfig(
+        sync=sync, outer=OuterConfig(preset="nesterov" if chosen.momentum else "direct")
+    )
+
+
+def planned(
+    cut: Plan, config: RunConfig, chosen: Namespace, empty_bytes: float
+) -> dict[str, float]:
+    """Return what a plan of these settings says, by the name of its figure.
+
+    ``empty_bytes`` is what a syncer's process holds before it has a model.
+    """
+    load = SyncLoad(config.sync, cut.parameters, outer_vectors=int(chosen.momentum))
+    here = {"learners": chosen.learners, "up": "1 Tbit/s", "rtt": "1 ms"}
+    # A step as long as a round: an exchange has one round after the other.
+    site = PlannedSite("here", SiteTable.model_validate(here), 1.0, local=True)
+    at = Deployment(load, {"here": site}, HubTable(), ScenarioTables(), run=config)
+    state = load.state_bytes(1 / load.keyframe_every, at.snapshots)
+    return {
+        UP: load.up_bits,
+        DOWN: load.down_bits,
+        STORED: state,
+        WALL: 1e9 * at.site_rounds["here"].round_s * len(cut.fragments) / cut.parameters,
+        CPU: 1e9 * at.speeds.commit_cpu_s[chosen.momentum],
+        RESIDENT: (syncer_bytes(at) + empty_bytes) / cut.parameters,
+    }
+
+
+async def measure(
+    cut: Plan, config: RunConfig, chosen: Namespace
+) -> tuple[list[Exchange], float, float]:
+    """Return the exchanges that are asked for, and bytes that the syncer held first and last."""
+    sync, learners = config.sync, chosen.learners
     async with AsyncExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         (folder / "run.toml").touch()
@@ -221,6 +262,7 @@ async def measure(cut: Plan, chosen: Namespace) -> tuple[list[Exchange], float]:
             Cluster(server.url, RUN, folder, folder / "run.toml", folder / "jax")
         )
         syncer = await cluster.start("syncer", "s")
+        empty_bytes = psutil.Process(syncer.process.pid).memory_info().rss
         bench = Bench(
             bus,
             cut,
@@ -238,41 +280,51 @@ async def measure(cut: Plan, chosen: Namespace) -> tuple[list[Exchange], float]:
             await bench.begin()
             await bench.exchange()  # which loads kernels, and touches memory for the first time
             found = [await bench.exchange() for _ in range(chosen.times)]
-            return found, bench.syncer.memory_info().rss
+            return found, empty_bytes, bench.syncer.memory_info().rss
 
 
 def main() -> None:
     made = parser(__doc__ or "")
     made.add_argument("--parameters", type=float, default=16e6, help="(default 16e6)")
-    made.add_argument("--fragments", type=int, default=2, help="(default 2)")
+    made.add_argument("--fragments", type=int, default=8, help="(default 8)")
     made.add_argument("--learners", type=int, default=4, help="(default 4)")
-    made.add_argument("--deltas", default="int8", help="sync.delta_scheme (default int8)")
+    made.add_argument("--deltas", default="auto", help="sync.delta_scheme (default auto)")
+    made.add_argument("--momentum", action="store_true", help="with Nesterov momentum")
     made.add_argument("--times", type=int, default=5, help="exchanges (default 5)")
     chosen = made.parse_args()
-    cut = plan_of(int(chosen.parameters), chosen.fragments)
-    found, resident = asyncio.run(measure(cut, chosen))
+    cut, config = plan_of(int(chosen.parameters), chosen.fragments), config_of(chosen)
+    found, empty_bytes, resident = asyncio.run(measure(cut, config, chosen))
     size, learners = cut.parameters, chosen.learners
     middle = {
         name: statistics.median(getattr(one, name) for one in found) / size
         for name in asdict(found[0])
     }
     rows = {
-        "up, bits a parameter and learner": 8 * middle["sent_bytes"] / learners,
-        "down, bits a parameter and learner": 8 * middle["read_bytes"] / learners,
-        "stored beside contributions, bytes a parameter": middle["stored_bytes"],
-        "wall, s for 1 B parameters": 1e9 * middle["wall_s"],
-        "CPU of the syncer, s for 1 B parameters": 1e9 * middle["syncer_cpu_s"],
-        "resident in the syncer, bytes a parameter": resident / size,
+        UP: 8 * middle["sent_bytes"] / learners,
+        DOWN: 8 * middle["read_bytes"] / learners,
+        STORED: statistics.mean(one.stored_bytes for one in found) / size,
+        WALL: 1e9 * middle["wall_s"],
+        CPU: 1e9 * middle["syncer_cpu_s"],
+        RESIDENT: resident / size,
     }
-    print(f"exchange: {size:,} parameters, {learners} learners, median of {len(found)}")
-    for name, value in rows.items():
-        print(f"  {name:<50} {value:8.2f}")
+    plans = planned(cut, config, chosen, empty_bytes)
     limits = {
-        "down, bits a parameter and learner": 5.0,
-        "CPU of the syncer, s for 1 B parameters": 6.0,
+        DOWN: 5.0,
+        STORED: 1.0,
+        WALL: 12.0,
+        CPU: 6.0,
+        RESIDENT: 10.5 if chosen.momentum else 6.5,
     }
+    print(
+        f"exchange: {size:,} parameters, {learners} learners, median of {len(found)}, load ", end=""
+    )
+    print(" ".join(f"{load:.1f}" for load in os.getloadavg()))
+    print(f"  {'':<50} {'measured':>8} {'planned':>8} {'goal':>5}")
+    for name, value in rows.items():
+        print(f"  {name:<50} {value:8.2f} {plans[name]:8.2f} {limits[name]:5g}")
+    print(f"  {empty_bytes / 2**20:.0f} MiB of the resident are a syncer without a model")
     goals = [Goal(name, goal, rows[name], "", at_most=True) for name, goal in limits.items()]
-    write("exchange", [rows], goals, chosen.json)
+    write("exchange", [rows, plans], goals, chosen.json)
 
 
 if __name__ == "__main__":

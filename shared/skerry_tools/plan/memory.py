@@ -11,7 +11,7 @@ from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory, m
 from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
 from skerry.settings.models import RunConfig
-from skerry_tools.plan.measured import STATE_COPIES
+from skerry_tools.plan.measured import RAW_BITS, STATE_COPIES
 from skerry_tools.plan.traffic import Deployment, ModelSize, PlannedSite, SyncLoad
 
 FUSED_HEAD = 256
@@ -54,12 +54,14 @@ def known_of(
 def syncer_bytes(at: Deployment) -> float:
     """Return the memory of one shard's syncer.
 
-    That is f32 master, outer state and result, the global fragment, and a round's contributions.
+    That is f32 master and outer state, and the global fragments; of one fragment also the result
+    of a merge, its delta, and a round's contributions, unpacked.
     """
     load = at.load
-    shared = 4 if load.sync.global_scheme == "f32" else 2
-    whole = (4 * (2 + load.outer_vectors) + shared) * load.parameters / load.sync.shards
-    return whole + at.learners * load.fragment * load.up_bits / 8
+    held, shared = load.snapshot_bytes, 4 if load.sync.global_scheme == "f32" else 2
+    codes = at.learners * RAW_BITS[load.sync.contribution_scheme] + RAW_BITS[load.down_scheme]
+    whole = (held + shared) * load.parameters / load.sync.shards
+    return whole + (held + codes / 8) * load.fragment
 
 
 def contributions_bytes(at: Deployment) -> float:
