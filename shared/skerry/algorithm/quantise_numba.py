@@ -381,10 +381,12 @@ def _step_towards(
     low, spare = np.int32(codes.shape[1] // 32 - 4), np.empty(BLOCK, np.int32)
     half, most, top = np.int32(0x7FFF), np.int32(BF16_MAX), _N0
     for b in range(words.shape[0]):
+        peak = _N0
         for i in range(BLOCK):
             whole = np.int32(np.int32(words[b, i]) << _N16).view(np.float32)
-            out[b, i] = master[b, i] - whole
-        peak = _peak(bits, b)
+            change = np.float32(master[b, i] - whole)
+            peak = max(peak, np.int32(change.view(np.int32) & _MAGNITUDE))
+            out[b, i] = change
         if peak >= _INF:
             return False
         scale = scales[b] = _scale(peak, step, ceiling)
@@ -392,13 +394,11 @@ def _step_towards(
         wide = np.int32(np.int32(scale) << _N16).view(np.float32)
         for i in range(BLOCK):
             whole = np.int32(np.int32(words[b, i]) << _N16).view(np.float32)
-            out[b, i] = wide * np.float32(spare[i]) + whole
-        top = max(top, _peak(bits, b))
-        for i in range(BLOCK):
-            raw = bits[b, i]
-            size = raw & _MAGNITUDE
-            word = min((size + half + ((size >> _N16) & _N1)) >> _N16, most)
-            rounded = np.int32(word << _N16) | (raw & ~_MAGNITUDE)
+            raw = np.float32(wide * np.float32(spare[i]) + whole).view(np.int32)
+            size = np.int32(raw & _MAGNITUDE)
+            top = max(top, size)
+            word = min(np.int32(size + half + ((size >> _N16) & _N1)) >> _N16, most)
+            rounded = np.int32(np.int32(word << _N16) | (raw & ~_MAGNITUDE))
             words[b, i] = np.uint16((rounded >> _N16) & np.int32(0xFFFF))
             bits[b, i] = rounded
     return bool(top < _INF)
