@@ -49,7 +49,7 @@ RUN = "exchange"
 ROWS = 4096
 LEAF = 16 * 2**20
 """Parameters in a tensor."""
-PATIENCE_S = 600.0
+PATIENCE_S = 3600.0
 PULSE_S = 0.1
 UP = "up, bits a parameter and learner"
 DOWN = "down, bits a parameter and learner"
