@@ -141,7 +141,10 @@ def chaos(  # noqa: PLR0913 - one option each
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draws the plan.", metavar="N")] = None,
     every_s: Annotated[float, typer.Option(help="Seconds between faults.", metavar="S")] = 5.0,
-    duration_s: Annotated[float, typer.Option(help="Seconds of faults.", metavar="S")] = 120.0,
+    duration_s: Annotated[
+        float | None,
+        typer.Option(help="Seconds of faults: 120, a pause with --once 5.", metavar="S"),
+    ] = None,
     kinds: Annotated[str, typer.Option(help="Only these, by comma.", metavar="K,...")] = "",
     targets: Annotated[str, typer.Option(help="Only these, by comma.", metavar="T,...")] = "",
     plan: Annotated[Path | None, typer.Option(help="A fault plan instead.", metavar="FILE")] = None,
@@ -157,6 +160,10 @@ def chaos(  # noqa: PLR0913 - one option each
     heal: Annotated[
         bool, typer.Option("--heal", help="Only undo what a killed drill has left.")
     ] = False,
+    once: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="Only kill, pause or stop this process, now.", metavar="FAULT NAME"),
+    ] = None,
 ) -> None:
     """Break a run on purpose, one drill at a time; heal and check it."""
     from skerry_tools.chaos.command import ChaosOptions, run_chaos
@@ -180,6 +187,7 @@ def chaos(  # noqa: PLR0913 - one option each
                 as_json=json,
                 dry_run=dry_run,
                 heal=heal,
+                once=once,
             )
         )
 

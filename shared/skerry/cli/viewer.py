@@ -18,8 +18,10 @@ from rich.live import Live
 from rich.markup import escape
 
 from skerry.cli.board import board, line
+from skerry.cli.cluster import processes
 from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import BrokerUnavailable
+from skerry.service.clusters import ROOT
 from skerry.service.entry import bus_from
 from skerry.service.reporting import BrokerWatch
 from skerry.settings import loading
@@ -128,9 +130,19 @@ async def _view(
         model = await read_model(bus, name)
         now = model.snapshot([*map(StreamStore, await bus.rooms())], at_rest=log.at_rest)
         if as_json:
-            print(json.dumps(snapshot_json(now), indent=None if live else 2))
+            shown = {**snapshot_json(now), "processes": _processes(name)}
+            print(json.dumps(shown, indent=None if live else 2))
         else:
             console.print(board(now, console.width))
+
+
+def _processes(run: str) -> list[dict[str, object]]:
+    """Return the processes of the cluster that keeps a run in this folder, by name."""
+    return [
+        {"name": entry.name, "kind": entry.kind, "pid": entry.pid, "status": entry.status}
+        for _, entry in sorted(processes.read(ROOT / run).items())
+        if entry.alive
+    ]
 
 
 def snapshot_json(now: RunSnapshot) -> dict[str, object]:

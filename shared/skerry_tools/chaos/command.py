@@ -44,12 +44,14 @@ from skerry_tools.chaos.engine import Firing
 from skerry_tools.chaos.healing import Healing, run_heal, undo_first
 from skerry_tools.chaos.lease import leased
 from skerry_tools.chaos.local import LocalRun
+from skerry_tools.chaos.once import run_once
 from skerry_tools.chaos.plan import BROKER, DRAWN, FaultPlan, Kind
 from skerry_tools.chaos.remote import remote
 
 OnResult = Callable[[DrillResult], None]
 
 CREATED_S = 60.0
+DRILL_S, PAUSE_S = 120.0, 5.0
 TARGETS = (*(service for service in SERVICES if service != "evaluator"), BROKER)
 """The services that are struck where no targets are named."""
 
@@ -64,7 +66,8 @@ class ChaosOptions:
     run: str | None = None
     seed: int | None = None
     every_s: float = 5.0
-    duration_s: float = 120.0
+    duration_s: float | None = None
+    """Of all faults together, DRILL_S unless given; of a pause by ``once`` PAUSE_S."""
     kinds: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     plan: Path | None = None
@@ -74,6 +77,7 @@ class ChaosOptions:
     as_json: bool = False
     dry_run: bool = False
     heal: bool = False
+    once: tuple[str, str] | None = None
 
 
 def run_chaos(options: ChaosOptions) -> None:
@@ -81,6 +85,9 @@ def run_chaos(options: ChaosOptions) -> None:
 
     Once faults may have begun the verdict is printed however it ended.
     """
+    if options.once is not None:
+        _once(*options.once, options)
+        return
     for name, value in (("quiet_s", options.quiet_s), ("goodput", options.goodput)):
         if not 0 <= value <= plans.MOST_S:  # which is false for nan, too
             msg = f"{name} is {value}: give a number from 0 to {plans.MOST_S:.0f}."
@@ -110,6 +117,17 @@ def run_chaos(options: ChaosOptions) -> None:
             failed = next(check for check in result.checks if not check.ok)
             msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
             raise HistoryBroken(msg)
+
+
+def _once(fault: str, name: str, options: ChaosOptions) -> None:
+    if options.nats is not None or options.plan is not None or options.heal:
+        msg = "--once strikes one process of this machine: leave out --nats, --plan and --heal."
+        raise ConfigError(msg, path="once")
+    for_s = PAUSE_S if options.duration_s is None else options.duration_s
+    if not 0 < for_s <= plans.MOST_S:  # which is false for nan, too
+        msg = f"duration_s is {for_s}: give a number above 0, up to {plans.MOST_S:.0f}."
+        raise ConfigError(msg, path="duration_s")
+    run_once(_cluster(options.run), fault, name, for_s)
 
 
 def _print_verdict(result: DrillResult, *, as_json: bool) -> None:
@@ -154,8 +172,9 @@ def make_plan(options: ChaosOptions, drilled: DrilledRun) -> FaultPlan:
         kind for kind in able(drilled) if kind in DRAWN
     )
     refuse_kinds(kinds, drilled)
+    duration_s = DRILL_S if options.duration_s is None else options.duration_s
     plan = plans.random_plan(
-        seed, options.every_s, options.duration_s, kinds, targets, heal_s=options.heal_s
+        seed, options.every_s, duration_s, kinds, targets, heal_s=options.heal_s
     )
     if not plan.faults:
         msg = "This draws no fault at all: give more --duration-s, or targets the kinds can strike."
