@@ -409,7 +409,7 @@ def test_everything_can_be_reached_by_keyboard(watch: Watch, page: Page) -> None
     page.wait_for_selector("#round[open] #trace-id")
     page.keyboard.press("Escape")
     page.keyboard.press("f")
-    assert page.evaluate("document.activeElement.id") == "fragments"
+    assert page.evaluate("document.activeElement.id") == "fragment-rows"
     page.keyboard.press("/")
     page.keyboard.type("learner-3")
     expect(page.locator("#lanes li")).to_have_count(1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
@@ -63,6 +64,18 @@ class Series:
     traces: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One log line as it came, ids in hexadecimal."""
+
+    service: str
+    name: str
+    level: str
+    trace_id: str
+    span_id: str
+    attributes: dict[str, Any]
+
+
 @dataclass(slots=True)
 class Receiver:
     """Listens on a free loopback port; ``held`` makes it take requests and answer none."""
@@ -71,6 +84,7 @@ class Receiver:
     series: dict[tuple[str, str, str], Series] = field(
         default_factory=dict[tuple[str, str, str], Series]
     )
+    lines: list[Line] = field(default_factory=list[Line])
     schemas: set[str] = field(default_factory=set[str])
     requests: int = 0
     held: threading.Event | None = None
@@ -120,6 +134,10 @@ class Receiver:
                 traces = _parsed(ExportTraceServiceRequest(), body)
                 self.schemas |= _schemas(traces.resource_spans, "scope_spans")
                 self.spans += _spans(traces)
+            elif path == "/v1/logs":
+                lines = _parsed(ExportLogsServiceRequest(), body)
+                self.schemas |= _schemas(lines.resource_logs, "scope_logs")
+                self.lines += _lines(lines)
             elif path == "/v1/metrics":
                 metrics = _parsed(ExportMetricsServiceRequest(), body)
                 self.schemas |= _schemas(metrics.resource_metrics, "scope_metrics")
@@ -160,6 +178,22 @@ def _spans(request: ExportTraceServiceRequest) -> list[Received]:
         for group in request.resource_spans
         for scope in group.scope_spans
         for span in scope.spans
+    ]
+
+
+def _lines(request: ExportLogsServiceRequest) -> list[Line]:
+    return [
+        Line(
+            service=_attributes(group.resource.attributes)["service.name"],
+            name=line.body.string_value,
+            level=line.severity_text,
+            trace_id=line.trace_id.hex(),
+            span_id=line.span_id.hex(),
+            attributes=_attributes(line.attributes),
+        )
+        for group in request.resource_logs
+        for scope in group.scope_logs
+        for line in scope.log_records
     ]
 
 

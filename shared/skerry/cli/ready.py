@@ -63,7 +63,7 @@ def _check_checkpoint(where: str, settings: Settings, *, extended: bool) -> None
 
 def _check_extras(local: LocalSettings) -> None:
     telemetry, metrics = local.telemetry, local.metrics
-    exports = telemetry.traces_url or telemetry.metrics_url
+    exports = telemetry.wanted
     for setting, value, module, extra in (
         ("telemetry.endpoint", exports, "opentelemetry.exporter.otlp.proto.http", "otel"),
         ("metrics.tensorboard", metrics.tensorboard, "tensorboardX", "tensorboard"),

@@ -113,7 +113,7 @@ class ContributionSender:
                     sent = True
                 except (BrokerUnavailable, StorageFull) as error:
                     log.warning("contribution_unsent", fragment=header.fragment, error=str(error))
-                    link.telemetry.failed(header.fragment, str(error), link.wall_ns())
+                    link.telemetry.failed(header.fragment, error, link.wall_ns())
                     await asyncio.sleep(connection.RETRY_S)
                 except Diverged as error:
                     if header.kind is ContributionKind.GENESIS:

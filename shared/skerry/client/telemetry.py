@@ -103,12 +103,13 @@ class LearnerTelemetry:
         sending = self.sending.setdefault(fragment, Sending())
         sending.began_ns = now_ns if sending.began_ns is None else sending.began_ns
 
-    def failed(self, fragment: int, error: str, now_ns: int) -> None:
+    def failed(self, fragment: int, error: Exception, now_ns: int) -> None:
         """Note that it could not be sent yet."""
         sending = self.sending.setdefault(fragment, Sending())
         sending.failures += 1
         del sending.events[MOST_FAILURES - 1 :]
-        sending.events.append(SpanEvent("not_sent", now_ns, {"exception.message": error}))
+        about = {"error.type": type(error).__name__, "exception.message": str(error)}
+        sending.events.append(SpanEvent("not_sent", now_ns, about))
 
     def dropped(self, fragment: int) -> None:
         """Note that it never will be sent."""

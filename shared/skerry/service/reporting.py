@@ -21,7 +21,7 @@ import structlog
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from skerry import installing
-from skerry.telemetry import tracing
+from skerry.telemetry import lines, tracing
 
 if TYPE_CHECKING:
     from skerry.settings.models import LocalSettings
@@ -66,6 +66,7 @@ def configure(level: str, *, service: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            lines.copy,
             structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
@@ -122,13 +123,13 @@ class BrokerWatch:
 
 @contextmanager
 def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Generator[None]:
-    """Send this process's spans and metrics until the block ends; without an address, nothing.
+    """Send this process's spans, metrics and lines until the block ends; without an address, none.
 
     The end of the block takes ``STOP_S`` at most, in whatever state the collector is.
     Raises ConfigError where there is an address and OpenTelemetry's SDK is not installed.
     """
     wanted = local.telemetry
-    if not (wanted.traces_url or wanted.metrics_url):
+    if not wanted.wanted:
         yield
         return
     try:
@@ -146,6 +147,7 @@ def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Genera
         "telemetry_begins",
         traces=bool(wanted.traces_url),
         metrics=bool(wanted.metrics_url),
+        logs=bool(wanted.logs_url),
         sample_ratio=wanted.sample_ratio,
     )
     try:

@@ -237,6 +237,7 @@ def _of_addresses(local: LocalSettings) -> Iterator[str]:
         ("telemetry.endpoint", [telemetry.endpoint], web, otlp),
         ("telemetry.traces_endpoint", [telemetry.traces_endpoint], web, otlp),
         ("telemetry.metrics_endpoint", [telemetry.metrics_endpoint], web, otlp),
+        ("telemetry.logs_endpoint", [telemetry.logs_endpoint], web, otlp),
         ("metrics.broker", local.metrics.broker_urls, web, monitoring),
     ]
     for path, urls, schemes, example in rules:

@@ -53,6 +53,7 @@ OTEL_ENDPOINTS = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "endpoint",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "traces_endpoint",
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "metrics_endpoint",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "logs_endpoint",
 }
 """OpenTelemetry's own variables, and the setting of ``telemetry`` that each is a default for."""
 

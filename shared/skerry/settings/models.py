@@ -492,7 +492,7 @@ class HealthSettings(Table):
 
 
 class TelemetrySettings(Table):
-    """Where services send traces and metrics; by default nowhere."""
+    """Where services send traces, metrics and log lines; by default nowhere."""
 
     endpoint: str = ""
     """Base address of an OTLP receiver (http/protobuf), such as http://127.0.0.1:4318; empty: off.
@@ -501,6 +501,8 @@ class TelemetrySettings(Table):
     """Full address for traces; empty: <endpoint>/v1/traces."""
     metrics_endpoint: str = ""
     """Full address for metrics; empty: <endpoint>/v1/metrics."""
+    logs_endpoint: str = ""
+    """Full address for log lines; empty: <endpoint>/v1/logs."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of rounds that are traced; where machines differ, traces have gaps."""
     metrics_interval_s: float = Field(default=10.0, gt=0)
@@ -520,6 +522,17 @@ class TelemetrySettings(Table):
         """Address for metrics; empty: none."""
         base = self.endpoint.rstrip("/")
         return self.metrics_endpoint or (base and f"{base}/v1/metrics")
+
+    @property
+    def logs_url(self) -> str:
+        """Address for log lines; empty: none."""
+        base = self.endpoint.rstrip("/")
+        return self.logs_endpoint or (base and f"{base}/v1/logs")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is sent."""
+        return bool(self.traces_url or self.metrics_url or self.logs_url)
 
 
 class MetricsSettings(Table):

@@ -1,7 +1,8 @@
-"""Send spans and metrics by OTLP (http/protobuf): the one module that imports OpenTelemetry's SDK.
+"""Send spans, metrics and log lines by OTLP (http/protobuf), with OpenTelemetry's SDK.
 
-Everything is sent from threads of its own: a collector that is dead, slow or refuses costs the
-caller nothing, what cannot be sent is dropped, and ``Telemetry.stop`` waits for a bounded time.
+No other module imports that. Everything is sent from threads of its own: a collector that is
+dead, slow or refuses costs the caller nothing, what cannot be sent is dropped, and
+``Telemetry.stop`` waits for a bounded time.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from opentelemetry import trace as trace_api
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.trace import SpanContext, Status, StatusCode
 
 from skerry.settings.models import TelemetrySettings
-from skerry.telemetry import instruments, spans, tracing
+from skerry.telemetry import instruments, lines, spans, tracing
 
 COMPLAIN_EVERY_S = 60.0
 SCOPE = "skerry"
@@ -54,7 +61,7 @@ class KnownResource(Resource):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose spans and metrics these are: ``service`` of ``run``, under a name of its own.
+    """Whose spans, metrics and lines these are: ``service`` of ``run``, under a name of its own.
 
     ``broker`` is the host and port that messaging spans name.
     """
@@ -80,7 +87,7 @@ class Identity:
 
 
 class Telemetry:
-    """Running exporters of spans and metrics; ``stop`` them at the end of the process."""
+    """Running exporters of spans, metrics and lines; ``stop`` them at the end of the process."""
 
     def __init__(self, identity: Identity, settings: TelemetrySettings, complain: Complain) -> None:
         """Send to the addresses that ``settings`` name, from now on.
@@ -90,7 +97,7 @@ class Telemetry:
         """
         logger = logging.getLogger("opentelemetry")
         logger.handlers, logger.propagate = [_Warnings(complain)], False
-        self._providers: list[SpanProcessor | MeterProvider] = []
+        self._providers: list[SpanProcessor | MeterProvider | LoggerProvider] = []
         if settings.traces_url:
             processor = BatchSpanProcessor(OTLPSpanExporter(settings.traces_url))
             tracing.install(SpanExporter(identity, processor).export, settings.sample_ratio)
@@ -103,9 +110,18 @@ class Telemetry:
             instruments.install(provider.get_meter(SCOPE, identity.version, SCHEMA_URL))
             self._providers.append(provider)
 
+        if settings.logs_url:
+            keeping = LoggerProvider(identity.resource(), shutdown_on_exit=False)
+            keeping.add_log_record_processor(
+                BatchLogRecordProcessor(OTLPLogExporter(settings.logs_url))
+            )
+            lines.install(LineExporter(identity, keeping).export)
+            self._providers.append(keeping)
+
     def stop(self, within_s: float) -> bool:
         """Send what is left, for at most that long; return False if some may be lost."""
         tracing.install(None)
+        lines.install(None)
         instruments.install(instruments.OFF)
         deadline = time.monotonic() + within_s
         # Daemon threads: the interpreter's exit waits for no collector either.
@@ -156,6 +172,43 @@ class SpanExporter:
             instrumentation_scope=self._scope,
         )
         self._processor.on_end(finished)
+
+
+SEVERITIES = {
+    "debug": SeverityNumber.DEBUG,
+    "info": SeverityNumber.INFO,
+    "warning": SeverityNumber.WARN,
+    "error": SeverityNumber.ERROR,
+    "critical": SeverityNumber.FATAL,
+}
+NOT_ATTRIBUTES = frozenset({"event", "level", "timestamp", "service", "trace_id", "span_id"})
+"""Of a line, what has a field of its own, or is the resource's."""
+
+
+class LineExporter:
+    """Turns structlog's lines into OpenTelemetry's records, in the trace that they name."""
+
+    def __init__(self, identity: Identity, provider: LoggerProvider) -> None:
+        self._logger = provider.get_logger(SCOPE, identity.version, SCHEMA_URL)
+
+    def export(self, event: lines.Event) -> None:
+        """Queue a line; where the queue is full it is dropped."""
+        level = str(event.get("level", "info"))
+        trace, span = (int(str(event.get(key) or "0"), 16) for key in ("trace_id", "span_id"))
+        place = SpanContext(trace, span, is_remote=True)
+        record = LogRecord(
+            timestamp=time.time_ns(),
+            context=trace_api.set_span_in_context(trace_api.NonRecordingSpan(place), Context()),
+            severity_text=level,
+            severity_number=SEVERITIES.get(level, SeverityNumber.INFO),
+            body=str(event.get("event", "")),
+            attributes={
+                key: value if isinstance(value, str | bool | int | float) else str(value)
+                for key, value in event.items()
+                if key not in NOT_ATTRIBUTES and value is not None
+            },
+        )
+        self._logger.emit(record)
 
 
 class _Warnings(logging.Handler):

@@ -72,6 +72,7 @@ def prometheus_name(metric: Metric) -> str:
 RUN, FRAGMENT, STREAM, SERVER = "run", "fragment", "stream", "server"
 LEARNER_NAME, EVALUATOR_NAME = "learner", "evaluator"
 MODE, VERSION = "mode", "version"
+CONFIG = "config"  # digest of the run's config as its record has it: 16 hexadecimal digits
 REASON = "reason"  # why a round closed: ``Commit.reason``
 OUTCOME = "outcome"  # of a contribution: accepted, stale (merged with a discount) or refused
 CAUSE = "cause"  # why a contribution was refused (empty for others), or what time was lost to
@@ -115,7 +116,8 @@ _broker = partial(_metric, of=(SERVER,))
 # A table: two lines for most metrics.
 # fmt: off
 # The run as a whole.
-RUN_INFO = _run("skerry.run.info", GAUGE, "{run}", "Always 1; says what the run is.", MODE, VERSION)
+RUN_INFO = _run("skerry.run.info", GAUGE, "{run}",
+    "Always 1: what the run is.", MODE, VERSION, CONFIG)
 RUN_FINISHED = _run("skerry.run.finished", GAUGE, "{run}", "1 once the run is finished.")
 RUN_STEP = _run("skerry.run.step", GAUGE, "{step}", "The global clock's step.")
 RUN_STEP_TARGET = _run("skerry.run.step.target", GAUGE, "{step}", "The step at which the run ends.")

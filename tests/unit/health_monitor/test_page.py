@@ -11,13 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import Commit
-from skerry.settings.models import HealthSettings, RunConfig
+from skerry.settings.models import HealthSettings, ModelConfig, RunConfig
 from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject
+from skerry_health_monitor.web.gate import Gate
+from skerry_health_monitor.web.sections import _model
 from skerry_health_monitor.web.server import FILES, listen, serve_http
 from tests.support.builders import background, until
 from tests.support.scripted_run import ScriptedRun
@@ -156,3 +160,30 @@ async def test_without_a_token_file_there_is_no_such_route() -> None:
     async with served(await begun(chaos=True), HealthSettings(), no_fault) as client:
         answer = await client.post("/api/learners/a/kill", headers=KNOWN, json={"duration_s": 1})
     assert answer.status_code == 404
+
+
+async def test_a_shared_link_reads_the_page_and_does_nothing_else() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({"here": scope["path"]})(scope, receive, send)
+
+    transport = httpx.ASGITransport(Gate(app, (), TOKEN))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get("/api/share")).status_code == 401
+        holder = {"authorization": f"Bearer {TOKEN}"}
+        link = (await client.get("/api/share", headers=holder)).json()["path"]
+        assert TOKEN not in link
+        assert (await client.get(link[:-1] + "x")).status_code == 401
+        followed = await client.get(link)
+        assert (followed.status_code, followed.headers["location"]) == (303, "/")
+        assert "HttpOnly" in followed.headers["set-cookie"]
+        assert (await client.get("/api/run")).json() == {"here": "/api/run"}
+        assert (await client.post("/api/learners/a/kill")).status_code == 401
+    open_gate = httpx.ASGITransport(Gate(app, ()))
+    async with httpx.AsyncClient(transport=open_gate, base_url="http://localhost") as client:
+        assert (await client.get("/api/share")).json() == {"path": "/"}
+
+
+def test_a_model_is_named_by_what_the_settings_make_of_it() -> None:
+    named = ModelConfig.model_validate({"preset": "nano", "layers": 6, "d_model": 96})
+    assert _model(ModelConfig()) == "nano"
+    assert _model(named) == "nano with layers 6, d_model 96"

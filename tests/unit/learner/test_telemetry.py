@@ -16,6 +16,7 @@ from skerry.client.telemetry import (
     LearnerTelemetry,
     observe,
 )
+from skerry.errors import BrokerUnavailable
 from skerry.protocol.messages import (
     Pulse,
 )
@@ -53,7 +54,7 @@ def test_contribution_sent_at_third_attempt_is_one_span_from_the_first_one_on(
 ) -> None:
     for attempt in (1_000, 3_000):
         telemetry.begins(0, attempt)
-        telemetry.failed(0, "away", attempt + 1_000)
+        telemetry.failed(0, BrokerUnavailable("away"), attempt + 1_000)
     telemetry.begins(0, 5_000)
     telemetry.published(HEADER, 100, 6_000)
     (span,) = collected.spans
@@ -65,7 +66,7 @@ def test_a_day_without_a_broker_fills_no_memory(
     telemetry: LearnerTelemetry, collected: Collected
 ) -> None:
     for attempt in range(10_000):
-        telemetry.failed(0, f"attempt {attempt}", attempt)
+        telemetry.failed(0, BrokerUnavailable(f"attempt {attempt}"), attempt)
     telemetry.published(HEADER, 100, 20_000)
     events = collected.spans[0].events
     reported = [event.attributes["exception.message"] for event in events]
@@ -77,7 +78,7 @@ def test_failures_of_a_dropped_contribution_are_not_reported_with_the_next_one(
     telemetry: LearnerTelemetry, collected: Collected
 ) -> None:
     telemetry.begins(0, 1_000)
-    telemetry.failed(0, "away", 2_000)
+    telemetry.failed(0, BrokerUnavailable("away"), 2_000)
     telemetry.dropped(0)
     telemetry.begins(0, 5_000)
     telemetry.published(HEADER, 100, 6_000)

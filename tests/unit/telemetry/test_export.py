@@ -15,7 +15,7 @@ from opentelemetry.trace import Link
 
 from skerry.service.reporting import STOP_S
 from skerry.settings.models import TelemetrySettings
-from skerry.telemetry import export, instruments, metrics, spans, tracing
+from skerry.telemetry import export, instruments, lines, metrics, spans, tracing
 from skerry.telemetry.export import Identity
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent
 from tests.support.otlp import Receiver
@@ -146,6 +146,20 @@ def test_metrics_arrive_with_their_units(receiver: Receiver) -> None:
     assert got["skerry.fragment.version"].points == [({**OF, "fragment": "0"}, 7.0)]
     assert got["skerry.tokens"].points == [({**OF, "learner": "a"}, 512.0)]
     assert got["skerry.tokens"].unit == "{token}"
+
+
+def test_a_log_line_arrives_in_the_trace_that_it_names(receiver: Receiver) -> None:
+    with sending(receiver.url):
+        line = {"event": "round_adopted", "level": "warning", "fragment": 3, "why": None}
+        ids = {"trace_id": TRACE, "span_id": tracing.span_id(TRACE)}
+        lines.copy(None, "warning", {**line, **ids, "took": ("a", 1)})
+        lines.copy(None, "info", {"event": "outside_of_any_trace", "level": "info"})
+    lines.copy(None, "info", {"event": "after_the_end"})
+    got, outside = receiver.lines
+    assert (got.service, got.name, got.level) == ("skerry-syncer", "round_adopted", "warning")
+    assert (got.trace_id, got.span_id) == (TRACE, tracing.span_id(TRACE))
+    assert got.attributes == {"fragment": 3, "took": "('a', 1)"}
+    assert (outside.name, outside.trace_id.strip("0")) == ("outside_of_any_trace", "")
 
 
 def test_a_value_of_a_kept_round_leads_to_its_trace(receiver: Receiver) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from skerry.algorithm.goodput import TRAIN, Cause, split
 from skerry.algorithm.liveness import Liveness
 from skerry.status.alerts import diverged, held_out, missed, round_s
@@ -85,7 +87,9 @@ def _run(now: RunSnapshot) -> Iterator[Figure]:
         metrics.LEARNERS_MISSED: len(missed(rows)),
         metrics.LEARNERS_TARGET: config.sync.learners,
     }
-    yield Point(metrics.RUN_INFO, 1, (run, config.mode, model.record.skerry_version))
+    record = model.record
+    digest = xxhash.xxh3_64_hexdigest(record.config_json.encode())
+    yield Point(metrics.RUN_INFO, 1, (run, config.mode, record.skerry_version, digest))
     yield from (Point(m, value, (run,)) for m, value in values.items() if value is not None)
     for fragment, version in enumerate(row.versions):
         yield Point(metrics.FRAGMENT_VERSION, version, (run, str(fragment)))

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skerry.errors import ConfigError
@@ -33,6 +34,9 @@ OPEN = "/healthz"
 """Asked by what starts and stops containers; it says nothing about a run."""
 OURS = ("same-origin", "none")
 """What browsers say of a request that comes from this page, or from the user."""
+SHARE = "share"
+"""Names the key in a link, and the cookie in which a browser keeps it: it reads, and no more."""
+LINK = "/api/share"
 REALM = 'Basic realm="skerry: any name, and the token as password", charset="UTF-8"'
 
 
@@ -59,6 +63,11 @@ def has_token(headers: Headers, token: str, *, basic: bool = False) -> bool:
         with suppress(ValueError, binascii.Error):
             kind, given = "bearer", base64.b64decode(given).decode().partition(":")[2]
     return kind.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode())
+
+
+def share_key(token: str) -> str:
+    """Return what a link that is shared holds: made from the token, which it does not tell."""
+    return hmac.digest(token.encode(), b"skerry page, to read", "sha256").hex()[:32]
 
 
 def gate_for(app: ASGIApp, health: HealthSettings) -> Gate:
@@ -92,20 +101,44 @@ class Gate:
     token: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(Headers(scope=scope), scope["path"])
-        await (refusal or self.app)(scope, receive, send)
+        answer = self._answer(Request(scope), scope["path"])
+        await (answer or self.app)(scope, receive, send)
 
-    def _refusal(self, headers: Headers, path: str) -> JSONResponse | None:
+    def _shared(self, request: Request) -> Response | None:
+        """Return the page with the key of the link that was followed, in a cookie."""
+        key = request.query_params.get(SHARE, "")
+        if not hmac.compare_digest(key.encode(), share_key(self.token).encode()):
+            return None
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(SHARE, key, httponly=True, samesite="lax")
+        return answer
+
+    def _reads(self, request: Request) -> bool:
+        """Return True for who came by such a link and only reads."""
+        given = request.cookies.get(SHARE, "")
+        known = hmac.compare_digest(given.encode(), share_key(self.token).encode())
+        return known and request.method in {"GET", "HEAD"}
+
+    def _answer(self, request: Request, path: str) -> Response | None:
+        """Return what the application must not answer, or does not know."""
+        headers = request.headers
         if not self._is_ours(headers.get("host", "")):
             what = "This page is not reached by that host name: add it to health.names."
             return JSONResponse({"error": what}, 421)
         foreign = headers.get("sec-fetch-site", "none") not in OURS
         if foreign and headers.get("sec-fetch-mode") != "navigate":
             return JSONResponse({"error": "Another site's page may ask nothing here."}, 403)
-        if self.token and path != OPEN and not has_token(headers, self.token, basic=True):
+        if self.token and path == "/" and (shared := self._shared(request)):
+            return shared
+        known = not self.token or has_token(headers, self.token, basic=True) or self._reads(request)
+        if path != OPEN and not known:
             what = "This needs the token in the file that health.token_file names."
             return JSONResponse({"error": what}, 401, {"www-authenticate": REALM})
-        return None
+        return self._link() if path == LINK else None
+
+    def _link(self) -> JSONResponse:
+        """Return where others read this page, and inject no faults."""
+        return JSONResponse({"path": f"/?{SHARE}={share_key(self.token)}" if self.token else "/"})
 
     def _is_ours(self, host: str) -> bool:
         """Return True for a Host header that no foreign name server can have made up."""

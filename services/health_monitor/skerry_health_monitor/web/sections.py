@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from skerry.log.base import StreamInfo
     from skerry.protocol.messages import Evaluation
+    from skerry.settings.models import ModelConfig
     from skerry.status.commit_totals import BinnedCurve
     from skerry.status.model import RunModel, RunSnapshot
     from skerry.status.timeline import CommittedRound
@@ -29,6 +30,8 @@ MOST_PATH = 200
 MOST_SAMPLE = 600
 TIMES_S = 1e6
 """A number of seconds above this is a moment, and keeps its milliseconds."""
+SIZES = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab")
+"""Settings that stand in the place of a preset's."""
 CURVE = ("at_s", "step", "total", "loss", "tokens", "rounds")
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -165,7 +168,7 @@ def _facts(model: RunModel) -> Section:
     return {
         "run": clip(record.run),
         "mode": config.mode,
-        "model": clip(config.model.factory or config.model.preset),
+        "model": clip(_model(config.model)),
         "parameters": model.parameters,
         "fragments": record.fragments,
         "h_steps": config.sync.h_steps,
@@ -181,6 +184,17 @@ def _facts(model: RunModel) -> Section:
         "restored_from": clip(record.restored_from, MOST_PATH),
         "checkpoint_every_s": config.checkpoint.every_s,
     }
+
+
+def _model(model: ModelConfig) -> str:
+    """Return what a run trains: its factory or size, and what the settings make otherwise."""
+    if model.factory:
+        return model.factory
+    own = {name: getattr(model, name) for name in SIZES}
+    given = [f"{name} {value}" for name, value in own.items() if value is not None]
+    base = "a config.json" if model.config else model.preset
+    lora = [f"adapters of rank {model.lora_rank}"] if model.lora_rank else []
+    return " with ".join([base, *([", ".join(given + lora)] if given or lora else [])])
 
 
 def _run(now: RunSnapshot) -> Section:

@@ -1,10 +1,11 @@
 // Puts it together: connection, theme, keys, and one tick a second for ages.
 import * as charts from "./charts.js";
-import { $ } from "./dom.js";
+import { $, say } from "./dom.js";
 import * as fragments from "./fragments.js";
 import * as glance from "./glance.js";
 import * as lanes from "./lanes.js";
 import { openAddressed } from "./record.js";
+import "./regions.js";
 import * as rounds from "./rounds.js";
 import * as side from "./side.js";
 import { connect, listen } from "./store.js";
@@ -59,6 +60,24 @@ document.addEventListener("keydown", (e) => {
 for (const dialog of document.querySelectorAll("dialog")) {
   dialog.addEventListener("click", (e) => { if (e.target === dialog) dialog.close(); });
 }
+// A term leads to its words, and says them where the pointer rests.
+for (const button of document.querySelectorAll("[data-word]")) button.title = $(`word-${button.dataset.word}`).nextElementSibling.textContent;
+document.addEventListener("click", (e) => {
+  const word = e.target.closest?.("[data-word]")?.dataset.word;
+  if (!word) return;
+  $("help").showModal();
+  $(`word-${word}`).focus();
+});
+// What others may have: a link with which they read, and inject no faults.
+$("share").addEventListener("click", async () => {
+  const link = await fetch("/api/share").then((answer) => answer.json()).then(({ path }) => new URL(path, location.href).href, () => null);
+  try {
+    await navigator.clipboard.writeText(link);
+    say($("share"), "copied");
+  } catch {
+    prompt("A link to read this page by, without its faults:", link ?? "the monitor does not answer");
+  }
+});
 $("theme").addEventListener("click", turn);
 $("help-open").addEventListener("click", () => $("help").showModal());
 matchMedia("(prefers-color-scheme: light)").addEventListener("change", repaint);

@@ -1,6 +1,7 @@
 // Loss and throughput, drawn by uPlot; redrawn at most twice a second, and not while out of sight.
 import { $, colour, say } from "./dom.js";
 import { bytes, count, duration, loss } from "./format.js";
+import { offer, picture } from "./save.js";
 import { leave, listen, now, store } from "./store.js";
 
 const DRAW_MS = 500;
@@ -11,6 +12,10 @@ function bins() {
   return [...store[`curve_${chosen.range}`].values()].sort((a, b) => a.at_s - b.at_s);
 }
 
+// Where nothing was merged for so long that nobody can have been at it.
+const STILL = 6;
+let breaks = []; // pairs of places on the axis between which no line belongs
+
 // uPlot takes one axis for all: two curves with points of their own are woven together.
 function lossData() {
   const trained = bins().filter((b) => b.loss !== null);
@@ -19,6 +24,8 @@ function lossData() {
   const at = (p) => (chosen.axis === "total" && p.total === undefined ? p.tokens : p[chosen.axis]);
   const judged = [...store.evaluations.values()].filter((e) => e.loss !== null && e.at_s >= from);
   const points = new Map();
+  const still_s = Math.max(3 * (store.run.widths_s?.[chosen.range] ?? 1), STILL * (store.run.round_gap_s ?? 1));
+  breaks = trained.flatMap((b, i) => (i && b.at_s - trained[i - 1].at_s > still_s ? [[at(trained[i - 1]), at(b)]] : []));
   for (const b of trained) points.set(at(b), [b.loss, points.get(at(b))?.[1] ?? null]);
   for (const e of judged) points.set(at(e), [points.get(at(e))?.[0] ?? null, e.loss]);
   const xs = [...points.keys()].sort((a, b) => a - b);
@@ -46,6 +53,14 @@ function speedData() {
   return [xs, ys];
 }
 
+// A learner that was cut off for long sends all it did at once: the rest stays legible, and what
+// is above the chart's top is said in its caption.
+export function top(values) {
+  const sorted = values.filter((v) => v !== null).sort((a, b) => a - b);
+  const most = sorted.at(-1) ?? 1, usual = sorted[Math.floor(0.95 * (sorted.length - 1))] ?? 1;
+  return Math.max(1, 1.1 * (most > 3 * usual && usual > 0 ? 1.5 * usual : most));
+}
+
 // As long as the ticks are apart, so much of a time is told.
 function times(_, splits, axis, space, apart_s) {
   return splits.map((at_s) => {
@@ -57,8 +72,8 @@ function times(_, splits, axis, space, apart_s) {
 
 function xAxis(axis) {
   const base = { stroke: colour("quiet"), grid: { stroke: colour("faint"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4, size: 28 };
-  if (axis === "at_s") return { ...base, values: times };
-  return { ...base, values: (_, splits) => splits.map((v) => count(v)) };
+  if (axis === "at_s") return { ...base, space: 84, values: times };
+  return { ...base, space: 56, values: (_, splits) => splits.map((v) => count(v)) };
 }
 
 function yAxis(values) {
@@ -76,7 +91,7 @@ function lossOptions(width, height) {
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
     series: [
       { label: x, value: (_, v) => shown(v, chosen.axis === "at_s" ? (s) => new Date(1000 * s).toLocaleString("en-GB") : count) },
-      { label: "training", stroke: colour("sea"), width: 1.6, spanGaps: true, points: { show: false }, value: (_, v) => shown(v, loss) },
+      { label: "training", stroke: colour("sea"), width: 1.6, gaps: (u) => breaks.map((pair) => pair.map((x) => u.valToPos(x, "x", true))), points: { show: false }, value: (_, v) => shown(v, loss) },
       { label: "held-out", stroke: colour("sand"), width: 1.6, spanGaps: true, points: { show: true, size: 5, fill: colour("sand") }, value: (_, v) => shown(v, loss) },
     ],
   };
@@ -85,7 +100,7 @@ function lossOptions(width, height) {
 function speedOptions(width, height) {
   return {
     width, height, padding: [8, 24, 0, 0],
-    scales: { y: { range: (_, lo, hi) => [0, Math.max(1, (hi ?? 1) * 1.1)] } },
+    scales: { y: { range: (u) => [0, top(u.data[1])] } },
     axes: [xAxis("at_s"), yAxis(count)],
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
     series: [
@@ -139,6 +154,7 @@ class Chart {
   now() {
     this.drawn_ms = performance.now();
     const data = this.data();
+    $(this.box.id.replace("chart", "none")).hidden = data[0].length > 0;
     if (this.plot === null) {
       if (data[0].length) this.plot = new uPlot(this.options(...this.size()), data, this.box);
       return;
@@ -156,8 +172,18 @@ const speedChart = new Chart("speed-chart", speedOptions, speedData);
 function tell() {
   const { run } = store;
   say($("loss-words"), `Training loss ${loss(run.loss)} at step ${count(run.step)}; newest held-out loss ${loss(run.held_out)}.`);
+  const peak = Math.max(0, ...(speedChart.plot?.data[1] ?? []));
+  say($("speed-peak"), speedChart.plot && peak > top(speedChart.plot.data[1]) ? `peak ${count(peak)}, above the chart` : "");
   say($("speed-words"), `${count(run.tokens_per_s)} tokens per second now; ${bytes(run.bytes_up)} sent up in ${duration(run.wall_s ?? Math.max(0, now() - store.facts.created_s))}.`);
 }
+
+function save(place, name, chart, columns) {
+  offer($(place), name, () => picture(name, chart.plot?.width ?? 300, chart.plot?.height ?? 60, (c) => {
+    if (chart.plot) c.drawImage(chart.plot.ctx.canvas, 0, 0, chart.plot.width, chart.plot.height);
+  }), () => [columns(), ...(chart.plot ? chart.plot.data[0].map((_, i) => chart.plot.data.map((of) => of[i])) : [])]);
+}
+save("curves-head", "loss", lossChart, () => [{ step: "step", total: "tokens", at_s: "s since 1970" }[chosen.axis], "training loss", "held-out loss"]);
+save("speed-head", "throughput", speedChart, () => ["s since 1970", "tokens/s merged"]);
 
 export function redraw() {
   lossChart.again();

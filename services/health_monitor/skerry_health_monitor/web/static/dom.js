@@ -20,6 +20,11 @@ export function svg(tag, attributes = {}) {
   return made;
 }
 
+// A row's cell: who listens hears its column's name before what it holds.
+export function cell(name, kind, ...inside) {
+  return el("span", { class: kind }, el("span", { class: "hidden" }, ` ${name} `), ...inside);
+}
+
 // Writing what is there already would cost a layout.
 export function say(node, text) {
   if (node.said !== text) {

@@ -1,19 +1,20 @@
 // The header and the tiles: the run in one look.
-import { $, el, mark, say } from "./dom.js";
+import { $, colour, el, mark, say } from "./dom.js";
 import { age, ago, bytes, count, duration, loss, percent, whole } from "./format.js";
+import { offer, picture } from "./save.js";
 import { listen, now, store } from "./store.js";
 
 const USES = ["train", "compile", "recover", "wait", "replay", "idle", "down"];
 const TOLD = { train: "training", compile: "starting and compiling", recover: "catching up", wait: "waiting for others", replay: "repeating lost steps", idle: "idle", down: "down" };
 
 const TILES = [
-  ["loss", "Training loss"], ["held", "Held-out loss"], ["speed", "Tokens per second"], ["goodput", "Goodput"],
-  ["alive", "Learners"], ["rounds", "Rounds"], ["sent", "Sent"], ["checkpoint", "Checkpoint"],
+  ["loss", "Training loss", "loss"], ["held", "Held-out loss", "loss"], ["speed", "Tokens per second", "throughput"], ["goodput", "Goodput", "goodput"],
+  ["alive", "Learners", "learner"], ["rounds", "Rounds", "round"], ["sent", "Sent", "sent"], ["checkpoint", "Checkpoint", "checkpoint"],
 ];
 const tiles = {};
-for (const [name, title] of TILES) {
+for (const [name, title, word] of TILES) {
   const value = el("dd"), more = el("dd", { class: "more" });
-  const box = el("div", { class: "tile", id: `tile-${name}` }, el("dt", {}, title), value, more);
+  const box = el("div", { class: "tile", id: `tile-${name}` }, el("dt", {}, el("button", { type: "button", class: "word", "data-word": word }, title)), value, more);
   tiles[name] = { box, value: el("span"), unit: el("small"), more };
   value.append(tiles[name].value, tiles[name].unit);
   $("tiles").append(box);
@@ -43,6 +44,24 @@ function status() {
 // log that is no more. Until the whole is told anew it stays, faded, as while the monitor is away.
 const waits = () => !store.facts.run || store.state === "waiting";
 
+const begun = () => store.run.rounds > 0 || store.run.tokens > 0;
+
+// What whoever looks at a page without a number does next.
+function next() {
+  const { run } = store, waiting = waits();
+  const idle = !waiting && !run.finished && !run.counting && !begun();
+  $("next").hidden = !(idle || store.state === "waiting") || Boolean(waiting && store.facts.run);
+  document.body.classList.toggle("unborn", store.state === "waiting" && !store.facts.run);
+  if ($("next").hidden) return;
+  const name = store.facts.run ?? store.name, start = run.alive > 0;
+  say($("next-title"), waiting ? "No run yet" : "No step yet");
+  say($("next-what"), start ? `${run.alive} of ${run.learners} learners start: they read text and compile, which takes a minute or more. Without a syncer none comes further: its command is below.`
+    : waiting ? `The run “${name}” appears here with its first learner.` : "The run waits for a learner and a syncer.");
+  const lines = [["all on this machine", "skerry up run.toml"], ["a learner", `skerry learner --run ${name}`], ["a syncer", `skerry syncer --run ${name}`]];
+  if ($("next-steps").said !== `${name} ${start}`) $("next-steps").replaceChildren(...lines.slice(start ? 2 : 0).map(([what, line]) => el("li", {}, `${what}: `, el("code", {}, line))));
+  $("next-steps").said = `${name} ${start}`;
+}
+
 function progress(share) {
   $("progress").firstElementChild.style.width = `${Math.min(100, 100 * share).toFixed(1)}%`;
   $("progress").setAttribute("aria-valuenow", Math.round(100 * share));
@@ -60,6 +79,7 @@ function header() {
   mark($("link"), "state", store.ended && store.state !== "live" ? "ended" : store.state);
   document.body.classList.toggle("waiting", waiting);
   document.body.classList.toggle("away", stale);
+  next();
   if (waiting) {
     say($("steps"), `There is no run ${store.name ? `“${store.name}” ` : ""}in this log yet: it appears with its first learner.`);
     say($("times"), "");
@@ -78,7 +98,7 @@ function header() {
 function tileAll() {
   const { run, facts } = store;
   if (!facts.run) return;
-  tile("loss", loss(run.loss), "nats", run.tokens ? `${count(run.tokens)} tokens trained` : "no step yet");
+  tile("loss", loss(run.loss), run.loss === null ? "" : "nats", run.tokens ? `${count(run.tokens)} tokens trained` : "no step yet");
   const evaluated = [...store.evaluations.values()];
   const first = evaluated.find((e) => e.loss !== null);
   const bits = run.bits_per_byte === null ? "" : `${run.bits_per_byte.toFixed(3)} bits/byte, `;
@@ -86,16 +106,16 @@ function tileAll() {
   tile("held", loss(run.held_out), run.held_out === null ? "" : "nats",
     run.held_out === null ? "not evaluated yet" : `${bits}step ${whole(run.held_out_step)}${first && first.loss !== run.held_out ? `, from ${loss(first.loss, 2)}` : ""}${average}`);
   const pace = store.run.learners ? `${count(facts.batch_tokens)} a step and learner` : "";
-  tile("speed", count(run.tokens_per_s), "", pace, !run.finished && run.rounds && !run.tokens_per_s ? "warn" : "");
-  tile("goodput", percent(run.goodput), "", lost(run.time), run.goodput < 0.5 && now() - facts.created_s > 300 ? "warn" : "");
+  tile("speed", begun() ? count(run.tokens_per_s) : "–", "", pace, !run.finished && run.rounds && !run.tokens_per_s ? "warn" : "");
+  tile("goodput", begun() ? percent(run.goodput) : "–", "", begun() ? lost(run.time) : "from the first step on", begun() && run.goodput < 0.5 && now() - facts.created_s > 300 ? "warn" : "");
   tile("alive", String(run.alive ?? 0), `of ${run.learners}`, `laid out for ${facts.learners}, quorum ${facts.quorum}`,
-    !run.finished && run.alive < run.learners ? (run.alive < facts.quorum ? "bad" : "warn") : "");
+    !run.finished && begun() && run.alive < run.learners ? (run.alive < facts.quorum ? "bad" : "warn") : "");
   const last = run.last_round_s === null ? "none yet" : `last ${ago(now() - run.last_round_s)}`;
   tile("rounds", whole(run.rounds), "", run.round_gap_s ? `${last}, one each ${duration(run.round_gap_s)}` : last);
   const sent = run.bytes_up + run.bytes_down;
   const times = sent > 0 ? run.bytes_data_parallel / sent : 0;
   tile("sent", ...bytes(sent).split(" "),
-    times > 1 ? `${times.toFixed(times < 10 ? 1 : 0)}× below data-parallel, ${bytes(run.bytes_data_parallel - sent)} saved` : `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down`);
+    times > 1 ? `${times.toFixed(times < 10 ? 1 : 0)}× below data-parallel` : `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down`);
   // By when it was written: a monitor that was started again tells of the newest one first.
   const newest = [...store.checkpoints.values()].reduce((a, b) => (a && a.written_s > b.written_s ? a : b), null);
   tile("checkpoint", newest ? age(now() - newest.written_s) : "–", newest ? (now() - newest.written_s < 1 ? "" : "ago") : "", newest ? `step ${whole(newest.step)}, ${bytes(newest.bytes)}` : "none yet");
@@ -114,14 +134,14 @@ for (const use of USES) {
 }
 
 function split() {
-  const time = store.run.time ?? {};
+  const time = begun() ? store.run.time ?? {} : {};
   for (const use of USES) {
     const share = time[use] ?? 0;
     parts[use].style.width = `${(100 * share).toFixed(2)}%`;
     say(keys[use], `${TOLD[use]} ${percent(share, share && share < 0.0995 ? 1 : 0)}`);
     keys[use].parentElement.hidden = use !== "train" && share < 0.0005;
   }
-  $("split").setAttribute("aria-label", USES.filter((u) => time[u]).map((u) => `${TOLD[u]} ${percent(time[u], 1)}`).join(", "));
+  $("split").setAttribute("aria-label", USES.filter((u) => time[u]).map((u) => `${TOLD[u]} ${percent(time[u], 1)}`).join(", ") || "no step yet");
 }
 
 const FACTS = [
@@ -132,6 +152,21 @@ const FACTS = [
   ["created", (f) => new Date(1000 * f.created_s).toLocaleString("en-GB")],
   ["restored from", (f) => f.restored_from], ["Skerry", (f) => f.version],
 ];
+
+function shares() {
+  return USES.filter((use) => store.run.time?.[use]).map((use) => [TOLD[use], store.run.time[use], getComputedStyle(parts[use]).backgroundColor]);
+}
+
+offer($("split-title"), "time", () => picture("where the learners' time went", 720, 56, (c) => {
+  let from = 10;
+  for (const [name, share, tone] of shares()) {
+    c.fillStyle = tone;
+    c.fillRect(from, 4, 700 * share, 20);
+    c.fillStyle = colour("ink");
+    if (share > 0.09) c.fillText(`${name} ${percent(share)}`, from, 42, 700 * share);
+    from += 700 * share;
+  }
+}), () => [["use", "share"], ...shares().map(([name, share]) => [name, share])]);
 
 function facts() {
   if (!store.facts.run) return;

@@ -1,7 +1,8 @@
 // A lane per learner: what state it was in, and when its contributions were merged.
-import { $, canvas, colour, el, firstStop, mark, roving, Rows, say } from "./dom.js";
+import { $, canvas, cell, colour, el, firstStop, mark, roving, Rows, say } from "./dom.js";
 import { ago, count, loss, percent, whole, words } from "./format.js";
 import { openLearner } from "./learner.js";
+import { offer, picture } from "./save.js";
 import { listen, now, store, touch } from "./store.js";
 
 const FEW = 6;
@@ -32,17 +33,17 @@ class Lane {
     this.title = el("b");
     this.start = el("small");
     this.strip = el("canvas", { "aria-hidden": "true" });
-    this.step = el("span", { class: "step" });
-    this.pace = el("span", { class: "pace" });
+    this.state = el("span", { class: "hidden" });
+    this.step = el("span");
     this.paceText = el("span");
     this.paceBar = el("i");
-    this.pace.append(this.paceText, this.paceBar);
-    this.loss = el("span", { class: "loss" });
-    this.stale = el("span", { class: "wide" });
-    this.goodput = el("span", { class: "wide" });
-    this.last = el("span", { class: "wide" });
+    this.loss = el("span");
+    this.stale = el("span");
+    this.goodput = el("span");
+    this.last = el("span");
     this.button = el("button", { type: "button", class: "lane", "data-row": "", tabindex: "-1", onclick: () => openLearner(name) },
-      el("span", { class: "who" }, this.sign, this.title, this.start), this.strip, this.step, this.pace, this.loss, this.stale, this.goodput, this.last);
+      el("span", { class: "who" }, this.sign, this.title, this.start, this.state), this.strip, cell("step", "step", this.step), cell("tokens per second", "pace", this.paceText, this.paceBar),
+      cell("loss", "loss", this.loss), cell("stale by", "wide", this.stale), cell("goodput", "wide", this.goodput), cell("last merged", "wide", this.last));
     this.node = el("li", {}, this.button);
     this.button.lane = this;
     seen.observe(this.button);
@@ -57,7 +58,8 @@ class Lane {
     const state = stateOf(l);
     mark(this.button, "state", state);
     say(this.title, l.name);
-    say(this.start, l.incarnation > 1 ? `#${l.incarnation}` : "");
+    say(this.start, `${l.incarnation > 1 ? `#${l.incarnation}` : ""}${l.quarantine ? " in quarantine" : ""}`);
+    say(this.state, ` ${words(state)}`);
     say(this.step, l.heard ? whole(l.step) : "–");
     say(this.paceText, state === "training" || state === "suspect" ? count(l.tokens_per_s) : words(state));
     this.paceBar.style.width = state === "training" && fastest ? `${(100 * l.tokens_per_s) / fastest}%` : "0";
@@ -67,8 +69,6 @@ class Lane {
     say(this.goodput, l.heard ? percent(l.goodput) : "–");
     this.learner = l;
     this.tick(now());
-    const starts = l.incarnation > 1 ? `, start ${l.incarnation}` : "";
-    this.button.setAttribute("aria-label", `${l.name}: ${words(state)}${starts}, step ${count(l.step)}, ${count(l.tokens_per_s)} tokens per second, stale by ${l.staleness}`);
   }
 
   tick(at) {
@@ -172,6 +172,27 @@ for (const button of document.querySelectorAll("[data-reach]")) {
     touch("rounds");
   });
 }
+// All lanes as they are drawn here: a learner's states from when to when, and what was merged of it.
+function told() {
+  const end = now(), found = [["learner", "what", "from", "to"]];
+  const date = (at) => new Date(1000 * at).toISOString();
+  for (const { name, number } of store.learners.values()) {
+    const turns = store.lanes.get(name) ?? [];
+    turns.forEach(([at, state], i) => found.push([name, state, date(at), date(turns[i + 1]?.[0] ?? end)]));
+    for (const [at, late] of store.marks.get(number) ?? []) found.push([name, late ? "merged late" : "merged", date(at), date(at)]);
+  }
+  return found;
+}
+
+offer($("learners-head"), "lanes", () => {
+  const lanes = [...rows.rows.values()].filter((lane) => lane.learner);
+  for (const lane of lanes) lane.draw();
+  return picture(`learners, the last ${chosen.reach_s / 60} min`, 900, 30 * lanes.length + 8, (c) => lanes.forEach((lane, i) => {
+    c.fillStyle = colour("ink");
+    c.fillText(lane.name, 10, 30 * i + 20, 150);
+    if (lane.strip.width) c.drawImage(lane.strip, 170, 30 * i + 4, 720, 24);
+  }));
+}, told);
 export const reach = () => chosen.reach_s;
 roving(list);
 listen(["learners"], render);

@@ -39,13 +39,13 @@ function traceLine(trace, origin = "") {
   const open = template ? el("a", { href: template.replace("{trace_id}", encodeURIComponent(trace)), target: "_blank", rel: "noopener noreferrer", id: "trace-open" }, "open trace")
     : el("small", { id: "trace-hint" }, "set health.trace_url to open it from here");
   return [el("dt", {}, "trace id"), el("dd", { class: "mono", id: "trace-id" }, trace || (RESTORED.has(origin) ? "none: this version came from a checkpoint" : "none: the syncer is of an earlier release")),
-    el("span", { class: "do" }, ...(trace ? [copier(trace), open] : []))];
+    el("dd", { class: "do" }, ...(trace ? [copier(trace), open] : []))];
 }
 
 function traceBox(c) {
   const address = `/api/rounds/${c.fragment}/${c.version}`;
   return el("dl", { class: "trace-box" }, ...traceLine(c.trace_id, c.origin),
-    el("dt", {}, "ledger record"), el("dd", { class: "mono", id: "ledger-sequence" }, `sequence ${c.ledger_sequence}`), el("span", { class: "do" }, el("a", { href: address, target: "_blank", rel: "noopener", id: "record-open" }, "as JSON")));
+    el("dt", {}, "ledger record"), el("dd", { class: "mono", id: "ledger-sequence" }, `sequence ${c.ledger_sequence}`), el("dd", { class: "do" }, el("a", { href: address, target: "_blank", rel: "noopener", id: "record-open" }, "as JSON")));
 }
 
 export function toQuorum(r) {
@@ -71,7 +71,7 @@ function table(c) {
   if (!c.consumed.length) return el("p", { class: "none" }, "No contribution was merged.");
   const opened = c.opened_ns;
   const rows = [...c.consumed].sort((a, b) => (a.arrived_ns || Infinity) - (b.arrived_ns || Infinity));
-  return el("div", { class: "table" }, el("table", {},
+  return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Contributions" }, el("table", {},
     el("thead", {}, el("tr", {}, ...["learner", "answered", "stale", "steps", "tokens", "weight", "loss"].map((h) => el("th", { scope: "col" }, h)))),
     el("tbody", {}, ...rows.map((m) => el("tr", {},
       el("td", {}, m.incarnation > 1 ? `${m.learner} #${m.incarnation}` : m.learner),
@@ -123,7 +123,7 @@ export async function openRound(fragment, version) {
     body.replaceChildren(el("p", { class: "none" }, told.error));
     return;
   }
-  const raw = el("pre", { class: "record", tabindex: "0" });
+  const raw = el("pre", { class: "record", tabindex: "0", role: "region", "aria-label": "Ledger record" });
   const details = el("details", {}, el("summary", {}, "The whole ledger record"), raw);
   details.addEventListener("toggle", () => { if (details.open) say(raw, text); }); // as it came: nanoseconds are too large for a number here
   body.replaceChildren(traceBox(told), facts(told), el("h3", {}, `Contributions (${told.consumed.length})`), table(told), ...[refusals(told)].filter(Boolean), details);

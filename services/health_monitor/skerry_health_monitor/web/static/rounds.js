@@ -1,7 +1,8 @@
 // The timeline of rounds: each as a bar from its opening, all on one scale, newest first.
-import { $, el, firstStop, roving, Rows, say, svg } from "./dom.js";
+import { $, cell, colour, el, firstStop, roving, Rows, say, svg } from "./dom.js";
 import { age, clock, duration, loss, words } from "./format.js";
 import { openAir, openRound, toQuorum } from "./record.js";
+import { offer, picture } from "./save.js";
 import { leave, listen, now, store, touch } from "./store.js";
 
 const MOST = 80;
@@ -12,6 +13,19 @@ list.before(head);
 const scaleNote = el("span");
 head.children[2].append(el("span", {}, "opened"), scaleNote);
 let scale_s = 1;
+
+offer($("rounds-head"), "rounds", () => picture(`rounds, from their opening to +${duration(scale_s)}`, 900, 20 * held.length + 8, (c) => held.forEach(([, r], i) => {
+  const p = phases(r), x = (s) => 190 + 700 * Math.max(0, Math.min(1, s / scale_s)), y = 20 * i + 4;
+  c.fillStyle = colour("ink");
+  c.fillText(`${clock(r.closed_s)} f${r.fragment} v${r.version}`, 10, y + 12, 170);
+  for (const [from, to, tone] of [[0, p.wait, "stone"], [p.wait, p.grace, "sky"], [p.grace, p.commit, "sea"]]) {
+    c.fillStyle = colour(tone);
+    c.fillRect(x(from), y + 3, x(to) - x(from), 9);
+  }
+})), () => {
+  const columns = store.facts.columns?.rounds ?? [];
+  return [columns, ...[...store.rounds.values()].map((r) => columns.map((name) => (Array.isArray(r[name]) ? r[name].join(" ") : r[name])))];
+});
 
 // Seconds from the opening: to quorum, to the end of grace, to the commit in the log, to adoption.
 export function phases(r) {
@@ -37,14 +51,16 @@ class Row {
     this.time = el("time");
     this.name = el("b");
     this.version = el("span");
-    this.reason = el("span", { class: "reason" });
-    this.in = el("span", { class: "number" });
-    this.stale = el("span", { class: "number" });
-    this.loss = el("span", { class: "number loss" });
-    this.trace = el("span", { class: "trace mono" });
+    this.reason = el("span");
+    this.in = el("span");
+    this.stale = el("span");
+    this.loss = el("span");
+    this.trace = el("span");
     this.bar = el("span");
+    this.phases = el("span", { class: "hidden" });
     this.button = el("button", { type: "button", class: "round", "data-row": "", tabindex: "-1", "data-round": key, onclick: () => openRound(this.told.fragment, this.told.version) },
-      this.time, el("span", { class: "who" }, this.name, " ", this.version), this.bar, this.reason, this.in, this.stale, this.loss, this.trace);
+      this.time, el("span", { class: "who" }, this.name, " ", this.version), el("span", {}, this.bar, this.phases), cell("closed by", "reason", this.reason),
+      cell("contributions", "number", this.in), cell("stale or refused", "number", this.stale), cell("loss", "number loss", this.loss), cell("trace", "trace mono", this.trace));
     this.node = el("li", {}, this.button);
   }
 
@@ -64,7 +80,7 @@ class Row {
     say(this.trace, r.trace_id ? r.trace_id.slice(0, 12) : "–");
     const p = phases(r);
     this.bar.replaceChildren(bar(r, scale_s));
-    this.button.setAttribute("aria-label", `Fragment ${r.fragment} version ${r.version}, step ${r.step}: ${words(r.reason)} with ${r.learners} contributions, time to quorum ${toQuorum(r)}, grace ${duration(r.grace_s)}, committed after ${duration(p.commit)}, adopted by ${r.adopted}${r.refused ? `, ${r.refused} refused` : ""}`);
+    say(this.phases, ` step ${r.step}, time to quorum ${toQuorum(r)}, grace ${duration(r.grace_s)}, committed after ${duration(p.commit)}, adopted by ${r.adopted}`);
   }
 }
 
@@ -116,8 +132,6 @@ class Open {
 
   show(o, at) {
     this.told = o;
-    const label = `Fragment ${o.fragment} version ${o.version}, in the air: what is known of it`;
-    if (this.label !== label) this.button.setAttribute("aria-label", (this.label = label));
     say(this.time, "in the air");
     say(this.name, `f${o.fragment}`);
     say(this.version, `v${o.version}`);

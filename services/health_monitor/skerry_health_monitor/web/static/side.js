@@ -112,7 +112,7 @@ class Stream {
     this.keeps = el("span");
     this.fill = el("i");
     this.bar = el("div", { class: "bar" }, this.fill);
-    this.node = el("li", {}, el("b", {}, key.split("_").at(-1).toLowerCase()), this.size, this.keeps, this.bar);
+    this.node = el("li", {}, el("b", {}, key.toLowerCase().match(/(state|contrib|ledger|members|pulse)(_\d+)?$/)?.[0].replace("_", " ") ?? key), this.size, this.keeps, this.bar);
   }
 
   show(s) {
