@@ -16,7 +16,7 @@ from skerry.client.asked import Config, settings_of
 from skerry.client.following import Following
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.jax_processes import SharedFragments, met
-from skerry.client.joined import JoinedIsland
+from skerry.client.joined import Joining, named
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.loop_thread import LoopThread
 from skerry.client.peer import Deed
@@ -51,8 +51,8 @@ class JaxIsland(LoopIsland):
             follower = Follower(process, settings, leaves, partial(self._follow, process))
         else:
             lead = process
-        joined = JoinedIsland(settings, run, name, leaves, self._hold, lead=lead)
-        super().__init__(joined, process, follower)
+        joining = Joining(settings, run, named(name), leaves, self._hold, lead=lead)
+        super().__init__(joining, process, follower)
 
     @property
     def params(self) -> Params:

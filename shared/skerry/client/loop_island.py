@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, overload
@@ -20,41 +20,15 @@ from numpy.typing import NDArray
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.inner_state import InnerStateSaver, StateKind
-from skerry.client.joined import JoinedIsland, not_joined
-from skerry.client.peer import Deed, Words
+from skerry.client.joined import JoinedIsland, Joining, Standing
+from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.data.stream import Prefetched
-from skerry.errors import RunMismatch, SkerryError, first_cause
+from skerry.errors import ConfigError, RunMismatch, SkerryError, first_cause
 from skerry.protocol.learner import TrainingProgress
 from skerry.service.reporting import configure
 from skerry.settings import loading
 from skerry.settings.models import RunConfig, Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a learner is, as all of its processes know it after a boundary."""
-
-    done: bool
-    fell_back: bool
-    start: int
-    shard: int
-    cursor: int
-    progress: float
-    versions: tuple[int, ...]
-
-    @classmethod
-    def of(cls, lead: JoinedIsland) -> Standing:
-        """Return where the first process stands."""
-        place = lead.start, lead.shard, lead.cursor
-        return cls(lead.done, lead.fell_back, *place, lead.progress, lead.versions)
-
-    @classmethod
-    def read(cls, words: Words) -> Standing:
-        """Return what ``DONE`` says."""
-        done, fell_back, start, shard, cursor, progress, versions = words
-        return cls(done, fell_back, start, shard, cursor, progress, tuple(versions))
-
 
 Obey: TypeAlias = Callable[..., None]
 """Does to fragments what the first process does: a deed, a fragment, and perhaps a version."""
@@ -146,6 +120,12 @@ class Follower:
         self._obey = self._hold(place, cut, config)
 
 
+def not_joined() -> ConfigError:
+    """Return the error of a learner that is used outside its block."""
+    msg = "This learner has not joined yet: use it in a block, `with join(...) as island`."
+    return ConfigError(msg)
+
+
 class LoopIsland:
     """One learner of a run, for a ``with`` block around a training loop of one's own.
 
@@ -154,19 +134,20 @@ class LoopIsland:
 
     def __init__(
         self,
-        lead: JoinedIsland,
+        joining: Joining,
         process: LeadProcess | FollowingProcess | None,
         follower: Follower | None,
     ) -> None:
-        self._lead = lead
+        self._joining = joining
         self._process = process
         self._follower = follower
+        self._joined: JoinedIsland | None = None
         self._standing: Standing | None = None
-        self._around = ExitStack()
+        self._around, self._leaving = ExitStack(), ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            self._at_boundary(self._lead.__enter__)
+            self._at_boundary(self._join)
         except BaseException as error:
             self._end(error)
             raise
@@ -180,9 +161,14 @@ class LoopIsland:
     ) -> None:
         try:
             if kind is None or self._follower is None:
-                self._at_boundary(partial(self._lead.__exit__, kind, error, trace), error)
+                self._at_boundary(partial(self._leaving.__exit__, kind, error, trace), error)
         finally:
             self._end(error)
+
+    def _join(self) -> None:
+        with ExitStack() as around:
+            self._joined = self._joining.join(around)
+            self._leaving = around.pop_all()
 
     def _end(self, error: BaseException | None) -> None:
         with self._around:
@@ -244,14 +230,21 @@ class LoopIsland:
     def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
         """Yield each process's batches until the run is over, as ``batches.until_done`` says."""
         for cursor, batch in until_done(self, loader):
-            self._lead.read_to = cursor
+            if self._joined is not None:
+                self._joined.read_to = cursor
             yield batch
 
     @property
-    def _now(self) -> JoinedIsland | Standing:
+    def _lead(self) -> JoinedIsland:
+        if self._joined is None:
+            raise not_joined()
+        return self._joined
+
+    @property
+    def _now(self) -> Standing:
         """Where the learner is: with several processes, where it was at the last boundary."""
         if self._process is None:
-            return self._lead
+            return self._lead.standing
         if self._standing is None:
             raise not_joined()
         return self._standing
@@ -268,8 +261,11 @@ class LoopIsland:
         """Do what ``JoinedIsland.boundary`` says, in all processes."""
         if self._follower is not None:
             self._follower.state = state or self._follower.state
-        act = partial(self._lead.boundary, tokens=tokens, loss=loss, cursor=cursor, routed=routed)
-        self._at_boundary(partial(act, state=state))
+        self._at_boundary(
+            lambda: self._lead.boundary(
+                tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=state
+            )
+        )
 
     def _resume(self, kind: StateKind) -> Mapping[str, NDArray[Any]]:
         """Return the optimizer's state that an earlier start has saved, as far as it lies here."""
@@ -297,5 +293,5 @@ class LoopIsland:
             if lead is not None and ends is not None:
                 lead.post(Deed.FAIL, str(first_cause(ends)))
             elif lead is not None:
-                self._standing = Standing.of(self._lead)
+                self._standing = self._lead.standing
                 lead.post(Deed.DONE, *astuple(self._standing))

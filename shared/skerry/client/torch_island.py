@@ -13,7 +13,7 @@ import torch
 from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import torch_inner
 from skerry.client.asked import Config, settings_of
-from skerry.client.joined import JoinedIsland
+from skerry.client.joined import Joining, named
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, leaves_of
@@ -69,8 +69,9 @@ class TorchIsland(LoopIsland):
             follower = Follower(process, settings, leaves, partial(self._follow, process.number))
         else:
             lead = process
-        joined = JoinedIsland(settings, run, name, leaves, self._hold, described(model), lead)
-        super().__init__(joined, process, follower)
+        about = described(model)
+        joining = Joining(settings, run, named(name), leaves, self._hold, about, lead)
+        super().__init__(joining, process, follower)
 
     def __enter__(self) -> Self:
         """Join, and go on with the optimizer's state that an earlier start has saved."""

@@ -244,6 +244,6 @@ def test_stacked_experts_are_the_same_tensors_to_a_jax_and_a_torch_loop() -> Non
     module = torch.nn.ModuleDict({"experts": Experts()})
     (theirs,) = torch_fragments.leaves_of(module)
     params = {"experts.gate_up_proj": np.zeros((4, 6, 8), np.float32)}
-    (ours,) = skerry.join("nats://127.0.0.1:1", params=params)._lead._leaves
+    (ours,) = skerry.join("nats://127.0.0.1:1", params=params)._joining.leaves
     assert ours == theirs
     assert ours.unit == 6 * 8

@@ -1,0 +1,96 @@
+"""The network's side of a learner in a training loop of one's own: a thread beside that loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+import structlog
+
+from skerry.client.inner import RestoredState
+from skerry.client.island import Island
+from skerry.client.loop_thread import LoopThread
+from skerry.client.membership import Membership
+from skerry.client.network import Network
+from skerry.errors import SkerryError, first_cause
+from skerry.log import ledger
+from skerry.service.shell import run_loops
+
+log = structlog.get_logger()
+
+LOOK_PAUSE_S = 0.05
+
+
+class Serving:
+    """Serves the log in a thread for as long as a loop trains; ``shutdown_s`` bounds its goodbye.
+
+    ``restored`` is to be set once it is known how the optimizer begins.
+    """
+
+    def __init__(
+        self, thread: LoopThread, network: Network, island: Island, shutdown_s: float
+    ) -> None:
+        self.restored = Future[RestoredState]()
+        self._thread = thread
+        self._member = Membership(network, island)
+        self._shutdown_s = shutdown_s
+        self._stop, self._still = asyncio.Event(), asyncio.Event()
+        self._served: Future[None] = thread.begin(self._serve())
+
+    def wait(self, pauses: Iterable[float]) -> None:
+        """Wait at each pause until the network has news; raise what ``check`` does."""
+        for pause in pauses:
+            self.check()
+            self._member.network.link.mailbox.wait(pause)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has ended the network's thread, if anything has."""
+        if self._served.done() and (error := self._served.exception()) is not None:
+            cause = first_cause(error)
+            raise cause if isinstance(cause, SkerryError) else error
+
+    def end(self, error: BaseException | None) -> None:
+        """Say goodbye, now that the loop stands still; ``error``, which ended that, wins."""
+        for event in (self._still, self._stop):
+            self._thread.call(event.set)
+        try:
+            self._served.result()
+        except BaseException as late:
+            cause = first_cause(late)
+            if error is None and isinstance(cause, SkerryError):
+                raise cause from None
+            if error is None:
+                raise
+            if cause is not error:
+                log.warning("goodbye_unsent", error=str(cause))
+
+    async def _serve(self) -> None:
+        """Serve until the run or this learner is over, and leave once its loop stands still."""
+        network = self._member.network
+        loops = {
+            "network": network.run,
+            "finished": self._finished,
+            "prepare": lambda: self._member.settle(asyncio.wrap_future(self.restored)),
+        }
+        try:
+            await run_loops(loops, self._stop)
+            network.link.mailbox.stop()
+            await self._still.wait()
+            async with asyncio.timeout(self._shutdown_s):
+                await self._member.leave()
+        finally:
+            network.link.mailbox.stop()
+
+    async def _finished(self) -> None:
+        """Return once the run is finished and its last state is adopted, if that comes in time."""
+        link, session = self._member.network.link, self._member.island.session
+        await self._member.finished()
+        commits = await ledger.last_commits(link.bus, link.run)
+        ends_s = time.monotonic() + self._shutdown_s
+        while time.monotonic() < ends_s and any(  # noqa: ASYNC110 - another thread adopts
+            session.versions[fragment] < commit.version for fragment, commit in commits.items()
+        ):
+            await asyncio.sleep(LOOK_PAUSE_S)
