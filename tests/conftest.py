@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -25,6 +26,13 @@ settings.register_profile("skerry", deadline=None)  # machines are busy; no test
 settings.load_profile("skerry")
 
 compiling.compile_quickly()
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests and what they import out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
 
 WORDS = "the fragment travels and the learner goes on and nobody waits for the others "
 
@@ -95,7 +103,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def jax_cache() -> Path:
     """One compilation cache for all learners and workers, so that only the first compiles."""
-    return Path(os.environ[compiling.FOLDER])
+    return Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log import ledger
 from skerry.log.streams import specs
+from skerry.service.kernels import load_kernels
 from skerry.settings.models import DataConfig, LogConfig, OuterConfig, RunConfig, SyncConfig
-from skerry_syncer.service import load_kernels, stand_by
+from skerry_syncer.service import stand_by
 from tests.support.builders import background, run_record
 from tests.support.learners import TOKENS, FakeLearner
 

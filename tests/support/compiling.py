@@ -1,26 +1,27 @@
-"""How JAX compiles in tests and the processes that they start: quickly, and each program once."""
+"""How JAX and numba compile in tests and the processes that they start: quickly, and once."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
-FOLDER = "JAX_COMPILATION_CACHE_DIR"
+KEPT = Path(__file__).parents[2] / ".pytest_cache" / "compiled"
+"""Kept between runs, so that the drills find what the tests have compiled; `make clean` ends it."""
 
 
 def compile_quickly() -> None:
-    """Have every process of this run leave out optimisations and share what it compiles.
+    """Have every process leave out optimisations of JAX and share what it and numba compile.
 
-    JAX reads the environment when it is imported. Compiling is most of what tests of small models
-    cost, and without optimisations it takes half.
+    Both read the environment when they are imported. Compiling is most of what tests of small
+    models cost, and without optimisations it takes half; numba's kernels take each process ten
+    seconds that finds none.
     """
-    if FOLDER not in os.environ:
-        os.environ[FOLDER] = tempfile.mkdtemp(prefix="skerry-tests-jax-")
-        atexit.register(shutil.rmtree, os.environ[FOLDER], ignore_errors=True)
+    for name, folder in {"JAX_COMPILATION_CACHE_DIR": "jax", "NUMBA_CACHE_DIR": "numba"}.items():
+        if name not in os.environ:
+            (KEPT / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.environ[name] = str(KEPT / folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -12,12 +12,12 @@ from itertools import count
 
 import structlog
 
-from skerry.algorithm import backend
 from skerry.errors import BusError
 from skerry.log import run_records
 from skerry.log.base import Bus
 from skerry.protocol.messages import RunState, SyncerPulse
 from skerry.protocol.subjects import checked_token
+from skerry.service.kernels import load_kernels
 from skerry.service.shell import arrive, outlast, serve
 from skerry_syncer.run import ServedRun
 from skerry_syncer.standby import StandBy
@@ -61,12 +61,6 @@ async def stand_by(
 def new_instance(wall_ns: Callable[[], int]) -> str:
     """Return what tells one start of a syncer from every other one."""
     return f"{socket.gethostname()}/{os.getpid()}/{wall_ns()}/{next(numbers)}"
-
-
-def load_kernels() -> None:
-    """Import, and the first time compile, what would else hold up the first round."""
-    backend.cpu()
-    backend.merger()
 
 
 async def farewell(bus: Bus, run: str, name: str, instance: str) -> None:

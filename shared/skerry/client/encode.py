@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.backend import cpu, merger
+from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, Fragment, Plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes, allocate
@@ -28,12 +28,6 @@ Quantised = tuple[Planes, tuple[float, ...], Vector | None]
 The last is f32 [padded_size], None for a scheme without feedback.
 """
 T = TypeVar("T")
-
-
-def load_kernels() -> None:
-    """Import, and the first time compile, what would else hold up the first contribution."""
-    cpu()
-    merger()
 
 
 @dataclass(frozen=True, slots=True)

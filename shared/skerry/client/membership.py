@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from skerry.client.encode import load_kernels
 from skerry.client.inner import RestoredState
 from skerry.client.island import Island
 from skerry.client.joining import settle
 from skerry.client.network import Network
 from skerry.protocol.messages import LearnerPhase
+from skerry.service.kernels import load_kernels
 from skerry.tasks import TaskGroup
 
 log = structlog.get_logger()
