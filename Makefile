@@ -74,7 +74,7 @@ format: .venv/.ready ## rewrite the sources in the house style
 proto: .venv/.ready ## regenerate shared/skerry/protocol/v1 from proto/
 	$(BIN)/python proto/generate.py
 
-simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 70
+simulate: .venv/.ready ## ten thousand schedules of faults on a virtual clock; make test runs 40
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "soak or not soak" tests/simulation/test_schedules.py $(ARGS)
 
 bench: .venv/.ready ## measure what docs/results quotes (ARGS="codec --json out.json")

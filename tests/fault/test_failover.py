@@ -127,6 +127,7 @@ async def settled(under_way: Running) -> None:
     assert all(s.process.returncode is None for s in under_way.syncers.values())
 
 
+@pytest.mark.drill
 async def test_stand_by_takes_over_from_a_killed_syncer(
     shared_nats: NatsServer, run_id: str, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def cluster(cwd: Path, *arguments: str, run: str = "") -> Generator[RunningUp]:
             process.stdout.close()
 
 
+@pytest.mark.drill
 def test_a_cluster_is_alone_in_its_folder_private_and_safe_and_ctrl_c_ends_it(
     tmp_path: Path,
 ) -> None:

@@ -110,6 +110,7 @@ def on_disk(store: Path, stream: str) -> int:
     return total
 
 
+@pytest.mark.drill
 async def test_many_commits_leave_what_lives_and_a_kilobyte_of_history_each(
     nats_server: NatsServer, run_id: str
 ) -> None:

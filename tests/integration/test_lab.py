@@ -222,6 +222,7 @@ def environment(cache: Path) -> dict[str, str]:
     return os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache), "NUMBA_CACHE_DIR": ""}
 
 
+@pytest.mark.drill
 def test_the_command_prints_one_result_for_machines(
     corpus: Path, tmp_path: Path, jax_cache: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.support.nats_cluster import NatsCluster
 from tests.support.nats_server import NatsServer
 from tests.support.raw_nats import js_api
 
-pytestmark = [pytest.mark.nats, pytest.mark.fault]
+pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill]
 
 
 @pytest.fixture

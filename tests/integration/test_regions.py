@@ -149,6 +149,7 @@ async def test_a_region_whose_link_is_cut_says_so_and_comes_back(region: Region)
             assert [r.payload for r in await admin.last_each(NAMES.member())] == [b"x"]
 
 
+@pytest.mark.drill
 async def test_a_regions_broker_may_die_at_any_instant(region: Region) -> None:
     await region.make_cache()
     async with begun(region) as (admin, learner):

@@ -76,6 +76,7 @@ async def test_deleted_part_of_the_state_is_named_with_its_place(
     assert f"fragment 2 at version 2: {missing}" in said
 
 
+@pytest.mark.drill
 async def test_purged_state_is_named_and_never_recreated(
     shared_nats: NatsServer, run_id: str
 ) -> None:
@@ -178,6 +179,7 @@ async def test_every_service_names_a_lost_ledger_and_creates_no_run(
         assert "begin another run from the checkpoint with `skerry up --from CHECKPOINT" in said
 
 
+@pytest.mark.drill
 async def test_a_ledger_without_its_commits_is_named_and_not_continued(
     shared_nats: NatsServer, run_id: str
 ) -> None:

@@ -274,6 +274,7 @@ def brokers(
         server.kill()
 
 
+@pytest.mark.drill
 @pytest.mark.nats
 async def test_the_shipped_brokers_replicate(
     brokers: list[NatsServer], tmp_path: Path, run_id: str

@@ -43,6 +43,7 @@ def import_all(packages: str, absent: str = "") -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.drill
 def test_every_module_imports() -> None:
     import_all("skerry skerry_learner skerry_syncer")
 

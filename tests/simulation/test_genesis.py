@@ -14,7 +14,7 @@ from tests.support.simulation.cluster import RUN, Cluster
 from tests.support.simulation.oracle import judge
 from tests.support.simulation.schedule import lived
 
-SEEDS = (1, 2, 8)
+SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.drill) for seed in (2, 8)))
 
 
 def first_commits(cluster: Cluster) -> Iterator[Commit]:

@@ -45,6 +45,7 @@ def test_a_writer_that_ignores_its_fence_is_found(monkeypatch: pytest.MonkeyPatc
     assert simulate(plan).violations == ()
 
 
+@pytest.mark.drill
 def test_a_shard_that_forgets_what_is_resolved_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingFragment, "resolved", lambda _state, _contribution: False)
     # Equal contents would be refused, too, and hide it.
@@ -54,6 +55,7 @@ def test_a_shard_that_forgets_what_is_resolved_is_found(monkeypatch: pytest.Monk
     assert simulate(plan).violations == ()
 
 
+@pytest.mark.drill
 def test_a_run_that_ends_ahead_of_its_ledger_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def by_manifests(bus: Bus, run: str) -> Mapping[int, Commit]:
         record = await ledger.read_run(bus, run)

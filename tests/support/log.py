@@ -17,7 +17,10 @@ from skerry.log.state import read_manifest, read_part
 from skerry.log.streams import specs as specs_of_run
 from skerry.protocol.messages import Manifest
 
-REAL_LOGS = tuple(pytest.param(kind, marks=pytest.mark.nats) for kind in ("nats", "cluster"))
+REAL_LOGS = (
+    pytest.param("nats", marks=pytest.mark.nats),
+    pytest.param("cluster", marks=(pytest.mark.nats, pytest.mark.drill)),
+)
 """The logs of the contract that take bytes from strangers."""
 DEADLINE_S = 60.0
 WINDOW_BYTES = 64 * 1024**2

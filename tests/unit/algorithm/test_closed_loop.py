@@ -105,7 +105,7 @@ def test_what_begins_at_zero_is_sent_in_the_most_bits() -> None:
 @pytest.mark.parametrize("delta", DELTAS)
 def test_the_error_of_many_deltas_is_that_of_one(delta: str) -> None:
     """Without the loop, the error would grow with the square root of their number."""
-    masters, errors = walked(1, 200), list[float]()
+    masters, errors = walked(1, 120), list[float]()
     held = closed_loop.follow("bf16", delta, None, masters[0], VectorHash).held
     for master in masters[1:]:
         new = closed_loop.follow("bf16", delta, held, master, VectorHash)

@@ -49,6 +49,7 @@ async def restore(folder: Path, *words: str, **environ: str) -> CompletedProcess
     return await asyncio.to_thread(call, *command, cwd=folder, env=env)
 
 
+@pytest.mark.drill
 async def test_what_the_log_in_this_folder_lost_is_put_back_without_naming_a_broker(
     tmp_path: Path,
 ) -> None:

@@ -122,6 +122,7 @@ async def test_a_broker_killed_on_purpose_stays_away_as_long_as_was_asked(
         assert loop.time() - began >= 0.5
 
 
+@pytest.mark.drill
 async def test_a_broker_whose_disk_was_full_takes_messages_again(folder: RunFolder) -> None:
     said: list[str] = []
     async with serving(folder, said) as broker:

@@ -80,6 +80,7 @@ def test_steps_lower_the_loss_on_one_batch() -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
+@pytest.mark.drill
 def test_a_mixture_counts_the_tokens_that_taught_each_expert() -> None:
     config = RunConfig(
         model=ModelConfig(config=json.dumps(MOE)),

@@ -95,7 +95,7 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradient() -> None:
     assert all(bool((leaf == 0).all()) for leaf in jax.tree.leaves(gradients))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.drill), True])
 def test_a_loss_in_chunks_is_the_whole_loss(
     monkeypatch: pytest.MonkeyPatch, *, weighted: bool
 ) -> None:
@@ -109,7 +109,14 @@ def test_a_loss_in_chunks_is_the_whole_loss(
     assert_close(loss_and_gradients(replace(model), params, batch), whole)
 
 
-@pytest.mark.parametrize(("window", "cap", "packed"), [(None, None, 0), (5, 4.0, 0), (5, None, 7)])
+@pytest.mark.parametrize(
+    ("window", "cap", "packed"),
+    [
+        (5, 4.0, 0),
+        pytest.param(None, None, 0, marks=pytest.mark.drill),
+        pytest.param(5, None, 7, marks=pytest.mark.drill),
+    ],
+)
 def test_attention_in_chunks_is_the_whole_attention(
     monkeypatch: pytest.MonkeyPatch, window: int | None, cap: float | None, packed: int
 ) -> None:
@@ -129,7 +136,9 @@ def test_attention_in_chunks_is_the_whole_attention(
         assert_close(jax.jit(found)(*parts), whole)
 
 
-@pytest.mark.parametrize("remat", ["blocks", "attention,mlp"])
+@pytest.mark.parametrize(
+    "remat", ["blocks", pytest.param("attention,mlp", marks=pytest.mark.drill)]
+)
 def test_what_a_block_keeps_changes_no_number(remat: str) -> None:
     model, batch = sparse(), {"tokens": text(2, 9)}
     params = made(model)

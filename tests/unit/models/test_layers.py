@@ -63,7 +63,7 @@ def loss_and_gradients(model: Decoder) -> Any:
     [
         ("dense", "attention,mlp"),
         pytest.param("experts", "none", marks=pytest.mark.drill),
-        ("local and global", "blocks"),
+        pytest.param("local and global", "blocks", marks=pytest.mark.drill),
         pytest.param("keys of another layer", "none", marks=pytest.mark.drill),
     ],
 )

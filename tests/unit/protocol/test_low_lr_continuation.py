@@ -193,7 +193,9 @@ def f32_progress(trained: Continuation) -> float:
     return trained.progress("f32", "f32")
 
 
-@pytest.mark.parametrize("scheme", ["int4", "e3m0", "int2"])
+@pytest.mark.parametrize(
+    "scheme", ["int4", *(pytest.param(s, marks=pytest.mark.drill) for s in ("e3m0", "int2"))]
+)
 def test_the_wire_keeps_the_progress(
     trained: Continuation, f32_progress: float, scheme: str
 ) -> None:

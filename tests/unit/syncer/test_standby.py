@@ -258,7 +258,7 @@ async def test_shards_are_shared_out_when_another_joins_and_taken_back_when_it_d
     world.syncer("b")
     await world.served_by({0: "a", 1: "a", 2: "b", 3: "b"})
     before = {s: await fences.newest(world.bus, RUN, s) for s in range(4)}
-    await asyncio.sleep(30)
+    await asyncio.sleep(10)
     assert {s: await fences.newest(world.bus, RUN, s) for s in range(4)} == before
     killed_s = world.kill("a")
     await world.served_by(dict.fromkeys(range(4), "b"))
@@ -273,7 +273,7 @@ async def test_run_over_several_syncers_ends_with_every_fragment_final(
 ) -> None:
     for name in "abc":
         world.syncer(name)
-    await world.begin(config(shards=shards), steps=400)
+    await world.begin(config(shards=shards), steps=120)
     for name in "abc":
         await world.tasks[name]
     record = await ledger.read_run(world.bus, RUN)
@@ -321,7 +321,7 @@ def test_last_rounds_wait_for_the_room_that_rounds_in_the_air_take(
         world.start("a", stand_by(LateBus(world.broker), RUN, "a"))
         await world.tasks["a"]
 
-    for steps in range(24, 32):
+    for steps in range(24, 28):
         virtual(play)(steps=steps)
     assert any(beside for _, beside in held), "no last round was opened beside one in the air"
 
@@ -330,7 +330,7 @@ def test_last_rounds_wait_for_the_room_that_rounds_in_the_air_take(
 async def test_one_that_dies_at_the_end_leaves_a_run_that_still_ends(world: World) -> None:
     for name in "ab":
         world.syncer(name)
-    await world.begin(config(shards=2), steps=400)
+    await world.begin(config(shards=2), steps=120)
     await world.commits(lambda c: c.final and c.syncer == "a")
     world.kill("a")
     await world.tasks["b"]

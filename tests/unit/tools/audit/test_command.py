@@ -134,6 +134,7 @@ async def test_deleted_message_is_exit_code_five_and_names_what_is_missing(
     assert f"Fragment 1, version {gone.version + 1}: came after version 2" in done.stdout
 
 
+@pytest.mark.drill
 @REAL
 async def test_what_was_forged_and_what_the_window_has_dropped_are_told(
     shared_nats: NatsServer, run_id: str, tmp_path: Path

@@ -119,6 +119,7 @@ async def test_who_was_gone_before_the_drill_is_not_said_to_have_ended_in_it(
         assert await liveness.ended() == ["a", "s"]
 
 
+@pytest.mark.drill
 async def test_whose_last_word_is_still_fresh_has_not_come_back_nor_runs_nor_stayed(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,11 +72,11 @@ def outcome(lab: Lab) -> tuple[set[str], set[QuarantineReason | RefusalCause]]:
     "attack",
     [
         Attack.FLIPPED,
-        Attack.NOISE,
-        Attack.ZEROS,
-        Attack.REPEATS,
-        pytest.param(Attack.SCALED, marks=pytest.mark.drill),
-        pytest.param(Attack.CONSTANTS, marks=pytest.mark.drill),
+        *(
+            pytest.param(attack, marks=pytest.mark.drill)
+            for attack in FOUND
+            if attack is not Attack.FLIPPED
+        ),
     ],
 )
 def test_one_hostile_learner_of_four_is_found_and_contained(

@@ -173,6 +173,7 @@ def test_a_late_island_contributes_from_then_on_and_one_that_left_no_more(
     assert max(steps["steady"]) > max(steps["leaver"])
 
 
+@pytest.mark.drill
 def test_a_link_slower_than_the_overlap_makes_hardly_any_late(
     config: RunConfig, judging: Judging
 ) -> None:
