@@ -234,7 +234,7 @@ class Conduct:
     def suspects(self, quarantined: Container[str]) -> Iterator[tuple[str, QuarantineReason]]:
         """Yield the learners that are to be put into quarantine, and forget what they did.
 
-        What one did that is there already, by whoever's decision, is forgotten, too.
+        What one did that is there already, whether a rule or a person decided, is forgotten, too.
         """
         for learner in list(self.outcomes):
             reason = _suspicion(self.outcomes[learner])
