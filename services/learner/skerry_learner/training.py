@@ -17,6 +17,7 @@ import structlog
 
 from skerry.client.inner import RestoredState
 from skerry.client.island import Island
+from skerry.client.telemetry import StepTimes
 from skerry.data.corpus import HostBatch
 from skerry.data.stream import Prefetched
 from skerry.protocol.learner import TrainingProgress
@@ -117,6 +118,7 @@ class TrainingLoop(Island):
         began_s = self.meter.clock()
         replayed = self.now.cursor < self.place.seen
         batch, cursor, tokens = next(batches)
+        data_s = self.meter.clock() - began_s
         share = rewarm_share(self.config.train, self.now.steps) if self._rewarms else 1.0
         after = self.trainer.step(batch, self.progress(), share)
         if before is not None:
@@ -126,12 +128,13 @@ class TrainingLoop(Island):
         known = self.diverged > 0 or self.session.must_wait(self.now)
         if known:
             self._note(after)
-        self.meter.trained(self.meter.clock() - began_s, replayed=replayed)
+        busy_s = self.meter.clock() - began_s
+        self.meter.trained(busy_s, replayed=replayed)
         yield from self.boundary()
         if self.saver is not None and self.saver.due():
             self.saver.save(self.trainer.state.optimizer, self.now)
         whole_s = self.meter.clock() - began_s
-        self.stepped(whole_s)
+        self.stepped(StepTimes(data_s, busy_s - data_s, whole_s - busy_s))
         return None if known else after
 
     def _note(self, result: StepResult) -> None:

@@ -44,8 +44,9 @@ MOST_ROUNDS = 10
 MOST_SAMPLE = 400
 MOST_DRAWN = 1e15
 """A loss beyond this is that of a learner that diverges: it would flatten the rest of a curve."""
-QUIET_S, QUIET_GAPS = 20.0, 5.0
-"""A line says that no round has come for this long, and for so many times the mean between two."""
+QUIET_S, QUIET_GAPS, FIRST_S = 20.0, 5.0, 300.0
+"""A line says that no round has come for this long, and for so many times the mean between two. The
+first round of a run waits for compiling and H steps, and may take FIRST_S."""
 
 
 def board(
@@ -309,7 +310,8 @@ def line(now: RunReport, seconds: float) -> str:
         f"ETA {clock(run.eta_s)}",
     ]
     ago_s, gap_s = run.last_round_s_ago, run.wall_s / run.rounds if run.rounds > 2 else 0.0
-    late = ago_s is not None and ago_s >= max(QUIET_S, QUIET_GAPS * gap_s)
+    least_s = QUIET_S if run.rounds else FIRST_S
+    late = ago_s is not None and ago_s >= max(least_s, QUIET_GAPS * gap_s)
     if late and not run.finished and any(row.at_work for row in now.learners):
         parts.append(f"no round for {clock(ago_s)}: see the logs")
     parts += [

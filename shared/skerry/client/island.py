@@ -16,6 +16,7 @@ import structlog
 from skerry.client.joining import LearnerPlace
 from skerry.client.meter import Meter
 from skerry.client.session import Session
+from skerry.client.telemetry import StepTimes, trace_step
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase
 from skerry.settings.models import RunConfig, TrainConfig
@@ -150,9 +151,11 @@ class Island:
             self.meter.wait_s += self.meter.clock() - began_s
             self.tick()
 
-    def stepped(self, whole_s: float) -> None:
-        """Note how long a step took, its boundary included."""
+    def stepped(self, lasted: StepTimes) -> None:
+        """Note how long a step took."""
+        whole_s = lasted.data_s + lasted.train_s + lasted.boundary_s
         self.meter.stepped(whole_s)
+        trace_step(self.place.learner, self.now.step, lasted)
         if self.meter.steps > 1:  # the first one's time is not its own
             instruments.record(metrics.STEP_DURATION, whole_s, self.place.learner.labels)
         else:  # a rate sees the first skipped step only if something was there before

@@ -33,7 +33,7 @@ from skerry.client.peer import Deed, Words
 from skerry.client.processes import Assignment, LeadProcess
 from skerry.client.serving import Serving
 from skerry.client.session import Fragments
-from skerry.client.telemetry import observe
+from skerry.client.telemetry import StepTimes, observe
 from skerry.errors import ConfigError, RunFinished
 from skerry.log.base import Bus
 from skerry.protocol.messages import InnerState, LearnerPhase, RunState
@@ -259,13 +259,14 @@ class JoinedIsland:
         island.advance(tokens, self._cursor_after(cursor), routed)
         self._losses.append(loss)
         self._read_losses(known=island.diverged > 0 or island.session.must_wait(island.now))
-        island.meter.trained(island.meter.clock() - began_s, replayed=replayed)
+        train_s = island.meter.clock() - began_s
+        island.meter.trained(train_s, replayed=replayed)
         self._serving.wait(island.boundary())
         self._fell_back = island.session.resets > resets
         if self._saver is not None and state is not None and self._saver.due():
             self._saver.save(state(), island.now)
         self._stepped_s = island.meter.clock()
-        island.stepped(self._stepped_s - began_s)
+        island.stepped(StepTimes(0.0, train_s, self._stepped_s - began_s - train_s))
 
     def _check_tokens(self, tokens: int) -> None:
         data = self.config.data

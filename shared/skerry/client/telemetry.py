@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -199,6 +200,39 @@ class LearnerTelemetry:
     def _about(self, fragment: int, version: int) -> dict[str, Value]:
         learner = self.identity.name
         return {spans.FRAGMENT: fragment, spans.VERSION: version, spans.LEARNER: learner}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long the parts of a training step took, in seconds; ``data_s``: until its batch came."""
+
+    data_s: float
+    train_s: float
+    boundary_s: float
+
+
+def trace_step(learner: LearnerIdentity, step: int, lasted: StepTimes) -> None:
+    """Emit the spans of a step that ends now, where its trace is kept."""
+    if not tracing.on():
+        return
+    trace = tracing.step_id(learner.run, learner.created_ns, *learner.start, step)
+    if not tracing.kept_step(trace):
+        return
+    parts = {
+        spans.DATA: lasted.data_s,
+        spans.TRAIN: lasted.train_s,
+        spans.BOUNDARY: lasted.boundary_s,
+    }
+    root, ended_ns = tracing.context(trace), time.time_ns()
+    at_ns = began_ns = ended_ns - round(sum(parts.values()) * 1e9)
+    about: Attributes = {spans.LEARNER: learner.name, spans.STEP: step}
+    whole = Interval(began_ns, ended_ns)
+    tracing.emit(FinishedSpan(spans.TRAINING_STEP, root, None, whole, about))
+    for name, took_s in parts.items():
+        until_ns = at_ns + round(took_s * 1e9)
+        place, took = tracing.child(root, name), Interval(at_ns, until_ns)
+        tracing.emit(FinishedSpan(name, place, root, took))
+        at_ns = until_ns
 
 
 def observe(learner: LearnerIdentity, newest: Callable[[], Pulse | None]) -> None:

@@ -505,6 +505,8 @@ class TelemetrySettings(Table):
     """Full address for log lines; empty: <endpoint>/v1/logs."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of rounds that are traced; where machines differ, traces have gaps."""
+    step_sample_ratio: float = Field(default=0.001, ge=0, le=1)
+    """Share of a learner's training steps that are traced, at most ``sample_ratio``."""
     metrics_interval_s: float = Field(default=10.0, gt=0)
     """Seconds between two exports of metrics."""
     jsonl: Path | None = None

@@ -100,7 +100,8 @@ class Telemetry:
         self._providers: list[SpanProcessor | MeterProvider | LoggerProvider] = []
         if settings.traces_url:
             processor = BatchSpanProcessor(OTLPSpanExporter(settings.traces_url))
-            tracing.install(SpanExporter(identity, processor).export, settings.sample_ratio)
+            ratios = settings.sample_ratio, settings.step_sample_ratio
+            tracing.install(SpanExporter(identity, processor).export, *ratios)
             self._providers.append(processor)
         if settings.metrics_url:
             reader = PeriodicExportingMetricReader(

@@ -21,6 +21,7 @@ Attributes = Mapping[str, Value]
 # Names of spans. One round has the first eight; a round of n learners 4 + 6n spans.
 ROUND, CAPTURE, QUANTISE, PUBLISH = "round", "capture", "quantise", "publish"
 RECEIVE, PROCESS, MERGE, COMMIT, ADOPT = "receive", "process", "merge", "commit", "adopt"
+TRAINING_STEP, DATA, TRAIN, BOUNDARY = "step", "data", "train", "boundary"
 CHECKPOINT, WRITE, EVALUATE, JUDGE = "checkpoint", "write", "evaluate", "judge"
 
 CONTRIBUTION = "skerry.{run}.contrib.{shard}.{fragment}.{learner}"

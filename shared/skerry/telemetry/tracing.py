@@ -39,6 +39,8 @@ class _Recording:
 
     export: Callable[[FinishedSpan], None] | None = None
     ratio: float = 0.0
+    steps: float = 0.0
+    """The share of training steps, of those whose trace ``ratio`` keeps."""
 
 
 _recording = _Recording()
@@ -56,6 +58,11 @@ def trace_id(run: str, fragment: int, version: int, created_ns: int = 0) -> str:
 def turn_id(run: str, created_ns: int, name: str, began_ns: int) -> str:
     """Return the trace of what a service does with the global state outside of any round."""
     return _hash(b"skerry.turn", 16, run, str(created_ns), name, str(began_ns))
+
+
+def step_id(run: str, created_ns: int, learner: str, incarnation: int, step: int) -> str:
+    """Return the trace of one training step of a learner."""
+    return _hash(b"skerry.step", 16, run, str(created_ns), learner, str(incarnation), str(step))
 
 
 def span_id(trace_id: str, *what: str | int) -> str:
@@ -81,12 +88,16 @@ def _hash(person: bytes, size: int, *parts: str) -> str:
     return digest if digest.strip("0") else _hash(person, size, *parts, "again")
 
 
-def install(export: Callable[[FinishedSpan], None] | None, ratio: float = 1.0) -> None:
+def install(
+    export: Callable[[FinishedSpan], None] | None, ratio: float = 1.0, steps: float = 0.0
+) -> None:
     """Hand finished spans to ``export``, for the share ``ratio`` of all traces; None: drop them.
 
+    Of training steps, which are many, the share ``steps`` is kept, and no more than ``ratio``.
     ``export`` is called from any thread and must not block.
     """
     _recording.export, _recording.ratio = export, ratio if export is not None else 0.0
+    _recording.steps = min(steps, _recording.ratio)
 
 
 def on() -> bool:
@@ -119,6 +130,11 @@ def _context(trace_id: str, what: tuple[str | int, ...], ratio: float) -> SpanCo
 def kept(trace_id: str) -> bool:
     """Return True if the spans of a trace are exported; where not, callers skip preparing them."""
     return on() and context(trace_id).trace_flags.sampled
+
+
+def kept_step(trace_id: str) -> bool:
+    """Return True if the spans of a training step's trace are exported."""
+    return on() and sampled(trace_id, _recording.steps)
 
 
 def child(parent: SpanContext, *what: str | int) -> SpanContext:

@@ -14,7 +14,9 @@ from skerry.client.telemetry import (
     MOST_FAILURES,
     LearnerIdentity,
     LearnerTelemetry,
+    StepTimes,
     observe,
+    trace_step,
 )
 from skerry.errors import BrokerUnavailable
 from skerry.protocol.messages import (
@@ -163,3 +165,22 @@ def test_the_header_of_a_contribution_names_its_span_without_a_collector_too() -
     place = ME.publishing(0, 5, 8)
     assert not place.trace_flags.sampled
     assert tracing.parse(tracing.trace_parent(place)) == place
+
+
+def test_a_kept_step_is_a_trace_of_its_data_training_and_boundary(collected: Collected) -> None:
+    lasted = StepTimes(data_s=0.25, train_s=0.5, boundary_s=0.125)
+    trace_step(ME, 7, lasted)
+    assert collected.spans == [], "steps are kept by a ratio of their own"
+    tracing.install(collected.spans.append, steps=1.0)
+    trace_step(ME, 7, lasted)
+    step, data, train, boundary = collected.spans
+    names = [span.operation for span in (step, data, train, boundary)]
+    assert names == ["step", "data", "train", "boundary"]
+    assert step.interval.seconds == pytest.approx(0.875)
+    assert [part.interval.seconds for part in (data, train, boundary)] == [0.25, 0.5, 0.125]
+    assert data.parent == train.parent == step.context
+    assert (data.interval.end_ns, boundary.interval.end_ns) == (
+        train.interval.start_ns,
+        step.interval.end_ns,
+    )
+    assert step.attributes["skerry.step"] == 7
