@@ -423,7 +423,7 @@ def test_keys_go_to_parts_that_are_empty_yet(show: Show, page: Page) -> None:
     theatre.run(theatre.stage.begin())
     page.goto(theatre.url)
     page.wait_for_selector("#lanes button")
-    for key, part in (("w", "writes"), ("r", "rounds"), ("f", "fragments"), ("w", "writes")):
+    for key, part in (("w", "writes"), ("r", "rounds"), ("f", "fragment-rows"), ("w", "writes")):
         page.keyboard.press(key)
         assert page.evaluate("document.activeElement.id") == part
     theatre.run(theatre.stage.evaluate())
