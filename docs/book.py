@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import os
 import re
 from itertools import pairwise
@@ -31,24 +32,38 @@ OTHERS = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changes.md",
+    "docs/tutorial.ipynb": "tutorial.md",
 }
-"""Pages of the repository's root, and what they are called in the book."""
+"""Files that are no pages of docs/, and what they are called in the book."""
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
-API = (
-    *("skerry.client.jax_island", "skerry.client.torch_island", "skerry.client.joined"),
-    "skerry.models.base",
-)
+API = {
+    "skerry": ("skerry.client.jax_island.join", "skerry.client.asked.config_of"),
+    "skerry.torch": (
+        *("skerry.client.torch_island.join", "skerry.client.torch_hf.model_of"),
+        *(
+            "skerry.client.torch_hf.SkerryCallback",
+            "skerry.client.torch_lightning.LightningCallback",
+        ),
+    ),
+    "What join returns": (
+        "skerry.client.jax_island.JaxIsland",
+        "skerry.client.torch_island.TorchIsland",
+    ),
+    "A model of your own": ("skerry.models.base.Model", "skerry.models.base.Aux"),
+    "Errors": ("skerry.errors",),
+}
+"""What users import or write, by where they meet it."""
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made."""
-    made = {name: (ROOT / source).read_text() for source, name in OTHERS.items()}
+    made = {name: page_of(ROOT / source) for source, name in OTHERS.items()}
     made |= {
         "reference/settings.md": settings(),
         "reference/commands.md": commands(),
         "reference/metrics.md": names(),
         "reference/messages.md": messages(),
-        "reference/api.md": "# Python\n\n" + "\n\n".join(f"::: {module}" for module in API) + "\n",
+        "reference/api.md": "\n\n".join(["# Python", *map(documented, API)]) + "\n",
     }
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -77,6 +92,34 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("reference/"):
         return markdown
     return LINK.sub(led, markdown)
+
+
+def page_of(path: Path) -> str:
+    """Return a page as it stands, or a notebook with what its cells printed."""
+    if path.suffix == ".md":
+        return path.read_text()
+    parts: list[str] = []
+    for cell in json.loads(path.read_text())["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+            continue
+        parts.append(f"```python\n{text}\n```")
+        outputs = (out.get("text") or out["data"]["text/plain"] for out in cell["outputs"])
+        said = "".join("".join(out) for out in outputs).rstrip()
+        parts += [f"```text\n{said}\n```"] if said else []
+    title, *rest = parts
+    link = f'The notebook itself: <a href="../{path.name}">{path.name}</a>.'
+    return "\n\n".join([title, link, *rest]) + "\n"
+
+
+def documented(heading: str) -> str:
+    """Return what mkdocstrings renders as one part of the reference of Python."""
+    names = [
+        f"::: {name}\n    options: {{heading_level: 3, inherited_members: true}}"
+        for name in API[heading]
+    ]
+    return "\n\n".join([f"## {heading}", *names])
 
 
 def settings() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,24 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.nats
 
-CONFIG = """
-[model]
-factory = "bigram:build"
-options = { width = 32 }
-[data]
-source = "text"
-paths = ["text"]
-seq_len = 32
-batch = 4
-[train]
-steps = 150
-lr = 0.01
-[sync]
-learners = 1
-fragments = 2
-[health]
-port = 0
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-model.md"
 
 
 def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -46,27 +29,31 @@ def skerry(*args: str, cwd: Path) -> str:
 
 
 @pytest.mark.drill
-def test_a_model_of_ones_own_is_trained_evaluated_and_sampled(tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).with_name("bigram.py"), tmp_path)
+def test_a_model_of_ones_own_is_trained_evaluated_and_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PAGE.read_text()
+    (model,), (config,) = (
+        re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "toml")
+    )
+    (tmp_path / "bigram.py").write_text(model)
+    up, judge, sample, again = (
+        shlex.split(line)[1:] for line in re.findall(r"^skerry .*(?=\n)", text, re.MULTILINE)[:4]
+    )
+    monkeypatch.setenv("SKERRY_HEALTH__PORT", "0")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "sums.txt").write_text(" ".join(f"{n} and {n + 1};" for n in range(4000)))
-    (tmp_path / "run.toml").write_text(CONFIG)
-    assert "Run own is finished" in skerry("up", "run.toml", "--run", "own", cwd=tmp_path)
+    (tmp_path / "own.toml").write_text(config)
+    assert "Run own is finished" in skerry(*up, cwd=tmp_path)
     told = json.loads(skerry("status", "--json", cwd=tmp_path))["run"]
     assert (told["run"], told["finished"]) == ("own", True), "read from the log that lies here"
     shown = skerry("status", cwd=tmp_path)
     assert re.search(r"own\s+finished", shown)
     assert "gone" not in shown
-    checkpoints = ".skerry/checkpoints/own"
-    further = ("up", "--run", "again", "--from", checkpoints, "--set", "train.steps=300")
-    for command in (("eval", checkpoints), further):
+    for command in (judge[:2], again[:-2]):
         refused = run(*command, cwd=tmp_path)
         assert refused.returncode == 2
         assert "does not allow code from 'bigram'" in refused.stderr.splitlines()[-1]
-    allowed = ("--set", "allow_code=bigram")
-    data = ("--set", "allow_data=text")
-    judged = json.loads(skerry("eval", checkpoints, "--json", *allowed, *data, cwd=tmp_path))
-    assert judged["loss"] < math.log(256) / 2
-    given = ("--prompt", "7 a", "--temperature", "0", *allowed)
-    sampled = skerry("sample", checkpoints, *given, cwd=tmp_path)
-    assert " and " in sampled
+    assert json.loads(skerry(*judge, "--json", cwd=tmp_path))["loss"] < math.log(256) / 2
+    assert " and " in skerry(*sample, cwd=tmp_path)
+    assert "Run again is finished" in skerry(*again, cwd=tmp_path)

@@ -174,6 +174,9 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # who read what it prints has read enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (Exception, BaseExceptionGroup) as error:
         cause = explained(first_cause(error))
         ours = isinstance(cause, SkerryError)

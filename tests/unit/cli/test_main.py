@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from importlib.metadata import metadata, version
 from pathlib import Path
@@ -182,6 +183,15 @@ def test_a_defect_is_one_sentence_and_its_traceback_comes_with_debug(
     monkeypatch.setenv("SKERRY_DEBUG", "1")
     with pytest.raises(ValueError, match="such"), exit_on_error():
         raise defect
+
+
+def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as head does after its lines
+    command = [sys.executable, "-m", "skerry.cli.main", "config", "show"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_status_without_a_broker_is_one_sentence(tmp_path: Path) -> None:
