@@ -652,3 +652,24 @@ def zoom(page: Page) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 60)
     page.mouse.up()
+
+
+def test_every_chart_is_saved_as_a_picture_and_as_numbers(watch: Watch, page: Page) -> None:
+    watch(Stage(learners=2), past=(30, 1))
+    page.wait_for_selector("#loss-chart canvas")
+    page.wait_for_selector("#speed-chart canvas")
+    page.wait_for_selector("#round-rows button")
+    saved = dict[str, bytes]()
+    for button in page.locator(".save button").all():
+        with page.expect_download() as download:
+            button.click()
+        file = download.value
+        saved[file.suggested_filename] = file.path().read_bytes()
+    names = ("loss", "throughput", "time", "lanes", "rounds")
+    assert {*saved} == {f"{RUN}-{name}.{kind}" for name in names for kind in ("png", "csv")}
+    assert all(data[:4] == b"\x89PNG" for name, data in saved.items() if name.endswith("png"))
+    heads = {name: saved[f"{RUN}-{name}.csv"].decode().splitlines() for name in names}
+    assert heads["loss"][0] == "step,training loss,held-out loss"
+    assert heads["time"][:1] == ["use,share"]
+    assert len(heads["loss"]) > 10 < len(heads["rounds"])
+    assert any(",merged" in line for line in heads["lanes"])
