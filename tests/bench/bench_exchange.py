@@ -88,7 +88,7 @@ class Encoded(NamedTuple):
 
 
 class Learner:
-    """One that answers every round with the same noise, and reads every version.
+    """One that answers every round with almost the same noise, and reads every version.
 
     ``planes`` and ``norms`` are those of each fragment, encoded once.
     """
@@ -120,8 +120,13 @@ class Learner:
         await self._send(kind, fragment.index, 1, self._noise(fragment, 1.0, "f32"))
 
     async def answer(self, opened: Round) -> int:
-        """Send a contribution; returns its bytes."""
+        """Send a contribution; returns its bytes.
+
+        One code is another each time: a syncer refuses what it has merged before.
+        """
         kind, index = ContributionKind.OUTER_GRADIENT, opened.fragment
+        codes = self._encoded[index].planes.codes
+        codes[opened.version % len(codes), 0] ^= 1
         return await self._send(kind, index, opened.version, self._encoded[index])
 
     async def _send(
@@ -187,6 +192,9 @@ class Bench:
             opened = await self._opened()
             sent += sum(await asyncio.gather(*(one.answer(opened) for one in self.learners)))
             manifest = await anext(self.manifests)
+            if manifest.commit.refused:
+                msg = f"the syncer refused {manifest.commit.refused}"
+                raise RuntimeError(msg)
             read += await self._read(manifest)
             version = manifest.commit.version
             stored += sum(size_of(p) for p in manifest.parts if p.version == version)
