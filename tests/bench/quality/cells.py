@@ -57,7 +57,9 @@ LARGE = Size(
     1.8,
 )
 """246 k parameters."""
-COMMON = (f"data.seq_len={SEQ_LEN}",)
+COMMON = (f"data.seq_len={SEQ_LEN}", "sync.delta_scheme=none")
+"""Global fragments are read whole, as most runs were made: experiments ``deltas`` and ``optimizer``
+say what deltas change."""
 NO_FAILURES, NEAR = Failures(), LinkSettings()
 
 

@@ -68,8 +68,8 @@ class Store:
     """All results in one compressed file of a folder, sorted by the digests they were stored under.
 
     A line is valid for a scenario if the scenario it holds, read by today's settings, equals it:
-    a setting that is new and left at its default invalidates nothing, a default that has changed
-    invalidates all runs that used it.
+    a setting that is new and left at its default invalidates nothing, nor does one of fault drills
+    that is gone; a default that has changed invalidates all runs that used it.
     """
 
     def __init__(self, folder: Path, code: int = CODE) -> None:
@@ -121,7 +121,8 @@ class Store:
                 record = json.loads(line)
                 if record["code"] != self._code:
                     continue
-                scenario = LabScenario.model_validate_json(json.dumps(record["scenario"]))
+                held = _as_today(record["scenario"])
+                scenario = LabScenario.model_validate_json(json.dumps(held))
                 yield Found(scenario, cast("dict[str, Any]", record["result"]))
             except (ValueError, KeyError, TypeError, ValidationError):
                 continue  # of another release, or none of ours: the run is made again
@@ -136,6 +137,13 @@ def _alone(folder: Path) -> Generator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _as_today(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored scenario without what never was of the lab, and as it read fragments."""
+    run = {name: table for name, table in scenario["run"].items() if name != "chaos"}
+    run["sync"] = {"delta_scheme": "none"} | run["sync"]
+    return {**scenario, "run": run}
 
 
 def _digest(line: str) -> str:
