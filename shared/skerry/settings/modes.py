@@ -2,11 +2,15 @@
 
 A mode is no code path. It sets what the user has left open, and refuses what contradicts it.
 Sources: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512), Decoupled DiLoCo (2604.21428).
+Those named after a paper have its H, merge, outer step and formats where one sets no others; that
+of Streaming DiLoCo is H = 100, here the next multiple of the usual numbers of fragments.
 
 ============= =====================================================================================
 decoupled     K = 1 and a grace window, overlap tau: no learner waits for another; the defaults
-streaming     K = M, fragments in turn, overlap tau: all meet, and train on meanwhile
-diloco        K = M, P = 1, tau = 0: all stop every H steps and meet
+streaming     K = M, fragments in turn, overlap tau: all meet, and train on meanwhile; H = 96, E3M0,
+              the mean, Nesterov 0.7 / 0.9, half of the global state adopted
+diloco        K = M, P = 1, tau = 0: all stop every H steps and meet; H = 500, the mean in f32,
+              Nesterov 0.7 / 0.9
 data-parallel K = M, P = 1, H = 1, tau = 0, bare gradients in f32, AdamW on the syncer
 single        M = 1: the one learner's own AdamW
 ============= =====================================================================================
@@ -45,11 +49,16 @@ class Clause:
 def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:
     """Return the clauses of a mode for a run of ``learners`` learners."""
     meeting = Clause("sync.quorum", learners, "in which every round waits for all learners")
+    mean = Clause("sync.merge", "average"), Clause("outer.preset", "nesterov")
     if mode == "streaming":
         return (
             meeting,
             Clause("sync.overlap_steps", 2, "in which learners train on while they meet", least=1),
             Clause("sync.grace_gamma", 0.0),
+            Clause("sync.h_steps", 96),
+            Clause("sync.contribution_scheme", "e3m0"),
+            Clause("sync.adoption", "blend"),
+            *mean,
         )
     if mode == "diloco":
         whole = "in which the whole model is synchronised at once"
@@ -57,6 +66,10 @@ def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:
             meeting,
             Clause("sync.fragments", 1, whole),
             Clause("sync.overlap_steps", 0, "in which learners stop until they have met"),
+            Clause("sync.h_steps", 500),
+            Clause("sync.contribution_scheme", "f32"),
+            Clause("sync.adoption", "overwrite"),
+            *mean,
         )
     if mode == "data-parallel":
         return (meeting, *_DATA_PARALLEL)

@@ -12,6 +12,7 @@ LOCAL_ADAM = (
     "sync.h_steps=1",
     "sync.merge=average",
     "outer.preset=direct",
+    "sync.adoption=rebase",
     "sync.contribution_scheme=f32",
     "sync.global_scheme=f32",
 )

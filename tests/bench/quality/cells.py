@@ -60,6 +60,21 @@ LARGE = Size(
 COMMON = (f"data.seq_len={SEQ_LEN}", "sync.delta_scheme=none")
 """Global fragments are read whole, as most runs were made: experiments ``deltas`` and ``optimizer``
 say what deltas change."""
+AS_DECOUPLED = (
+    "sync.h_steps=24",
+    "sync.merge=rda",
+    "sync.adoption=rebase",
+    "sync.contribution_scheme=int4",
+    "outer.preset=auto",
+)
+"""What ``diloco`` and ``streaming`` have of their papers, as decoupled learners have it."""
+
+
+def mode_sets(mode: str) -> tuple[str, ...]:
+    """Return the settings of a mode that differs from decoupled learners in who waits for whom."""
+    return (f"mode={mode}", *(AS_DECOUPLED if mode in {"diloco", "streaming"} else ()))
+
+
 NO_FAILURES, NEAR = Failures(), LinkSettings()
 
 

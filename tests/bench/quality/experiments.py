@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .batches import batch
-from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size
+from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size, mode_sets
 from .distances import lateness
 from .fleets import failures, partition, scavenging, speeds
 from .lengths import inner, length
@@ -94,7 +94,7 @@ def _mode(size: Size, mode: str, m: int, against: str, seeds: tuple[int, ...] = 
     return Cell(
         key=f"{size.name}-{mode}-M{m}",
         labels=(("model", size.name), ("mode", mode), ("M", str(m))),
-        sets=(f"mode={mode}",),
+        sets=mode_sets(mode),
         learners=m,
         tokens=M_TOKENS if size is SMALL else LESS,
         seeds=seeds,
@@ -127,7 +127,8 @@ def modes() -> Experiment:
         name="modes",
         title="Loss at equal tokens",
         question=(
-            "What does it cost to synchronise seldom? Each mode with its default settings, against"
+            "What does it cost to synchronise seldom? Each mode with the H, merge, outer step and"
+            " formats of decoupled learners, against"
             " data-parallel with the same global batch M b; and that, as the single learner with"
             " batch 4 b, against the single learner with batch b and M times the steps."
         ),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from skerry_tools.lab.scenario import Failures, IslandSettings
 
-from .cells import M_TOKENS, Cell, Experiment
+from .cells import M_TOKENS, Cell, Experiment, mode_sets
 
 LESS = 3 * M_TOKENS // 4
 THREE = (0, 1, 2)
@@ -214,7 +214,7 @@ def partition() -> Experiment:
     for mode, m in (("decoupled", 4), ("diloco", 4), ("decoupled", 8)):
         same, parts = f"{mode}-M{m}-interleaved", f"{mode}-M{m}-contiguous"
         for key, how in ((same, "interleaved"), (parts, "contiguous")):
-            sets = (f"mode={mode}",)
+            sets = mode_sets(mode)
             if how == "contiguous":
                 sets = (*sets, "data.partition=contiguous", f"data.streams={m}")
             cells.append(

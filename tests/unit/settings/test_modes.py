@@ -48,7 +48,7 @@ def test_the_default_mode_fills_in_nothing() -> None:
     assert differences(resolve("mode=decoupled"), RunConfig()) == ()
 
 
-AUTO = ("adamw", "auto")
+PAPERS = ("adamw", "nesterov")
 F32 = {"merge": "average", "contribution_scheme": "f32", "global_scheme": "f32"}
 MET = {"quorum": 4, "fragments": 1, "overlap_steps": 0}
 
@@ -56,8 +56,26 @@ MET = {"quorum": 4, "fragments": 1, "overlap_steps": 0}
 @pytest.mark.parametrize(
     ("mode", "filled", "inner", "outer"),
     [
-        ("streaming", {"quorum": 4, "overlap_steps": 2, "grace_gamma": 0.0, "fragments": 8}, *AUTO),
-        ("diloco", {**MET, "h_steps": 24}, *AUTO),
+        (
+            "streaming",
+            {
+                "quorum": 4,
+                "overlap_steps": 2,
+                "grace_gamma": 0.0,
+                "fragments": 8,
+                "h_steps": 96,
+                "contribution_scheme": "e3m0",
+                "adoption": "blend",
+                "blend_alpha": 0.5,
+                "merge": "average",
+            },
+            *PAPERS,
+        ),
+        (
+            "diloco",
+            {**MET, "h_steps": 500, "merge": "average", "contribution_scheme": "f32"},
+            *PAPERS,
+        ),
         (
             "data-parallel",
             {**MET, "h_steps": 1, "shards": 1, "max_staleness": 0, "adoption": "overwrite", **F32},
