@@ -317,6 +317,7 @@ def main() -> None:
     }
     plans = planned(cut, config, chosen, empty_bytes)
     limits = {
+        UP: 3.4,
         DOWN: 5.0,
         STORED: 1.0,
         WALL: 12.0,
