@@ -45,14 +45,16 @@ def check(
 
 
 def _check_checkpoint(where: str, settings: Settings, *, extended: bool) -> None:
-    """Raise ConfigError for a checkpoint at the end of its run, which is not to go on."""
+    """Raise ConfigError for a checkpoint whose run is at its end, or whose text is not allowed."""
     from skerry.store.checkpoint import read_manifest
     from skerry.store.finding import locate
 
     store, name = locate(where, settings.local.store)
     checkpoint, steps = read_manifest(store, name), settings.run.train.steps
+    config = loading.run_config_from_json(json.dumps(checkpoint.config))
+    loading.with_own_data(config, settings.run)
     if not extended:
-        steps = loading.run_config_from_json(json.dumps(checkpoint.config)).train.steps
+        steps = config.train.steps
     if checkpoint.step >= steps:
         msg = (
             f"{store.where(name)} is at step {checkpoint.step}, and its run ends at step {steps}:"

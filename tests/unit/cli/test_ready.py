@@ -34,3 +34,14 @@ async def test_a_checkpoint_at_the_end_of_its_run_is_refused_unless_the_run_goes
     where = str(store.root / await save(scripted, store))
     with pytest.raises(ConfigError, match=r"set train\.steps=14") if refused else nullcontext():
         ready.check(loading.load(None, sets), "nats://broker:4222", where, extended=extended)
+
+
+async def test_the_text_of_a_checkpoint_is_refused_before_anything_is_created(
+    store: LocalStore,
+) -> None:
+    scripted = await begun(data={"source": "text", "paths": ["/its/text"]})
+    await scripted.commit_all(step=7, tokens=70)
+    where = str(store.root / await save(scripted, store))
+    with pytest.raises(ConfigError, match=r"does not offer.*allow_data=/its/text"):
+        ready.check(loading.load(), "nats://broker:4222", where)
+    ready.check(loading.load(None, ["allow_data=/its/text"]), "nats://broker:4222", where)
