@@ -84,6 +84,18 @@ def test_a_setting_that_did_not_exist_yet_invalidates_nothing(tmp_path: Path) ->
     assert scenario.digest in Store(tmp_path).all()
 
 
+def test_a_run_from_before_deltas_read_whole_fragments_whatever_drills_were_set(
+    tmp_path: Path,
+) -> None:
+    scenario = wanted(0)[0].scenario
+    old = stored(tmp_path, scenario)
+    del old["scenario"]["run"]["sync"]["delta_scheme"]
+    old["scenario"]["run"]["chaos"]["a setting that is gone"] = True
+    rewrite(tmp_path, json.dumps(old))
+    (found,) = Store(tmp_path).all().values()
+    assert found.scenario.run.sync.delta_scheme == "none"
+
+
 def test_a_default_that_has_changed_invalidates_runs_that_used_it(tmp_path: Path) -> None:
     scenario = wanted(0)[0].scenario
     old = stored(tmp_path, scenario)

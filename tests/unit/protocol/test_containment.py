@@ -186,7 +186,7 @@ def test_memory_forgets_what_is_too_old() -> None:
     assert memory.digests.keys() == {8}
 
 
-def test_what_a_learner_did_before_its_quarantine_is_forgotten_whoever_decided() -> None:
+def test_what_a_learner_did_before_its_quarantine_is_forgotten() -> None:
     seen = Conduct()
     bad = (Refused(RefusalCause.OVERLONG, "b", 1, 1),)
     for _ in range(OFTEN):
