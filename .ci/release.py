@@ -2,8 +2,8 @@
 
     python .ci/release.py KEY [--out dist]       make release KEY=~/.ssh/id_ed25519
 
-Both archives have the commit's date and the build backend that pyproject.toml pins, so that whoever
-builds the same commit again gets the same bytes. The signature is ssh-keygen's (``-Y sign``,
+Both archives have the commit's date and the build backend that pyproject.toml pins, so that a
+second build of the commit gives the same bytes. The signature is ssh-keygen's (``-Y sign``,
 namespace ``file``); the key's public part must stand in ``.ci/signers``.
 """
 

@@ -16,7 +16,7 @@ from skerry.client.asked import Config, settings_of
 from skerry.client.following import Following
 from skerry.client.jax_fragments import JaxFragments
 from skerry.client.jax_processes import SharedFragments, met
-from skerry.client.joined import Joining, named
+from skerry.client.joined import Joining, name_or_host
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.loop_thread import LoopThread
 from skerry.client.peer import Deed
@@ -51,7 +51,7 @@ class JaxIsland(LoopIsland):
             follower = Follower(process, settings, leaves, partial(self._follow, process))
         else:
             lead = process
-        joining = Joining(settings, run, named(name), leaves, self._hold, lead=lead)
+        joining = Joining(settings, run, name_or_host(name), leaves, self._hold, lead=lead)
         super().__init__(joining, process, follower)
 
     @property

@@ -73,7 +73,7 @@ class Standing:
         return cls(done, fell_back, start, shard, cursor, progress, tuple(versions))
 
 
-def named(name: str | None) -> str:
+def name_or_host(name: str | None) -> str:
     """Return the name of a learner: by default that of its host."""
     return socket.gethostname().partition(".")[0] if name is None else name
 

@@ -13,7 +13,7 @@ import torch
 from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import torch_inner
 from skerry.client.asked import Config, settings_of
-from skerry.client.joined import Joining, named
+from skerry.client.joined import Joining, name_or_host
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, leaves_of
@@ -70,7 +70,7 @@ class TorchIsland(LoopIsland):
         else:
             lead = process
         about = described(model)
-        joining = Joining(settings, run, named(name), leaves, self._hold, about, lead)
+        joining = Joining(settings, run, name_or_host(name), leaves, self._hold, about, lead)
         super().__init__(joining, process, follower)
 
     def __enter__(self) -> Self:

@@ -2,8 +2,8 @@
 
 A mode is no code path. It sets what the user has left open, and refuses what contradicts it.
 Sources: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (2501.18512), Decoupled DiLoCo (2604.21428).
-Those named after a paper have its H, merge, outer step and formats where one sets no others; that
-of Streaming DiLoCo is H = 100, here the next multiple of the usual numbers of fragments.
+Those named after a paper have its H, merge, outer step and formats unless you set others. Streaming
+DiLoCo has H = 100: 96 here, which the usual numbers of fragments divide.
 
 ============= =====================================================================================
 decoupled     K = 1 and a grace window, overlap tau: no learner waits for another; the defaults

@@ -17,7 +17,7 @@ def install(take: Take | None) -> None:
 
 
 def copy(_logger: object, _method: str, event: Event) -> Event:
-    """Do so, as a processor of structlog's: the line itself stays as it is."""
+    """Hand on a line and return it unchanged: a processor of structlog's."""
     for take in tuple(_taking):
         take(event)
     return event

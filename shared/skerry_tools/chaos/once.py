@@ -59,7 +59,7 @@ def run_once(
             case Once.KILL:
                 say(f"{name} (pid {entry.pid}) is killed; skerry up starts it again.")
             case Once.STOP:
-                say(f"{name} (pid {entry.pid}) is asked to stop; skerry up leaves it at that.")
+                say(f"{name} (pid {entry.pid}) is asked to stop, and stays away.")
             case Once.PAUSE:
                 say(f"{name} (pid {entry.pid}) is stopped for {for_s:g} s.")
                 try:

@@ -385,8 +385,8 @@ class Quarantine(_message.Message):
     """The syncer by whose rule it was decided, or the host on which somebody did."""
     decided_ns: _builtins.int
     released: _builtins.bool
-    """The learner is merged again from here on. No refusal of before speaks against it: each syncer
-    forgets them at its first commit while the learner is in quarantine.
+    """The learner is merged again from here on. Refusals from before do not count against it: each
+    syncer forgets them at its first commit while the learner is in quarantine.
     """
     def __init__(
         self,

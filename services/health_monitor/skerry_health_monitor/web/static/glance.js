@@ -46,7 +46,7 @@ const waits = () => !store.facts.run || store.state === "waiting";
 
 const begun = () => store.run.rounds > 0 || store.run.tokens > 0;
 
-// What whoever looks at a page without a number does next.
+// What to do next, while there are no numbers to show.
 function next() {
   const { run } = store, waiting = waits();
   const idle = !waiting && !run.finished && !run.counting && !begun();

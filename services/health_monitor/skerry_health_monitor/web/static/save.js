@@ -4,7 +4,7 @@ import { store } from "./store.js";
 
 const SCALE = 2;
 
-// Rows of a chart as CSV; a text that a spreadsheet would take for a formula is told as text.
+// Rows of a chart as CSV; a text that a spreadsheet would take for a formula is quoted.
 export function csv(rows) {
   const cell = (value) => {
     const text = value === null || value === undefined ? "" : String(value);
