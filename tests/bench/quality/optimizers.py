@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .cells import BATCH, SEQ_LEN, Cell, Experiment
+from .cells import BATCH, LARGE, SEQ_LEN, SMALL, Cell, Experiment, Size
 
 SIZES = (2, 4, 8)
 """Numbers of learners (M)."""
 BIG = 4 * BATCH
 """Sequences a learner and step: 1,024 tokens, where learning rates say more than noise does."""
-TOKENS = 576 * 4 * BIG * SEQ_LEN
-"""Twenty for each parameter of the small model."""
+STEPS = {SMALL: 4 * 576, LARGE: 4 * 1_200}
+"""Steps of one learner for twenty tokens for each parameter."""
 BEFORE = "data-parallel"
 OUTER = {
     "direct": ("outer.preset=direct",),
@@ -19,10 +19,24 @@ RATES = {
     ("adamw", BEFORE): ("1.2e-2", "2.4e-2"),
     ("adamw", "direct"): ("6e-3", "1.2e-2"),
     ("muon", BEFORE): ("1.2e-2", "2.4e-2", "4.8e-2"),
-    ("muon", "direct"): ("1.2e-2", "2.4e-2"),
+    ("muon", "direct"): ("1.2e-2", "2.4e-2", "4.8e-2"),
     ("muon", "0.7 / 0.6"): ("6e-3", "1.2e-2", "2.4e-2"),
 }
 """What is tried of each inner optimizer and mode, around the best of a first look."""
+BEST = {
+    ("adamw", BEFORE): ("1.2e-2", "1.2e-2", "1.2e-2"),
+    ("adamw", "direct"): ("6e-3", "6e-3", "6e-3"),
+    ("muon", BEFORE): ("1.2e-2", "2.4e-2", "4.8e-2"),
+    ("muon", "direct"): ("1.2e-2", "2.4e-2", "2.4e-2"),
+}
+"""The best rate of the first seed at each of ``SIZES``: these have three seeds."""
+LARGE_RATES = {
+    ("adamw", BEFORE): ("6e-3", "1.2e-2"),
+    ("adamw", "direct"): ("6e-3", "1.2e-2"),
+    ("muon", BEFORE): ("1.2e-2", "2.4e-2"),
+    ("muon", "direct"): ("1.2e-2", "2.4e-2"),
+}
+"""What is tried of the large model with M = 4."""
 
 
 def optimizer() -> Experiment:
@@ -34,31 +48,52 @@ def optimizer() -> Experiment:
             "Does Muon lose less than AdamW by meeting seldom? H = 24, formats and deltas of the"
             f" defaults, {BIG * SEQ_LEN:,} tokens a learner and step, twenty for each parameter;"
             f" against data-parallel, which is one learner with M times {BIG} sequences a step,"
-            " with the same inner optimizer. `0.7 / 0.6` is Nesterov outside, with that rate and"
-            " momentum."
+            " with the same inner optimizer at its best rate. `0.7 / 0.6` is Nesterov outside,"
+            " with that rate and momentum."
         ),
-        cells=tuple(
-            _cell(inner, mode, rate, m)
-            for m in SIZES
-            for (inner, mode), rates in RATES.items()
-            for rate in rates
+        cells=(
+            *(
+                _cell(SMALL, inner, mode, rate, m)
+                for m in SIZES
+                for (inner, mode), rates in RATES.items()
+                for rate in rates
+            ),
+            *(
+                _cell(LARGE, inner, mode, rate, 4)
+                for (inner, mode), rates in LARGE_RATES.items()
+                for rate in rates
+            ),
         ),
         x="lr",
         series="mode",
-        notes="Compare each mode at its best rate.",
+        notes="Compare each mode at its best rate, which the first seed has chosen.",
     )
 
 
-def _cell(inner: str, mode: str, rate: str, m: int) -> Cell:
+def _cell(size: Size, inner: str, mode: str, rate: str, m: int) -> Cell:
     alone = mode == BEFORE
     outer = ("mode=single",) if alone else ("mode=decoupled", *OUTER[mode])
+    at = SIZES.index(m)
+    best = BEST.get((inner, mode), ("",) * len(SIZES))[at]
     return Cell(
-        key=f"M{m}-{inner}-{mode.replace(' ', '').replace('/', '-')}-{rate}",
-        labels=(("M", str(m)), ("inner", inner), ("mode", mode), ("lr", rate)),
+        key=_key(size, inner, mode, rate, m),
+        labels=(
+            ("model", size.name),
+            ("M", str(m)),
+            ("inner", inner),
+            ("mode", mode),
+            ("lr", rate),
+        ),
         sets=("sync.delta_scheme=auto", *outer, f"train.inner={inner}", f"train.lr={rate}"),
         learners=1 if alone else m,
-        tokens=TOKENS,
-        seeds=(0,),
-        against="" if alone else f"M{m}-{inner}-{BEFORE}-1.2e-2",
+        tokens=STEPS[size] * BIG * SEQ_LEN,
+        seeds=(0, 1, 2) if size is SMALL and rate == best else (0,),
+        against="" if alone else _key(size, inner, BEFORE, BEST[inner, BEFORE][at], m),
+        size=size,
         batch=m * BIG if alone else BIG,
     )
+
+
+def _key(size: Size, inner: str, mode: str, rate: str, m: int) -> str:
+    first = "" if size is SMALL else f"{size.name}-"
+    return f"{first}M{m}-{inner}-{mode.replace(' ', '').replace('/', '-')}-{rate}"
