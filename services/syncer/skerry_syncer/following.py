@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Follower:
+class StandbyFollower:
     """Restores each newest version of a run's fragments, as a syncer does that takes them over.
 
     It reads the log and writes nothing. ``commits`` are by fragment and version those that came

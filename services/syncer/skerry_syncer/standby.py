@@ -14,7 +14,7 @@ from skerry.log import fences, ledger, recovery, run_records
 from skerry.protocol import succession
 from skerry.protocol.messages import SyncerPulse
 from skerry.tasks import TaskGroup
-from skerry_syncer.following import Follower
+from skerry_syncer.following import StandbyFollower
 from skerry_syncer.leadership import RETRY_S, Leadership, LeadershipEnd
 from skerry_syncer.serving import now_s
 
@@ -63,7 +63,7 @@ class StandBy:
         Raises what a person must repair, such as StateLost.
         """
         bus, run = self.served.bus, self.served.record.run
-        follower = Follower(run, self.served.name, self.served.restorer)
+        follower = StandbyFollower(run, self.served.name, self.served.restorer)
         await self._look()
         async with TaskGroup() as group:
             loops = [
@@ -96,7 +96,7 @@ class StandBy:
                 self._saw(held, found=True)
             shard += 1
 
-    def _saw(self, held: fences.Held, *, found: bool = False) -> None:
+    def _saw(self, held: fences.HeldFence, *, found: bool = False) -> None:
         self.view = succession.fenced(
             self.view, now_s(), held.shard, held.token, held.holder, found=found
         )
@@ -115,7 +115,7 @@ class StandBy:
                     # It cannot write, and might not try for long.
                     self._drop(led, cancel=True)
 
-    async def _look_again(self, shard: int, known: int) -> fences.Held | None:
+    async def _look_again(self, shard: int, known: int) -> fences.HeldFence | None:
         """Return a shard's fence as the log has it, and forget ``known`` if the log has lost it.
 
         Raises StateLost where the whole run is lost, or another one has its place: nothing of this

@@ -36,7 +36,7 @@ AGAINST, AGREED = -0.25, 0.2
 they agree with each other: by their mean cosine."""
 
 
-class Work(NamedTuple):
+class Effort(NamedTuple):
     """How long an outer gradient is, decoded, and how many steps it says it took."""
 
     norm: float
@@ -66,7 +66,7 @@ def uncounted(steps: float, others: Sequence[float], most: float) -> float:
     return max(0.0, 1.0 - most * max(1.0, median(others)) / steps)
 
 
-def cut(own: Work, others: Sequence[Work], most: float) -> float:
+def cut(own: Effort, others: Sequence[Effort], most: float) -> float:
     """Return the share by which an outer gradient is to be shortened; ``most`` 0: none.
 
     It may be ``most`` times as long as the median of the others', each as long as it would be after

@@ -125,7 +125,7 @@ async def _view(
     ):
         name = log.run or await newest_run(bus)
         if live and not log.at_rest and (as_json or console.is_terminal):
-            await Following(RunFeed(bus, name), link).show(None if as_json else console)
+            await FollowedRun(RunFeed(bus, name), link).show(None if as_json else console)
             return
         model = await read_model(bus, name)
         now = model.snapshot([*map(StreamStore, await bus.rooms())], at_rest=log.at_rest)
@@ -173,7 +173,7 @@ def snapshot_json(now: RunSnapshot) -> dict[str, object]:
 
 
 @dataclass(slots=True)
-class Following:
+class FollowedRun:
     """A feed beside what its log does not say: whether the broker answers, how full it is."""
 
     feed: RunFeed

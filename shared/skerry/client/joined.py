@@ -47,7 +47,7 @@ MOST_PENDING = 64
 """Losses that are not known yet, at most; then the device is waited for."""
 
 
-class Planned:
+class PlannedLeaves:
     """What a run's config makes of a learner's tensors: their plan."""
 
     def __init__(self, leaves: tuple[LeafSpec, ...], config: RunConfig) -> None:
@@ -120,7 +120,7 @@ class Joining:
         given, started_s = self.settings.run, time.monotonic()
         model = model_of_leaves(given.model, self.leaves, self.described)
         record, config, cut = thread.result(
-            find_or_create(bus, self.run, given, partial(Planned, self.leaves), model)
+            find_or_create(bus, self.run, given, partial(PlannedLeaves, self.leaves), model)
         )
         if record.state is RunState.FINISHED:
             msg = (

@@ -24,7 +24,7 @@ LEAST = 2
 """Tokens of a document that has a target."""
 
 
-class Piece(NamedTuple):
+class Pieces(NamedTuple):
     """Pieces of documents: of which stretch, from which token on, and how many tokens each."""
 
     stretch: Counts
@@ -86,7 +86,7 @@ def _fit(found: Counts, capacity: int) -> list[_Rows]:
     return [row for rows in space.values() for row in rows]
 
 
-def pieces(stretches: Sequence[Stretch], capacity: int) -> Piece:
+def pieces(stretches: Sequence[Stretch], capacity: int) -> Pieces:
     """Cut documents to at most ``capacity`` tokens; those without a target are left out.
 
     Neighbours of one document share one token, so that every token but the first is predicted once.
@@ -103,7 +103,7 @@ def pieces(stretches: Sequence[Stretch], capacity: int) -> Piece:
         starts.append(start)
         sizes.append(np.minimum(ends[document] - start, capacity))
         whose.append(np.full(len(document), number))
-    return Piece(np.concatenate(whose), np.concatenate(starts), np.concatenate(sizes))
+    return Pieces(np.concatenate(whose), np.concatenate(starts), np.concatenate(sizes))
 
 
 def digest_of(stretches: Sequence[Stretch]) -> str:
@@ -127,7 +127,7 @@ class Packed:
         self._size = seq_len + 1
         found = pieces(self.stretches, self._size)
         order, self._ends = pack(found.size, self._size)
-        self._pieces = Piece(*(column[order] for column in found))
+        self._pieces = Pieces(*(column[order] for column in found))
         self.weighted = any(s.weights is not None for s in self.stretches)
 
     def __len__(self) -> int:

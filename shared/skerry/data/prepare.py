@@ -27,7 +27,7 @@ from skerry.data.shards import (
     DTYPES,
     MANIFEST,
     PreparedManifest,
-    Shard,
+    ShardEntry,
     open_shards,
     read_manifest,
 )
@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 """Called with how many documents and tokens there are so far."""
 
 
-class _Made(NamedTuple):
+class _Tokenised(NamedTuple):
     """A document's tokens, what it is known by, what its targets write, and their weights."""
 
     tokens: NDArray[Any]
@@ -66,10 +66,10 @@ class _Writer:
 
     folder: Path
     manifest: PreparedManifest
-    _waiting: list[_Made] = field(default_factory=list[_Made])
+    _waiting: list[_Tokenised] = field(default_factory=list[_Tokenised])
     _size: int = 0
 
-    def add(self, made: _Made) -> None:
+    def add(self, made: _Tokenised) -> None:
         kind = "" if made.weights is None else str(made.weights.dtype)
         if not self.manifest.documents and not self._waiting:
             self.manifest = self.manifest.model_copy(update={"weights": kind})
@@ -109,7 +109,7 @@ class _Writer:
                 file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data)
                 os.fsync(file.fileno())
         tokens = arrays["tokens"]
-        shard = Shard(
+        shard = ShardEntry(
             name=name,
             tokens=len(tokens),
             documents=len(some),
@@ -119,7 +119,7 @@ class _Writer:
         self._note(shard, int(tokens.max()))
         self._waiting, self._size = [], 0
 
-    def _note(self, shard: Shard, most: int) -> None:
+    def _note(self, shard: ShardEntry, most: int) -> None:
         """Say in the folder that a shard is there; ``most`` is its largest token."""
         known = self.manifest
         more = {
@@ -259,7 +259,7 @@ def _together(articles: Iterable[Article]) -> Iterator[list[Article]]:
         yield some
 
 
-def _tokenised(articles: Iterable[Article], words: Words | None) -> Iterator[_Made]:
+def _tokenised(articles: Iterable[Article], words: Words | None) -> Iterator[_Tokenised]:
     """Yield each document's tokens and, for a conversation, which of them are targets."""
     template: ChatTemplate | None = None
     for some in _together(articles):
@@ -274,7 +274,7 @@ def _tokenised(articles: Iterable[Article], words: Words | None) -> Iterator[_Ma
             else:
                 tokens = np.array([*next(encoded), *_ending(words).end], np.uint32)
                 content = article.text.encode()
-                yield _Made(tokens, content, len(content), None)
+                yield _Tokenised(tokens, content, len(content), None)
 
 
 def _ending(words: Words | None) -> Words:
@@ -291,7 +291,7 @@ def _ending(words: Words | None) -> Words:
     return words
 
 
-def _given(article: Article, words: Words | None) -> _Made:
+def _given(article: Article, words: Words | None) -> _Tokenised:
     """Take a document that is tokens already; what it writes says the tokenizer, if any."""
     tokens = article.tokens
     assert tokens is not None  # the caller has seen them
@@ -306,10 +306,10 @@ def _given(article: Article, words: Words | None) -> _Made:
     if words is not None:
         learnt = tokens if article.weights is None else tokens[article.weights > 0]
         written = len(words.decode(learnt.tolist()).encode())
-    return _Made(tokens, tokens.tobytes(), written, article.weights)
+    return _Tokenised(tokens, tokens.tobytes(), written, article.weights)
 
 
-def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Made:
+def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Tokenised:
     """Return a conversation's tokens, of which those are targets that an assistant says."""
     parts = _turns(article, template)
     pieces = words.encode_batch([text for text, _ in parts], named=True)
@@ -317,7 +317,7 @@ def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Made:
     tokens = np.array([token for piece in (*pieces, words.end) for token in piece], np.uint32)
     weights = np.concatenate([*said, np.array([True])])
     written = sum(len(text.encode()) for text, wanted in parts if wanted)
-    return _Made(tokens, "".join(text for text, _ in parts).encode(), written, weights)
+    return _Tokenised(tokens, "".join(text for text, _ in parts).encode(), written, weights)
 
 
 def _turns(article: Article, template: ChatTemplate) -> list[tuple[str, bool]]:

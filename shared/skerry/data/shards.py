@@ -29,7 +29,7 @@ SUFFIXES = (".json", ".jinja", ".tokens", ".ends", ".hashes", ".bytes", ".weight
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 
 
-class Shard(BaseModel):
+class ShardEntry(BaseModel):
     """One shard; ``xxh3`` is of its tokens' bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +56,7 @@ class PreparedManifest(BaseModel):
     tokens: int
     documents: int
     text_bytes: int
-    shards: tuple[Shard, ...]
+    shards: tuple[ShardEntry, ...]
     sources: tuple[str, ...] = ()
     key: str = ""
 

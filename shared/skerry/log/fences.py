@@ -20,7 +20,7 @@ LOOKS, LOOK_PAUSE_S = 8, 0.25
 replica that lags behind, or a leader that was deposed, does not have the newest."""
 
 
-class Held(NamedTuple):
+class HeldFence(NamedTuple):
     """The newest fence of a shard: its token, who took it and when, by that syncer's clock.
 
     The latter are empty where the record is unreadable.
@@ -57,13 +57,13 @@ async def take(
     return await until_granted(attempt, f"The fence of shard {shard} of run {run!r}")
 
 
-async def newest(bus: Bus, run: str, shard: int) -> Held | None:
+async def newest(bus: Bus, run: str, shard: int) -> HeldFence | None:
     """Return the newest fence of a shard, or None if it was never taken."""
     record = await bus.last(Subjects(run).shard(shard).fence())
     return _held(record, run) if record else None
 
 
-async def settled(bus: Bus, run: str, shard: int, known: int) -> Held | None:
+async def settled(bus: Bus, run: str, shard: int, known: int) -> HeldFence | None:
     """Return the newest fence of a shard, asked for again for a while where it is below ``known``.
 
     What is below it, or None, after that is so because the log has lost the fence ``known``.
@@ -77,12 +77,12 @@ async def settled(bus: Bus, run: str, shard: int, known: int) -> Held | None:
     return held
 
 
-def token_of(held: Held | None) -> int:
+def token_of(held: HeldFence | None) -> int:
     """Return the token of a fence; 0 where there is none."""
     return held.token if held is not None else 0
 
 
-async def follow_fence(bus: Bus, run: str, shard: int) -> AsyncGenerator[Held]:
+async def follow_fence(bus: Bus, run: str, shard: int) -> AsyncGenerator[HeldFence]:
     """Yield the newest fence of a shard, then each new one."""
     subject = Subjects(run).shard(shard).fence()
     async with aclosing(bus.follow(subject, deliver=Deliver.LAST_PER_SUBJECT)) as follower:
@@ -101,10 +101,10 @@ def overtaken(run: str, shard: int, holder: str) -> Fenced:
     )
 
 
-def _held(record: Record, run: str) -> Held:
+def _held(record: Record, run: str) -> HeldFence:
     shard = int(record.subject.split(".")[-2])
     try:
         fence = decode(Fence, record.payload, run=run)
     except WireError:
-        return Held(shard, record.sequence, "")
-    return Held(shard, record.sequence, fence.holder, fence.taken_ns)
+        return HeldFence(shard, record.sequence, "")
+    return HeldFence(shard, record.sequence, fence.holder, fence.taken_ns)

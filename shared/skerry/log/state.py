@@ -131,28 +131,15 @@ async def read_part(
         msg = f"Part {name!r} claims {part.blocks} blocks, more than fragment {fragment.index} has."
         raise Corrupt(msg)
     assembler = VectorAssembler(part.scheme, part.blocks)
-    left = deque(sorted(_wanted(part, own), key=lambda ref: ref.sequence))
-    shard = Subjects(run).of_fragment(fragment.index, plan.shards)
-    stream, chunks = shard.stream("STATE"), shard.chunk(fragment.index, kind_of(name), part.slot)
     spent_s = 0.0
-
-    def take(record: Record, ref: ChunkRef) -> float:
-        if on_bytes is not None:
-            on_bytes(len(record.payload))
-        return _accept(record, ref, manifest, part, plan, assembler)
-
     await asyncio.to_thread(decoder, part.scheme)  # which may have kernels to load, for seconds
     # Here and not in another thread: a chunk takes a fraction of a millisecond to decode, and two
     # threads that take turns at it lose more to each other than they win.
-    while left:
-        async with aclosing(bus.get_each(chunks, [ref.sequence for ref in left])) as records:
-            async for record in records:
-                ref = left.popleft()
-                spent_s += take(await _checked(bus, stream, record, ref), ref)
-        if left:
-            ref = left.popleft()
-            missed = await _missed(bus, plan, manifest, name, ref)
-            spent_s += take(await _checked(bus, stream, missed, ref), ref)
+    async with aclosing(_chunks(bus, plan, manifest, part, _wanted(part, own))) as records:
+        async for record, ref in records:
+            if on_bytes is not None:
+                on_bytes(len(record.payload))
+            spent_s += _accept(record, ref, manifest, part, plan, assembler)
     if own is None and name != DELTA and assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
@@ -161,6 +148,25 @@ async def read_part(
     if on_decoded is not None:
         on_decoded(spent_s)
     return assembler.vector if own is None else assembler.holding(own.ranges)
+
+
+async def _chunks(
+    bus: Bus, plan: Plan, manifest: Manifest, part: Part, wanted: Sequence[ChunkRef]
+) -> AsyncGenerator[tuple[Record, ChunkRef]]:
+    """Yield chunks of a part as the log holds them, in its order."""
+    fragment = manifest.commit.fragment
+    shard = Subjects(manifest.commit.run).of_fragment(fragment, plan.shards)
+    stream, subject = shard.stream("STATE"), shard.chunk(fragment, kind_of(part.name), part.slot)
+    left = deque(sorted(wanted, key=lambda ref: ref.sequence))
+    while left:
+        async with aclosing(bus.get_each(subject, [ref.sequence for ref in left])) as records:
+            async for record in records:
+                ref = left.popleft()
+                yield await _checked(bus, stream, record, ref), ref
+        if left:
+            ref = left.popleft()
+            missed = await _missed(bus, plan, manifest, part.name, ref)
+            yield await _checked(bus, stream, missed, ref), ref
 
 
 def _wanted(part: Part, own: OwnBlocks | None) -> Sequence[ChunkRef]:

@@ -271,6 +271,6 @@ class StateWriter:
         self.published += 1
         return receipt
 
-    def _compare(self, newest: fences.Held | None) -> None:
+    def _compare(self, newest: fences.HeldFence | None) -> None:
         if newest is None or newest.token != self.token:
             raise fences.overtaken(self.run, self.shard, self.holder)

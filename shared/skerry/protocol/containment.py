@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from skerry.algorithm import containment
-from skerry.algorithm.containment import Work
+from skerry.algorithm.containment import Effort
 from skerry.algorithm.fragments import Fragment
 from skerry.algorithm.merge import decoded_norms, sound
 from skerry.algorithm.planes import Planes
@@ -124,14 +124,14 @@ class FragmentMemory:
     ``newest`` is each learner's newest work, ``digests`` are the contents of all.
     """
 
-    newest: dict[str, tuple[int, Work]] = field(default_factory=dict[str, tuple[int, Work]])
+    newest: dict[str, tuple[int, Effort]] = field(default_factory=dict[str, tuple[int, Effort]])
     digests: dict[int, int] = field(default_factory=dict[int, int])
 
     def take(self, commit: Commit) -> None:
         """Remember a commit, and forget what is too old."""
         for item in commit.consumed:
             if item.norm:
-                work = Work(item.norm, item.steps * (1.0 - item.uncounted))
+                work = Effort(item.norm, item.steps * (1.0 - item.uncounted))
                 self.newest[item.learner] = commit.version, work
                 self.digests[item.digest] = commit.version
         oldest = commit.version - WINDOW
@@ -144,7 +144,7 @@ class Comparison:
     """What the contributions to one merge are compared with: the newest work of each learner."""
 
     rules: ContainmentRules
-    works: dict[str, Work]
+    works: dict[str, Effort]
 
     @classmethod
     def of(
@@ -155,10 +155,10 @@ class Comparison:
     ) -> Comparison:
         """Compare with what was merged lately, and with what is about to be."""
         works = {name: work for name, (_, work) in memory.newest.items()}
-        works |= {h.learner: Work(m.norm, h.steps) for h, m in merged}
+        works |= {h.learner: Effort(m.norm, h.steps) for h, m in merged}
         return cls(rules, works)
 
-    def others(self, learner: str) -> list[Work]:
+    def others(self, learner: str) -> list[Effort]:
         """Return the newest work of every other learner."""
         return [work for name, work in self.works.items() if name != learner]
 
@@ -191,7 +191,7 @@ class Comparison:
 
     def cut(self, header: ContributionHeader, measured: Measured, uncounted: float) -> float:
         """Return the share of a contribution's length that is to be left out."""
-        own = Work(measured.norm, header.steps * (1.0 - uncounted))
+        own = Effort(measured.norm, header.steps * (1.0 - uncounted))
         return containment.cut(own, self.others(header.learner), self.rules.clip)
 
 

@@ -41,7 +41,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class OtherSyncer:
     """Another syncer's process as heard: since when, last, how often, and the shards it claims.
 
     ``claims`` maps a shard to the fence token by which the syncer holds it.
@@ -79,7 +79,7 @@ class View:
 
     name: str
     instance: str
-    peers: Mapping[str, Peer] = field(default_factory=dict[str, Peer])
+    peers: Mapping[str, OtherSyncer] = field(default_factory=dict[str, OtherSyncer])
     fences: Mapping[int, Fence] = field(default_factory=dict[int, Fence])
     holds: Mapping[int, int] = field(default_factory=dict[int, int])
     claimed_s: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -118,7 +118,7 @@ def heard(
         return replace(view, echo_s=now, listening_s=now if deaf else view.listening_s)
     before = view.peers.get(instance)
     if before is None or now - before.heard_s >= policy.lease_s:
-        before = Peer(name, instance, now, now, 0, {})
+        before = OtherSyncer(name, instance, now, now, 0, {})
     elif before.claims and not claims:
         # It let go of all it had: it leaves, or must settle again before it is dealt anything.
         before = replace(before, first_s=now)
@@ -198,7 +198,7 @@ def _valid(view: View, claims: Mapping[int, int]) -> list[int]:
     return [s for s, t in claims.items() if s not in view.fences or t >= view.fences[s].token]
 
 
-def _living(now: float, view: View, policy: Policy) -> list[Peer]:
+def _living(now: float, view: View, policy: Policy) -> list[OtherSyncer]:
     """Return the others that were heard within a lease.
 
     The newest pulse of an earlier process of this name lies in the log when this one begins; only

@@ -236,7 +236,7 @@ def _values(settings: Settings) -> dict[str, Any]:
     return {**settings.run.model_dump(mode="json"), **settings.local.model_dump(mode="json")}
 
 
-class Origin(NamedTuple):
+class SettingOrigin(NamedTuple):
     """A setting's value as JSON has it, and what set it."""
 
     setting: str
@@ -244,16 +244,16 @@ class Origin(NamedTuple):
     origin: str
 
 
-def origins(settings: Settings, tree: Tree) -> list[Origin]:
+def origins(settings: Settings, tree: Tree) -> list[SettingOrigin]:
     """Return every setting with what set it, be it the mode or the default; no secrets."""
     values, run = _values(settings), settings.run
     values["nats"]["url"] = ",".join(map(masked_url, settings.local.nats.url.split(",")))
     by_mode = {c.path for c in clauses(run.mode, run.sync.learners) if c.value is not None}
-    rows: list[Origin] = []
+    rows: list[SettingOrigin] = []
     for keys in leaves(RunConfig, LocalSettings):
         path = ".".join(keys)
         other = f'mode "{run.mode}"' if path in by_mode else "default"
-        rows.append(Origin(path, reduce(getitem, keys, values), tree.origin(keys) or other))
+        rows.append(SettingOrigin(path, reduce(getitem, keys, values), tree.origin(keys) or other))
     return rows
 
 

@@ -68,7 +68,7 @@ class Constraint(NamedTuple):
         return f"{self.what} needs {need}, has {has} ({self.why})"
 
 
-class Choice(NamedTuple):
+class Variant(NamedTuple):
     """H, P and shards with which all holds, and the fastest link that a site then needs."""
 
     h_steps: int
@@ -76,7 +76,7 @@ class Choice(NamedTuple):
     shards: int
     link_bits_s: float
 
-    def beats(self, other: Choice) -> bool:
+    def beats(self, other: Variant) -> bool:
         """Return True if it needs no more of anything than another one, and less of something."""
         mine, theirs = (self.h_steps, self.shards), (other.h_steps, other.shards)
         fewer = all(a <= b for a, b in zip(mine, theirs, strict=True))
@@ -98,7 +98,7 @@ class RunPlan:
     chosen: dict[str, int]
     way_out: dict[str, int]
     methods: tuple[TrainingMethod, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[Variant, ...]
     tokens: float
 
     @property
@@ -226,17 +226,17 @@ def choose(open_settings: Collection[str], at: Deployment) -> dict[str, int]:
     return {}
 
 
-def pareto(at: Deployment) -> list[Choice]:
+def pareto(at: Deployment) -> list[Variant]:
     """Return the choices of H, P and shards of which none is better in H, shards and links.
 
     A lower H costs less loss, fewer shards fewer machines. Of several P the least.
     """
-    best: dict[tuple[int, int], Choice] = {}
+    best: dict[tuple[int, int], Variant] = {}
     for found, after in _working(OPEN, at) if len(at.sites) <= MOST_COMPARED else ():
         need = max((c.need for c in after if "link" in c.what), default=0.0)
         key = found["h_steps"], found["shards"]
         if key not in best or need < BETTER * best[key].link_bits_s:
-            best[key] = Choice(**found, link_bits_s=need)
+            best[key] = Variant(**found, link_bits_s=need)
     return [one for one in best.values() if not any(other.beats(one) for other in best.values())]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from skerry.algorithm import containment, merge_numpy, quantise_numpy
-from skerry.algorithm.containment import Work, compare, cut, uncounted, unit
+from skerry.algorithm.containment import Effort, compare, cut, uncounted, unit
 from skerry.algorithm.fragments import BLOCK, Fragment, Slice
 from skerry.algorithm.merge import decoded_norms, slice_norms
 from skerry.algorithm.merge_numpy import OuterGradient, spans_of
@@ -19,32 +19,32 @@ F32s = NDArray[np.float32]
 
 FRAGMENT = Fragment(1, (Slice(0, 0, 1000), Slice(1, 0, 1), Slice(2, 5, 5 + 300 * BLOCK)))
 STEPS = 24.0
-PEERS = [Work(1.0, STEPS), Work(1.1, STEPS), Work(0.9, STEPS)]
+PEERS = [Effort(1.0, STEPS), Effort(1.1, STEPS), Effort(0.9, STEPS)]
 numbers = st.floats(0, 1e30)
 
 
 def test_what_is_many_times_as_long_as_others_is_cut_to_a_multiple_of_their_median() -> None:
-    assert cut(Work(50.0, STEPS), PEERS, 2.0) == pytest.approx(1 - 2 / 50)
-    assert cut(Work(1.9, STEPS), PEERS, 2.0) == 0
-    assert cut(Work(50.0, STEPS), PEERS, 0) == 0
+    assert cut(Effort(50.0, STEPS), PEERS, 2.0) == pytest.approx(1 - 2 / 50)
+    assert cut(Effort(1.9, STEPS), PEERS, 2.0) == 0
+    assert cut(Effort(50.0, STEPS), PEERS, 0) == 0
 
 
 def test_more_steps_may_go_further() -> None:
-    assert cut(Work(3.9, 4 * STEPS), PEERS, 2.0) == 0
-    assert cut(Work(8.0, 4 * STEPS), PEERS, 2.0) == pytest.approx(0.5)
+    assert cut(Effort(3.9, 4 * STEPS), PEERS, 2.0) == 0
+    assert cut(Effort(8.0, 4 * STEPS), PEERS, 2.0) == pytest.approx(0.5)
 
 
 @given(own=numbers, other=numbers)
 def test_of_two_learners_neither_is_held_to_anything(own: float, other: float) -> None:
-    assert cut(Work(own, own), [Work(other, other)], 2.0) == 0
+    assert cut(Effort(own, own), [Effort(other, other)], 2.0) == 0
     assert uncounted(own, [other], 8.0) == 0
     rows = unit(np.random.default_rng(0).standard_normal((2, 512)).astype(np.float32))
     assert compare(rows, ["a", "b"], rows[0]) == ((0.0, 0.0), (False, False), (False, False))
 
 
-@given(liar=st.builds(Work, numbers, numbers))
-def test_no_liar_has_an_honest_learner_of_four_cut_or_uncounted(liar: Work) -> None:
-    own = Work(1.0, STEPS)
+@given(liar=st.builds(Effort, numbers, numbers))
+def test_no_liar_has_an_honest_learner_of_four_cut_or_uncounted(liar: Effort) -> None:
+    own = Effort(1.0, STEPS)
     assert cut(own, [PEERS[1], PEERS[2], liar], 2.0) == 0
     assert uncounted(own.steps, [PEERS[1].steps, PEERS[2].steps, liar.steps], 8.0) == 0
 

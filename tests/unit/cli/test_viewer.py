@@ -21,7 +21,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.goodput import USES, data_parallel_bytes
 from skerry.cli import viewer
 from skerry.cli.board import board, line, sparkline, split_bar
-from skerry.cli.viewer import Following, Screen, keys, snapshot_json
+from skerry.cli.viewer import FollowedRun, Screen, keys, snapshot_json
 from skerry.log import run_records
 from skerry.log.base import Room, Storage
 from skerry.log.memory import MemoryBroker
@@ -355,7 +355,7 @@ async def test_top_draws_until_the_run_is_finished_and_once_more_at_the_end() ->
     out = io.StringIO()
     console = Console(file=out, width=80, height=24, force_terminal=True)
     link = BrokerWatch(report=lambda _event, _fields: None)
-    drawing = asyncio.create_task(Following(RunFeed(scripted.bus, "run"), link).show(console))
+    drawing = asyncio.create_task(FollowedRun(RunFeed(scripted.bus, "run"), link).show(console))
     await scripted.finish()
     await asyncio.wait_for(drawing, DEADLINE_S)
     assert "finished" in out.getvalue()

@@ -251,11 +251,14 @@ async def test_holder_that_is_shown_an_older_fence_goes_on_until_a_newer_one_com
 ) -> None:
     """A replica that lags behind shows a new consumer the predecessor's fence first."""
     older, rightful = await writer(bus, "older", 1), await writer(bus, "rightful", 2)
-    shown = [fences.Held(0, older.token, "older"), fences.Held(0, rightful.token, "rightful")]
-    shown.append(fences.Held(0, rightful.token + 9, "newer"))
+    shown = [
+        fences.HeldFence(0, older.token, "older"),
+        fences.HeldFence(0, rightful.token, "rightful"),
+    ]
+    shown.append(fences.HeldFence(0, rightful.token + 9, "newer"))
     seen: list[int] = []
 
-    async def follow(*_: object) -> AsyncGenerator[fences.Held]:
+    async def follow(*_: object) -> AsyncGenerator[fences.HeldFence]:
         for held in shown:
             seen.append(held.token)
             yield held

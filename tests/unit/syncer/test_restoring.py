@@ -21,7 +21,7 @@ from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, newest, snapshot_vers
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import ShardStream, Subjects
 from skerry.settings.models import OuterConfig
-from skerry_syncer.following import Follower
+from skerry_syncer.following import StandbyFollower
 from skerry_syncer.restoring import FragmentVectors, Restorer
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
@@ -212,7 +212,7 @@ async def test_stand_by_reads_and_merges_what_is_new_and_no_more() -> None:
 async def test_syncer_that_serves_keeps_nothing_of_what_others_serve() -> None:
     driven = await DrivenSyncer.begin(outer=NESTEROV, **EVERY)
     restorer = Restorer.of(driven.bus, RUN, driven.plan, driven.config.sync, driven.outer)
-    follower, idle = Follower(RUN, "other", restorer), asyncio.Event()
+    follower, idle = StandbyFollower(RUN, "other", restorer), asyncio.Event()
     idle.set()
     following = asyncio.create_task(follower.follow(idle.is_set))
     await until(lambda: len(restorer.held) == 2)
@@ -233,7 +233,7 @@ async def test_standby_that_begins_to_serve_restores_nothing_more() -> None:
         asked.append(len(asked) % 2 == 0)
         return asked[-1]
 
-    following = asyncio.create_task(Follower(RUN, "other", restorer).follow(idle))
+    following = asyncio.create_task(StandbyFollower(RUN, "other", restorer).follow(idle))
     await until(lambda: len(asked) == 4)  # a manifest of each fragment
     assert not restorer.held
     following.cancel()
