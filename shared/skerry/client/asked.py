@@ -31,8 +31,9 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
     if isinstance(config, (str, Path)):
         found = loading.load(Path(config), sets)
     else:
-        tables = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
-        found = loading.load(None, sets, tables=tables)
+        if isinstance(config, RunConfig):
+            config = config.model_dump(mode="json", exclude_unset=True)
+        found = loading.load(None, sets, tables=config)
     nats = found.local.nats
     if nats.url == NatsSettings().url and not url:
         for cluster in running():

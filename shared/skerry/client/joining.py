@@ -81,7 +81,7 @@ async def find_or_create(
     """
     record, work = await find_run(bus, run), None
     if record is None and model is not None:
-        given = given.model_copy(update={"model": model})
+        given = given.of(model)
     if record is None:
         check_payload(bus, given.sync.chunk_bytes)
         work = await in_thread(prepare, given)

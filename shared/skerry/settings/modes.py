@@ -12,8 +12,10 @@ streaming     K = M, fragments in turn, overlap tau: all meet, and train on mean
 diloco        K = M, P = 1, tau = 0: all stop every H steps and meet; H = 500, the mean in f32,
               Nesterov 0.7 / 0.9
 data-parallel K = M, P = 1, H = 1, tau = 0, bare gradients in f32, AdamW on the syncer
-single        M = 1: the one learner's own AdamW
+single        M = 1: the one learner's own optimizer
 ============= =====================================================================================
+
+``decoupled`` and ``single`` train small models from scratch with Muon, see ``INNER``.
 """
 
 from __future__ import annotations
@@ -44,6 +46,14 @@ class Clause:
         if not self.because or value == self.value:
             return True
         return self.least is not None and isinstance(value, int) and value >= self.least
+
+
+INNER = {"inner": "muon", "lr": 1.2e-2}
+"""What ``train`` is where neither is set, the mode is one of ``WITH_MUON`` and a built-in model of
+``SMALL`` begins from scratch (experiment ``optimizer`` of docs/quality.md). Weights that AdamW has
+made, adapters on them, and larger models, for which no rate was measured, stay with AdamW."""
+WITH_MUON: tuple[Mode, ...] = ("decoupled", "single")
+SMALL = ("nano", "micro")
 
 
 def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:

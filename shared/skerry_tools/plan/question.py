@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from skerry.errors import ConfigError
+from skerry.models.presets import OWN
 from skerry.settings.checks import check_run
 from skerry.settings.loading import read_toml, validated
-from skerry.settings.models import LocalSettings, RunConfig
+from skerry.settings.models import LocalSettings, ModelConfig, RunConfig
 from skerry.settings.tree import Tree, leaves, refuse_unknown, split_assignment
 from skerry_tools.plan.measured import DEFAULT, Speeds
 from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
@@ -102,6 +103,8 @@ def question(tree: Tree) -> Question:
         tree.put(("sync", "learners"), learners, "the sites")
     run = validated(RunConfig, tree)
     check_run(run)
+    if tables.plan.parameters is not None:  # the model is none of the presets
+        run = run.model_copy(update={"train": run.of(ModelConfig(preset=OWN)).train})
     tokens = tables.plan.tokens_per_step or _table(tree, "data").keys() & {"seq_len", "batch"}
     some_bare = any(site.tokens_per_step is None for site in tables.sites.values())
     return Question(

@@ -20,7 +20,7 @@ from skerry.settings.loading import (
     to_json,
     to_toml,
 )
-from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from skerry.settings.models import ModelConfig, OuterConfig, RunConfig, SyncConfig, TrainConfig
 from skerry.settings.modes import Mode, clauses
 
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -82,7 +82,7 @@ MET = {"quorum": 4, "fragments": 1, "overlap_steps": 0}
             "gradient",
             "adamw",
         ),
-        ("single", {"learners": 1, "quorum": 1, **F32}, "adamw", "direct"),
+        ("single", {"learners": 1, "quorum": 1, **F32}, "muon", "direct"),
     ],
 )
 def test_a_mode_fills_in_what_is_open(
@@ -93,6 +93,34 @@ def test_a_mode_fills_in_what_is_open(
     sync = run.sync.model_dump()
     assert {name: sync[name] for name in filled} == filled
     assert (run.train.inner, run.outer.preset) == (inner, outer)
+
+
+@pytest.mark.parametrize(
+    ("sets", "inner", "lr"),
+    [
+        ((), "muon", 1.2e-2),
+        (("model.preset=micro", "model.layers=2"), "muon", 1.2e-2),
+        (("train.lr=1e-3",), "adamw", 1e-3),
+        (("train.inner=adamw",), "adamw", 3e-3),
+        (("mode=diloco",), "adamw", 3e-3),
+        (("model.preset=small",), "adamw", 3e-3),
+        (("model.path=folder",), "adamw", 3e-3),
+        (("model.factory=a:b",), "adamw", 3e-3),
+        (("model.lora_rank=4",), "adamw", 3e-3),
+    ],
+)
+def test_small_models_from_scratch_are_trained_with_muon(
+    sets: tuple[str, ...], inner: str, lr: float
+) -> None:
+    train = resolve(*sets).train
+    assert (train.inner, train.lr) == (inner, lr)
+
+
+def test_a_config_for_another_model_has_that_models_defaults() -> None:
+    own = ModelConfig(preset="own")
+    assert resolve("train.steps=7").of(own).train == TrainConfig(steps=7)
+    chosen = resolve("train.lr=1e-3", "mode=diloco", "sync.learners=3")
+    assert chosen.of(own) == chosen.model_copy(update={"model": own})
 
 
 def test_what_the_user_has_set_stays() -> None:

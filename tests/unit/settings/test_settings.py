@@ -275,7 +275,7 @@ def test_a_run_record_is_checked_for_contradictions() -> None:
 
 def test_differences_are_dotted_paths() -> None:
     theirs = resolve("sync.h_steps=8", "train.lr=1", "model.factory=a:b", "model.options.x=1").run
-    paths = ("model.factory", "model.options", "sync.h_steps", "train.lr")
+    paths = ("model.factory", "model.options", "sync.h_steps", "train.inner", "train.lr")
     assert differences(RunConfig(), theirs) == paths
     assert differences(RunConfig(), RunConfig()) == ()
 

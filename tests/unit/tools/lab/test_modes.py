@@ -40,7 +40,7 @@ def scenario_of(tmp_path: Path) -> Any:
             mode=mode,
             model=ModelConfig(layers=1, d_model=16, heads=2, kv_heads=1, d_ff=24),
             data=DataConfig(source="text", paths=(str(text),), batch=4, seq_len=16, streams=2),
-            train=TrainConfig(steps=steps),
+            train=TrainConfig(steps=steps, lr=3e-3),
             sync=SyncConfig.model_validate(sync),
         )
         few = Judging(points=1, batches=1, final_batches=2, batch=4)
