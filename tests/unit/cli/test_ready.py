@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from skerry import folders
 from skerry.cli import ready
 from skerry.errors import ConfigError
 from skerry.settings import loading
@@ -37,8 +38,9 @@ async def test_a_checkpoint_at_the_end_of_its_run_is_refused_unless_the_run_goes
 
 
 async def test_the_text_of_a_checkpoint_is_refused_before_anything_is_created(
-    store: LocalStore,
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(folders, "_allowed", set[str]())
     scripted = await begun(data={"source": "text", "paths": ["/its/text"]})
     await scripted.commit_all(step=7, tokens=70)
     where = str(store.root / await save(scripted, store))
