@@ -155,14 +155,14 @@ def scenario(text: Path, sync: dict[str, object], outer: OuterConfig) -> LabScen
     return LabScenario(run=config, judging=Judging(points=1, batches=1, final_batches=1, batch=4))
 
 
+@pytest.mark.drill
 @pytest.mark.nats
 @pytest.mark.parametrize(
     ("sync", "outer"),
     [
-        pytest.param(
+        (
             {"contribution_scheme": "f32", "global_scheme": "f32", "merge": "average"},
             OuterConfig(preset="nesterov"),
-            marks=pytest.mark.drill,
         ),
         ({"contribution_scheme": "int4", "merge": "rda"}, OuterConfig()),
     ],

@@ -46,14 +46,8 @@ def global_state(cut: Plan) -> list[NDArray[np.float32]]:
     return [(v.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for v in found]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(shape, marks=() if name == "gemma, tied" else pytest.mark.drill)
-        for name, shape in SHAPES.items()
-    ],
-    ids=SHAPES,
-)
+@pytest.mark.drill
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_both_models_are_cut_alike_adopt_the_same_bits_and_have_one_loss(
     shape: ModelConfig,
 ) -> None:

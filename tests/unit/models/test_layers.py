@@ -58,13 +58,14 @@ def loss_and_gradients(model: Decoder) -> Any:
     return jax.jit(found, compiler_options={"xla_backend_optimization_level": 0})(params, batch)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
         ("dense", "attention,mlp"),
-        pytest.param("experts", "none", marks=pytest.mark.drill),
-        pytest.param("local and global", "blocks", marks=pytest.mark.drill),
-        pytest.param("keys of another layer", "none", marks=pytest.mark.drill),
+        ("experts", "none"),
+        ("local and global", "blocks"),
+        ("keys of another layer", "none"),
     ],
 )
 def test_a_loop_has_the_numbers_and_gradients_of_the_layers_one_by_one(

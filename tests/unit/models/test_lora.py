@@ -108,6 +108,7 @@ def test_frozen_weights_are_read_from_this_machines_copy_of_them(
     np.testing.assert_array_equal(scores(model, params), scores(plain, weights))
 
 
+@pytest.mark.drill
 def test_adapters_are_written_as_peft_reads_them(tmp_path: Path) -> None:
     model: Any = build_model(CONFIG, TrainConfig())
     params = moved(jax.jit(model.init)(jax.random.key(0)))

@@ -37,6 +37,8 @@ from skerry.protocol.chunks import PlaneAssembler, seal, unseal
 from skerry.protocol.messages import ChunkHeader
 from tests.support.learners import encode_vector
 
+pytestmark = pytest.mark.drill
+
 F32 = NDArray[np.float32]
 Leaves = list[F32]
 CONTEXT, WIDTH, HIDDEN, BATCH = 12, 24, 160, 128
@@ -193,9 +195,7 @@ def f32_progress(trained: Continuation) -> float:
     return trained.progress("f32", "f32")
 
 
-@pytest.mark.parametrize(
-    "scheme", ["int4", *(pytest.param(s, marks=pytest.mark.drill) for s in ("e3m0", "int2"))]
-)
+@pytest.mark.parametrize("scheme", ["int4", "e3m0", "int2"])
 def test_the_wire_keeps_the_progress(
     trained: Continuation, f32_progress: float, scheme: str
 ) -> None:

@@ -68,17 +68,8 @@ def outcome(lab: Lab) -> tuple[set[str], set[QuarantineReason | RefusalCause]]:
     return who | {one.learner for one in decided}, what - {RefusalCause.QUARANTINED}
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        Attack.FLIPPED,
-        *(
-            pytest.param(attack, marks=pytest.mark.drill)
-            for attack in FOUND
-            if attack is not Attack.FLIPPED
-        ),
-    ],
-)
+@pytest.mark.drill
+@pytest.mark.parametrize("attack", FOUND)
 def test_one_hostile_learner_of_four_is_found_and_contained(
     attack: Attack, config: RunConfig, judging: Judging
 ) -> None:
