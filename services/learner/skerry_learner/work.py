@@ -10,6 +10,7 @@ from skerry.algorithm.fragments import Plan, plan
 from skerry.client import joining
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.data.stream import check_readable
+from skerry.errors import ConfigError
 from skerry.log.base import Bus
 from skerry.models.base import Model, build_model, specs_of
 from skerry.protocol.messages import RunRecord
@@ -36,7 +37,14 @@ class Planned(NamedTuple):
 def planned(config: RunConfig) -> Planned:
     """Build the model and the plan; the first thing that is wrong raises its error."""
     model = build_model(config.model, config.train)
-    return Planned(model, plan(specs_of(model), config.sync.fragments, config.sync.shards))
+    specs = specs_of(model)
+    if config.train.inner == "muon" and not any(leaf.is_matrix for leaf in specs):
+        msg = (
+            "train.inner is muon, which trains matrices, and this model has none: set"
+            " train.inner=adamw."
+        )
+        raise ConfigError(msg, path="train.inner")
+    return Planned(model, plan(specs, config.sync.fragments, config.sync.shards))
 
 
 def prepare(config: RunConfig) -> Work:

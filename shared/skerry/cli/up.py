@@ -36,7 +36,7 @@ from skerry.service.control import CONTROL, listening
 from skerry.service.entry import bus_from
 from skerry.service.private import private_file, writing
 from skerry.settings import loading
-from skerry.settings.checks import masked_url, refuse_code
+from skerry.settings.checks import masked_url, refuse_code, remark_on_rate
 from skerry.settings.models import RunConfig
 from skerry.status.feed import RunFeed, is_finished
 from skerry.status.format import clip, printable
@@ -126,6 +126,8 @@ async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
         config = loading.run_config_from_json(record.config_json)
         for sentence in ignored(record, config, cluster.settings.run):
             on.say(sentence)
+    elif remark := remark_on_rate(config):
+        on.say(remark)
     refuse_code(config)
     loading.with_own_data(config, cluster.settings.run)  # refuses what learners would refuse
     chaos = config.chaos.allow

@@ -6,6 +6,7 @@ Every sentence begins with the dotted path of its setting.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from skerry import code, folders
 from skerry.algorithm.presets import INNERS, MERGES, OUTERS
 from skerry.errors import ConfigError
 from skerry.settings.models import DataConfig, LocalSettings, NatsSettings, RunConfig, store_kinds
-from skerry.settings.modes import clauses
+from skerry.settings.modes import RATES, clauses
 
 BROKERS = ("nats", "tls", "ws", "wss")
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -32,6 +33,19 @@ def check_run(run: RunConfig) -> None:
     parts = _of_code, _of_mode, _of_sync, _of_data, _of_tables
     for sentence in chain.from_iterable(part(run) for part in parts):
         raise ConfigError(sentence, path=sentence.partition(" ")[0])
+
+
+def remark_on_rate(run: RunConfig) -> str:
+    """Return a sentence about a learning rate that was never measured; empty where it was."""
+    least, most = RATES.get(run.train.inner, (0.0, math.inf))
+    model, rate = run.model, run.train.lr
+    begun = model.path or model.weights or model.factory or model.lora_rank or model.preset == "own"
+    if begun or least <= rate <= most:
+        return ""
+    return (
+        f"train.lr is {rate:g}: with {run.train.inner} only {least:g} to {most:g} were measured, "
+        "by small models from scratch (docs/quality.md)."
+    )
 
 
 def check_local(local: LocalSettings) -> None:

@@ -54,6 +54,9 @@ INNER = {"inner": "muon", "lr": 1.2e-2}
 made, adapters on them, and larger models, for which no rate was measured, stay with AdamW."""
 WITH_MUON: tuple[Mode, ...] = ("decoupled", "single")
 SMALL = ("nano", "micro")
+RATES = {"adamw": (3e-4, 2.4e-2), "muon": (6e-3, 4.8e-2)}
+"""The lowest and the highest learning rate that was measured with an inner optimizer, by models
+below 1 M parameters that begin from scratch (docs/quality.md)."""
 
 
 def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:

@@ -15,9 +15,10 @@ from skerry.algorithm.fragments import LeafSpec
 from skerry.algorithm.rates import learning_rate
 from skerry.code import CodeRefused
 from skerry.errors import ConfigError
-from skerry.settings.models import TrainConfig
+from skerry.settings.models import ModelConfig, RunConfig, TrainConfig
 from skerry_learner.trainer.optimizers import make_optimizer, orthogonal
 from skerry_learner.trainer.step import TrainState, make_step
+from skerry_learner.work import planned
 
 TARGET = jnp.array([3.0, -4.0])
 
@@ -71,6 +72,15 @@ def test_what_is_no_optimizer_is_a_config_error(allow_code: Callable[..., None])
     with pytest.raises(ConfigError, match="not an optax transformation") as caught:
         make_optimizer(TrainConfig(inner=f"{__name__}:not_an_optimizer"))
     assert caught.value.path == "train.inner"
+
+
+def test_muon_is_refused_for_a_model_without_matrices(allow_code: Callable[..., None]) -> None:
+    allow_code(__name__)
+    run = RunConfig(
+        model=ModelConfig(factory=f"{__name__}:Quadratic"), train=TrainConfig(inner="muon")
+    )
+    with pytest.raises(ConfigError, match=r"this model has none: set train\.inner=adamw"):
+        planned(run)
 
 
 def test_an_optimizer_that_is_not_allowed_is_refused() -> None:

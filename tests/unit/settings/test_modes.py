@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import ConfigError
-from skerry.settings.checks import check_run
+from skerry.settings.checks import check_run, remark_on_rate
 from skerry.settings.loading import (
     decided,
     differences,
@@ -114,6 +114,25 @@ def test_small_models_from_scratch_are_trained_with_muon(
 ) -> None:
     train = resolve(*sets).train
     assert (train.inner, train.lr) == (inner, lr)
+
+
+@pytest.mark.parametrize(
+    ("sets", "remarked"),
+    [
+        ((), False),
+        (("train.inner=muon", "train.lr=4.8e-2"), False),
+        (("train.inner=muon", "train.lr=1e-3"), True),
+        (("train.lr=1",), True),
+        (("train.lr=1e-4", "model.path=folder"), False),
+        (("train.inner=a:b", "train.lr=1"), False),
+    ],
+)
+def test_a_rate_outside_what_was_measured_is_remarked_on(
+    sets: tuple[str, ...], remarked: bool
+) -> None:
+    said = remark_on_rate(resolve(*sets))
+    assert said.startswith("train.lr is") is remarked
+    assert ("docs/quality.md" in said) is remarked
 
 
 def test_a_config_for_another_model_has_that_models_defaults() -> None:
