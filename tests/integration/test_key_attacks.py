@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,7 +179,7 @@ def marks() -> Generator[Attack]:
     yield Attack(f"{API}.INFO", headers=own_trace, denied=False)
 
 
-ATTACKS = [*forgeries(), *requests(), *answers(), *consumers(), *marks()]
+KINDS = (forgeries, requests, answers, consumers, marks)
 EARS = (
     ">",
     "*",
@@ -197,11 +197,18 @@ EARS = (
 )
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[KeyedBroker]:
-    grants = [Grant(Role.LEARNER, ME, "r"), Grant(Role.LEARNER, OTHER, "r")]
-    grants += [Grant(Role.LEARNER, "c", "elsewhere"), Grant(Role.ADMIN, "admin")]
-    with keyed_broker(tmp_path_factory.mktemp("keyed"), *grants) as held:
+GRANTS = (
+    *(Grant(Role.LEARNER, ME, "r"), Grant(Role.LEARNER, OTHER, "r")),
+    *(Grant(Role.LEARNER, "c", "elsewhere"), Grant(Role.ADMIN, "admin")),
+)
+
+
+@pytest.fixture(scope="module", params=[None, 1], ids=["static", "expiring"])
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Generator[KeyedBroker]:
+    folder = tmp_path_factory.mktemp("keyed")
+    with keyed_broker(folder, *GRANTS, days=request.param) as held:
         yield held
 
 
@@ -239,10 +246,9 @@ async def intruder(broker: KeyedBroker) -> AsyncGenerator[Intruder]:
     async def note(error: Exception) -> None:
         refusals.put_nowait(str(error))
 
-    seed = broker.keyring.seed(ME)
-    name = login_of(NatsOptions(credentials=seed)).name
+    login = login_of(NatsOptions(credentials=broker.keyring.seed(ME)))
     client = await nats.connect(
-        broker.server.url, nkeys_seed=str(seed), inbox_prefix=f"_INBOX.{name}", error_cb=note
+        broker.server.url, **login.given, inbox_prefix=f"_INBOX.{login.name}", error_cb=note
     )
     yield Intruder(client, refusals)
     await client.close()
@@ -257,29 +263,22 @@ async def log_of_others(admin: NatsBus) -> dict[str, Any]:
     return {name: what for name, what in held.items() if name not in MINE}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def truth(admin: NatsBus) -> dict[str, Any]:
-    """What the log holds before all attacks."""
-    return await log_of_others(admin)
-
-
-@pytest.mark.parametrize(
-    "attack", ATTACKS, ids=[f"{n} {attack.subject}" for n, attack in enumerate(ATTACKS)]
-)
+@pytest.mark.parametrize("attacks", KINDS, ids=lambda attacks: attacks.__name__)
 async def test_a_learner_changes_nothing_but_what_is_its_own(
-    admin: NatsBus, truth: dict[str, Any], intruder: Intruder, attack: Attack
+    admin: NatsBus, intruder: Intruder, attacks: Callable[[], Generator[Attack]]
 ) -> None:
-    headers = dict(attack.headers or {}) or None
-    await intruder.client.publish(attack.subject, attack.payload, attack.reply, headers=headers)
-    if attack.denied:
-        await intruder.refused(f'publish to "{attack.subject}"')
-    await intruder.client.request(f"{API}.INFO")  # through the same doors, after it
+    truth = await log_of_others(admin)
+    for attack in attacks():
+        headers = dict(attack.headers or {}) or None
+        await intruder.client.publish(attack.subject, attack.payload, attack.reply, headers=headers)
+        if attack.denied:
+            await intruder.refused(f'publish to "{attack.subject}"')
+        await intruder.client.request(f"{API}.INFO")  # through the same doors, after it
     assert await log_of_others(admin) == truth
 
 
-@pytest.mark.parametrize("subject", EARS)
-async def test_a_learner_hears_only_answers_to_itself(intruder: Intruder, subject: str) -> None:
-    await intruder.client.subscribe(subject)
-    await intruder.refused(f'subscription to "{subject}"')
-    await intruder.client.subscribe(subject, queue="q")
-    await intruder.refused(f'subscription to "{subject}"')
+async def test_a_learner_hears_only_answers_to_itself(intruder: Intruder) -> None:
+    for subject in EARS:
+        for queue in ("", "q"):
+            await intruder.client.subscribe(subject, queue=queue)
+            await intruder.refused(f'subscription to "{subject}"')

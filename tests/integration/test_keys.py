@@ -18,9 +18,11 @@ from skerry.cli.main import app
 from skerry.client import joining
 from skerry.errors import BrokerUnfit, Denied
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.login import NatsOptions
 from skerry.protocol.messages import RunRecord
 from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import Subjects
+from skerry.service import signing
 from skerry.service.keyring import Keyring, services_of
 from skerry.settings.models import RunConfig
 from tests.support.keyed import KeyedBroker, keyed_broker
@@ -44,11 +46,11 @@ class Cut:
 CUT = Cut(plan([LeafSpec("w", (64, 256))], 2))
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Generator[KeyedBroker]:
+@pytest.fixture(params=[None, 7], ids=["static", "expiring"])
+def broker(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[KeyedBroker]:
     learners = (Grant(Role.LEARNER, name, RUN) for name in ("a", "b"))
     grants = (*services_of(RUN), *learners, Grant(Role.FOUNDER, "first", RUN))
-    with keyed_broker(tmp_path, *grants) as held:
+    with keyed_broker(tmp_path, *grants, days=request.param) as held:
         yield held
 
 
@@ -81,7 +83,7 @@ async def test_a_learner_waits_for_the_run_that_it_may_not_create(broker: KeyedB
         return record
 
     async with broker.bus("a") as learner, broker.bus("first") as founder:
-        with pytest.raises(Denied, match=r"the key in .*/a\.nk publish on .*STREAM\.CREATE"):
+        with pytest.raises(Denied, match=r"the key in .*/a\.\w+ publish on .*STREAM\.CREATE"):
             await joined(learner, waits=False)
         waiting = asyncio.create_task(joined(learner))
         record = await joined(founder)
@@ -90,10 +92,10 @@ async def test_a_learner_waits_for_the_run_that_it_may_not_create(broker: KeyedB
         assert await joined(learner) == record  # whose streams are there, and not its to change
 
 
-async def publish_until_refused(learner: NatsBus) -> None:
+async def publish_until_refused(learner: NatsBus, name: str = "a") -> None:
     async with asyncio.timeout(20.0):
         while True:
-            await learner.publish(NAMES.pulse("a"), b"x", msg_id="1")
+            await learner.publish(NAMES.pulse(name), b"x", msg_id="1")
 
 
 async def test_a_revoked_key_is_worthless_at_once_and_nobody_else_notices(
@@ -125,6 +127,54 @@ async def test_a_key_that_is_rotated_costs_a_dial(broker: KeyedBroker) -> None:
         broker.reload()
         async with asyncio.timeout(20.0):
             await learner.publish(NAMES.pulse("a"), b"y", msg_id="2")
+
+
+@pytest.mark.parametrize("broker", [7], ids=["expiring"], indirect=True)
+async def test_a_key_more_or_one_renewed_costs_the_broker_nothing(broker: KeyedBroker) -> None:
+    async with broker.bus("admin") as admin:
+        await admin.declare(specs(RUN))
+        assert not broker.keyring.add(Grant(Role.LEARNER, "c", RUN), days=1)
+        for renewed in (False, True):
+            if renewed:
+                broker.keyring.renew("c")
+            async with broker.bus("c") as learner:
+                await learner.publish(NAMES.pulse("c"), b"x", msg_id=f"{renewed}")
+        broker.keyring.revoke("c")
+        other = Keyring.begun(broker.keyring.folder / "elsewhere", 1)
+        other.add(Grant(Role.LEARNER, "a", RUN))
+        wrong = NatsOptions(credentials=other.seed("a"))
+        with pytest.raises(
+            BrokerUnfit, match=r"a\.creds, was revoked or .* for another broker, or"
+        ):
+            async with NatsBus(broker.server.url, options=wrong):
+                pass
+
+
+@pytest.mark.parametrize("broker", [7], ids=["expiring"], indirect=True)
+async def test_a_key_is_renewed_before_it_expires_or_ends_with_one_sentence(
+    broker: KeyedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, dialled = broker.keyring, asyncio.Event()
+
+    def note(event: str, _: object) -> None:
+        if event == "reconnected":
+            dialled.set()
+
+    async with broker.bus("admin") as admin:
+        await admin.declare(specs(RUN))
+        with monkeypatch.context() as soon:
+            soon.setattr(signing, "DAY_S", 1)
+            held.add(*(Grant(Role.LEARNER, name, RUN) for name in ("c", "d")), days=2)
+        async with (
+            broker.bus("c", on_event=note) as learner,
+            broker.bus("d", login_patience_s=0.0) as late,
+        ):
+            held.renew("c")
+            with pytest.raises(BrokerUnfit, match=r"d\.creds, expired at .* `skerry keys renew d`"):
+                await publish_until_refused(late, "d")
+            async with asyncio.timeout(20.0):
+                await learner.publish(NAMES.pulse("c"), b"y", msg_id="1")
+                await dialled.wait()
 
 
 def test_the_command_makes_keys_and_has_a_running_broker_take_them(

@@ -133,6 +133,16 @@ async def test_an_nkey_logs_in_and_names_the_inbox(tmp_path: Path) -> None:
             await learner.declare(specs(RUN))
 
 
+async def test_a_broker_that_asks_for_no_key_is_not_what_a_key_is_for(
+    tmp_path: Path, nats_server: NatsServer
+) -> None:
+    file = tmp_path / "a.nk"
+    file.write_text(new_key()[0])
+    with pytest.raises(BrokerUnfit, match=r"asks for no key.*include accounts\.conf"):
+        async with bus(nats_server, credentials=file):
+            pass
+
+
 async def test_a_renewed_key_is_taken_without_a_restart(tmp_path: Path) -> None:
     (old, old_name), (new, new_name) = new_key(), new_key()
     file = tmp_path / "a.nk"

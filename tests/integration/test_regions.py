@@ -43,8 +43,8 @@ MANY = 20
 
 
 @pytest.fixture
-def region(tmp_path: Path) -> Generator[Region]:
-    with region_of(tmp_path, RUN) as running:
+def region(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[Region]:
+    with region_of(tmp_path, RUN, days=getattr(request, "param", 7)) as running:
         yield running
 
 
@@ -83,6 +83,7 @@ async def caught_up(region: Region, messages: int) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("region", [None, 7], ids=["static", "expiring"], indirect=True)
 async def test_a_learner_works_through_its_regions_broker_as_at_the_hub(region: Region) -> None:
     async with begun(region) as (admin, learner):
         mine = SHARD.contribution(0, "eu-0")

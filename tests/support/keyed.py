@@ -37,9 +37,9 @@ class KeyedBroker:
 
 
 @contextmanager
-def keyed_broker(folder: Path, *grants: Grant) -> Generator[KeyedBroker]:
+def keyed_broker(folder: Path, *grants: Grant, days: int | None = None) -> Generator[KeyedBroker]:
     """Run a server that knows these keys."""
-    keyring = Keyring(folder / "keys")
+    keyring = Keyring.begun(folder / "keys", days)
     keyring.add(*grants)
     include = f'include "../keys/{ACCOUNTS}"\n'
     server = NatsServer(folder / "nats", settings=include)

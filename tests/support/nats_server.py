@@ -72,7 +72,12 @@ class NatsServer:
         command = [*launcher(), *self._command()]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         try:
             self._wait_ready(self._process, time.monotonic() + timeout_s)

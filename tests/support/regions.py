@@ -43,10 +43,15 @@ class Region:
 
 
 @contextmanager
-def region_of(folder: Path, run: str, learners: Sequence[str] = ("eu-0",)) -> Generator[Region]:
-    """Run a hub, and the broker of its region eu; us-0 is a learner at the hub."""
+def region_of(
+    folder: Path, run: str, learners: Sequence[str] = ("eu-0",), *, days: int | None = None
+) -> Generator[Region]:
+    """Run a hub, and the broker of its region eu; us-0 is a learner at the hub.
+
+    Keys expire after ``days``, if ever.
+    """
     (port,) = free_ports(1)
-    keyring = Keyring(folder / "keys")
+    keyring = Keyring.begun(folder / "keys", days)
     keyring.add(*services_of(run), Grant(Role.LEARNER, "us-0", run))
     hub_url = f"nats-leaf://127.0.0.1:{port}"
     there = begin_region(keyring, Grant(Role.REGION, "eu", run), learners, hub_url)

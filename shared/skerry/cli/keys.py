@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,7 @@ Shards = Annotated[
     int | None,
     typer.Option(help="The run's sync.shards; as its other keys say, or 1.", min=1, metavar="N"),
 ]
+Days = Annotated[int | None, typer.Option(help="Days after which the key expires.", metavar="N")]
 KEYS = Path("keys")
 
 app = application(bare_shows_help=True)
@@ -41,13 +43,18 @@ def init(
         list[str] | None, typer.Option(help="The same; it may create the run.", metavar="NAME")
     ] = None,
     shards: Shards = None,
+    days: Days = None,
     keys: Folder = KEYS,
 ) -> None:
-    """Make a key for each service of a run, its admin, and who only reads it (audit)."""
+    """Make a key for each service of a run, its admin, and who only reads it (audit).
+
+    With --days all keys of the folder expire, these and later ones, and the broker knows who signs
+    them instead of each key.
+    """
     from skerry.service.keyring import ACCOUNTS, Keyring, services_of
 
     with exit_on_error():
-        held = Keyring.begun(keys)
+        held = Keyring.begun(keys, days)
         named = {Role.LEARNER: learner, Role.FOUNDER: founder}
         count = shards or 1
         learners = (
@@ -56,6 +63,7 @@ def init(
         held.add(*services_of(run, count), *learners)
         _show(held)
         print(f"The broker's config needs `include {keys / ACCOUNTS}`: the path from its folder.")
+        print(f"The log is in the account {held.account_of_log}.")
 
 
 @app.command()
@@ -68,16 +76,34 @@ def add(
     ] = "",
     run: Run = "main",
     shards: Shards = None,
+    days: Days = None,
     keys: Folder = KEYS,
     pid_file: PidFile = None,
 ) -> None:
-    """Make one key more; the broker takes it once it has reloaded."""
+    """Make one key more; where the broker has to know it, it takes it once it has reloaded."""
     with exit_on_error():
         held = _opened(keys)
-        held.add(granted_in(held, Grant(role, name, run, shards or held.shards_of(run)), region))
+        grant = granted_in(held, Grant(role, name, run, shards or held.shards_of(run)), region)
+        is_news = held.add(grant, days=days)
         print(f"{held.seed(name)} is the secret of {role} {name}: copy it to that machine, for the")
         print("user of the service alone, and name it there: --set nats.credentials=FILE.")
-        _reload(held, pid_file)
+        if is_news:
+            _reload(held, pid_file)
+
+
+@app.command()
+def renew(
+    names: Annotated[list[str], typer.Argument(help="Whose keys.", metavar="NAME...")],
+    *,
+    days: Days = None,
+    keys: Folder = KEYS,
+) -> None:
+    """Have keys that expire do so later; no broker has to reload."""
+    with exit_on_error():
+        held = _opened(keys)
+        for name in names:
+            held.renew(name, days)
+            print(f"Replace the old secret by {held.seed(name)}: it is read at the next login.")
 
 
 @app.command()
@@ -135,17 +161,25 @@ def _opened(keys: Path) -> Keyring:
 
 
 def _show(held: Keyring, *, as_json: bool = False) -> None:
-    rows = [(grant.name, grant.role.value, grant.run, key) for key, grant in held.grants.items()]
+    rows = [
+        (grant.name, grant.role.value, grant.run, key, _expires(grant))
+        for key, grant in held.grants.items()
+    ]
     if as_json:
         given = [grant.publishes() for grant in held.grants.values()]
-        columns = ("name", "role", "run", "key", "publishes")
+        columns = ("name", "role", "run", "key", "expires", "publishes")
         lines = [
             dict(zip(columns, (*row, p), strict=True)) for row, p in zip(rows, given, strict=True)
         ]
         print(json.dumps(lines, indent=1))
         return
-    for name, role, run, key in rows:
-        print(f"{name:<24} {role:<16} {run:<16} {key}")
+    for name, role, run, key, expires in rows:
+        print(f"{name:<24} {role:<16} {run:<16} {key} {expires}".rstrip())
+
+
+def _expires(grant: Grant) -> str:
+    """Return when a key expires, '' for never."""
+    return datetime.fromtimestamp(grant.until, UTC).isoformat() if grant.until else ""
 
 
 def _reload(held: Keyring, pid_file: Path | None) -> None:

@@ -65,7 +65,7 @@ class Grant:
     """A role in a run, under a name; a name of ``*`` stands for every one. Admins have all runs.
 
     ``shards`` are those of the run, each of which has streams of its own. A ``region``'s broker
-    takes the key, and no other does.
+    takes the key, and no other does. It expires at ``until``, in seconds since 1970; 0: never.
     """
 
     role: Role
@@ -73,6 +73,7 @@ class Grant:
     run: str = "main"
     shards: int = 1
     region: str = ""
+    until: int = 0
 
     def publishes(self) -> tuple[str, ...]:
         """Return the subjects that it may publish on, requests to the broker among them."""

@@ -13,6 +13,8 @@ PREFIX = "skerry"
 TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ANY: Literal["*"] = "*"
 """Matches any one token: a subject without a number or a name is the pattern of all of them."""
+OWN = "{{name()}}"
+"""Stands for a client's own name, which the broker fills in from its key."""
 
 Number = int | Literal["*"]
 START = "start"
@@ -173,4 +175,4 @@ def contributor(subject: str) -> tuple[int, str]:
 
 
 def _token(name: str, what: str) -> str:
-    return name if name == ANY else checked_token(name, what)
+    return name if name in {ANY, OWN} else checked_token(name, what)

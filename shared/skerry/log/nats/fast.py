@@ -335,6 +335,11 @@ def domain(client: Client) -> str:
     return str(client._server_info.get("domain") or "")  # noqa: SLF001 - nowhere else
 
 
+def asks_login(client: Client) -> bool:
+    """Return True if the server that a client is connected to asks for a login."""
+    return bool(client._server_info.get("auth_required"))  # noqa: SLF001 - nowhere else
+
+
 def new_client(*, needs_tls: bool = False) -> Client:
     """Return a client that is not connected yet; with ``needs_tls`` it sends nothing without."""
     installed = version("nats-py")

@@ -13,6 +13,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ JWT_MARK = "-----BEGIN NATS USER JWT-----"
 SEED_START = "SU"
 """How the seed of a user's NKey begins."""
 SEED_BYTES = 32
+CLOCKS_DIFFER = timedelta(minutes=5)
+"""Clocks that differ by less are not worth a word."""
+WHEN = "%Y-%m-%d %H:%M:%S UTC"
 
 Event = Callable[[str, Mapping[str, str]], None]
 
@@ -68,17 +72,41 @@ class NatsOptions:
 class Login(NamedTuple):
     """One login: its name to the broker, '' for none, and what nats-py is given for it.
 
-    ``key`` is the file of an NKey, whose name is of use to the broker alone.
+    ``key`` is the file that holds it; a token in it was ``made`` once, and may be valid ``until``
+    some time.
     """
 
     name: str
     given: dict[str, Any]
     key: Path | None = None
+    made: datetime | None = None
+    until: datetime | None = None
 
     def __str__(self) -> str:
         if self.key is not None:
             return f"the key in {self.key}"
         return f"the login {self.name!r}" if self.name else "a client without a login"
+
+    def remedy(self, now: datetime) -> str:
+        """Return why a broker may refuse this login, and who must do what."""
+        if self.key is None:
+            return "set nats.credentials, or nats.user and nats.password_file"
+        key = f"the key in nats.credentials, {self.key},"
+        if self.until is not None and self.until <= now:
+            return (
+                f"{key} expired at {self.until:{WHEN}}: have an admin `skerry keys renew"
+                f" {self.name}`, and put the new file there"
+            )
+        if self.made is not None and self.made > now + CLOCKS_DIFFER:
+            return (
+                f"{key} was made at {self.made:{WHEN}}, and this machine's clock says"
+                f" {now:{WHEN}}: set the clock that is wrong, here, at the broker or at the admin's"
+            )
+        late = "" if self.until is None else f", or the clock there is past {self.until:{WHEN}}"
+        return (
+            f"{key} was revoked or replaced, or is for another broker{late}: have an admin look for"
+            " it with `skerry keys show`"
+        )
 
 
 def login_of(options: NatsOptions) -> Login:
@@ -90,13 +118,18 @@ def login_of(options: NatsOptions) -> Login:
     try:
         text = path.read_text(encoding="utf-8").strip()
         if JWT_MARK in text:
-            return Login(_name_in(text), {"user_credentials": str(path)})
+            said = _claims_in(text)
+            made, until = (
+                datetime.fromtimestamp(said[at], UTC) if at in said else None
+                for at in ("iat", "exp")
+            )
+            return Login(str(said["name"]), {"user_credentials": str(path)}, path, made, until)
         if text.startswith(SEED_START):
             pair: Any = nkeys.from_seed(text.encode())
             return Login(pair.public_key.decode(), {"nkeys_seed_str": text}, path)
     except OSError as error:
         why = error.strerror or "unreadable"
-    except (ValueError, TypeError, LookupError, nkeys.NkeysError, binascii.Error):
+    except (ValueError, TypeError, LookupError, OverflowError, nkeys.NkeysError, binascii.Error):
         why = "what it holds is damaged"
     else:
         why = "it holds neither a user's JWT with its seed nor the seed of an NKey"
@@ -104,19 +137,21 @@ def login_of(options: NatsOptions) -> Login:
     raise ConfigError(msg, path="nats.credentials")
 
 
-def new_key() -> tuple[str, str]:
-    """Return the seed of a new user's NKey, which is secret, and its public name."""
-    seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), nkeys.PREFIX_BYTE_USER)
+def new_key(prefix: int = nkeys.PREFIX_BYTE_USER) -> tuple[str, str]:
+    """Return the seed of a new NKey, by default a user's, which is secret, and its public name."""
+    seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), prefix)
     pair: Any = nkeys.from_seed(seed)
     return seed.decode(), pair.public_key.decode()
 
 
-def _name_in(text: str) -> str:
-    """Return the name of a user's JWT; the broker checks its signature."""
+def _claims_in(text: str) -> dict[str, Any]:
+    """Return what a user's JWT says; the broker checks its signature."""
     token = text.split(JWT_MARK, 1)[1].split(maxsplit=1)[0]
     payload = token.split(".")[1]
-    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    return str(claims["name"])
+    claims: dict[str, Any] = json.loads(
+        base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+    )
+    return claims
 
 
 def inbox_prefix(options: NatsOptions, name: str) -> str:

@@ -41,8 +41,8 @@ class NatsSession:
 
     def __init__(self, client: Client, urls: str, login: Login) -> None:
         self.client = client
+        self.login = login
         self._urls = urls
-        self._login = login
         self._inbox = ""
         self._numbers = count()
         self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
@@ -106,7 +106,7 @@ class NatsSession:
         if (found := VIOLATION.search(text)) is None:
             return
         verb, subject = found.group(1).lower(), found.group(2)
-        refusal = f"The broker at {self._urls} does not let {self._login}"
+        refusal = f"The broker at {self._urls} does not let {self.login}"
         if verb == "publish":
             for asked, refused in tuple(self._heard.get(subject.lower(), ())):
                 msg = (
