@@ -37,6 +37,8 @@ LARGE_RATES = {
     ("muon", "direct"): ("1.2e-2", "2.4e-2"),
 }
 """What is tried of the large model with M = 4."""
+LARGE_BEST = "1.2e-2"
+"""Its best rate with either optimizer, data-parallel."""
 
 
 def optimizer() -> Experiment:
@@ -75,6 +77,7 @@ def _cell(size: Size, inner: str, mode: str, rate: str, m: int) -> Cell:
     outer = ("mode=single",) if alone else ("mode=decoupled", *OUTER[mode])
     at = SIZES.index(m)
     best = BEST.get((inner, mode), ("",) * len(SIZES))[at]
+    against = BEST[inner, BEFORE][at] if size is SMALL else LARGE_BEST
     return Cell(
         key=_key(size, inner, mode, rate, m),
         labels=(
@@ -88,7 +91,7 @@ def _cell(size: Size, inner: str, mode: str, rate: str, m: int) -> Cell:
         learners=1 if alone else m,
         tokens=STEPS[size] * BIG * SEQ_LEN,
         seeds=(0, 1, 2) if size is SMALL and rate == best else (0,),
-        against="" if alone else _key(size, inner, BEFORE, BEST[inner, BEFORE][at], m),
+        against="" if alone else _key(size, inner, BEFORE, against, m),
         size=size,
         batch=m * BIG if alone else BIG,
     )
