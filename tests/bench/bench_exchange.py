@@ -29,7 +29,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import Fragment, LeafSpec, Plan, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes
-from skerry.log import contributions, ledger, run_records, state
+from skerry.log import contributions, fences, ledger, run_records, state
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
@@ -50,7 +50,6 @@ ROWS = 4096
 LEAF = 16 * 2**20
 """Parameters in a tensor."""
 PATIENCE_S = 3600.0
-PULSE_S = 0.1
 UP = "up, bits a parameter and learner"
 DOWN = "down, bits a parameter and learner"
 STORED = "stored beside contributions, bytes a parameter"
@@ -160,15 +159,19 @@ class Bench:
     syncer: psutil.Process
     rounds: AsyncGenerator[Round]
     manifests: AsyncGenerator[Manifest]
+    pulse_s: float
     step: int = 0
     versions: dict[int, int] = field(default_factory=dict[int, int])
 
     async def pulse(self) -> None:
         """Say where the learners are, for ever: one that is silent is not waited for."""
         while True:
-            for learner in self.learners:
-                await learner.pulse(self.step)
-            await asyncio.sleep(PULSE_S)
+            await self._pulse()
+            await asyncio.sleep(self.pulse_s)
+
+    async def _pulse(self) -> None:
+        for learner in self.learners:
+            await learner.pulse(self.step)
 
     async def _opened(self) -> Round:
         """Return the next round that no commit has closed; one may be opened again."""
@@ -189,6 +192,7 @@ class Bench:
         sent = read = stored = 0
         for _ in self.cut.fragments:
             self.step += GAP
+            await self._pulse()
             opened = await self._opened()
             sent += sum(await asyncio.gather(*(one.answer(opened) for one in self.learners)))
             manifest = await anext(self.manifests)
@@ -270,7 +274,9 @@ async def measure(
             Cluster(server.url, RUN, folder, folder / "run.toml", folder / "jax")
         )
         syncer = await cluster.start("syncer", "s")
-        empty_bytes = psutil.Process(syncer.process.pid).memory_info().rss
+        process = psutil.Process(syncer.process.pid)
+        await anext(fences.follow_fence(bus, RUN, 0))  # by then it has loaded its kernels
+        empty_bytes = process.memory_info().rss
         bench = Bench(
             bus,
             cut,
@@ -278,11 +284,12 @@ async def measure(
                 await asyncio.to_thread(Learner, own, cut, f"l{i}", sync.chunk_bytes)
                 for i, own in enumerate(buses[1:])
             ],
-            psutil.Process(syncer.process.pid),
+            process,
             await opened.enter_async_context(
                 aclosing(run_records.follow(bus, RUN, Round, cut.digest))
             ),
             await opened.enter_async_context(aclosing(state.follow_manifests(bus, RUN, cut))),
+            config.liveness.pulse_s,
         )
         async with asyncio.timeout(PATIENCE_S), background(bench.pulse()):
             await bench.begin()
