@@ -162,15 +162,14 @@ class ShardServer:
         while not self.leaving:
             self.turns += 1
             self.wake.clear()
-            while not self.leaving:
-                action = self.coordinator.decide(now_s(), self.wall_ns())
-                if action is None:
-                    break
-                if await self._do(action):
-                    return True
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.coordinator.idle_s(now_s())):
-                    await self.wake.wait()
+            now = now_s()
+            action = self.coordinator.decide(now, self.wall_ns())
+            if action is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.coordinator.idle_s(now)):
+                        await self.wake.wait()
+            elif await self._do(action):
+                return True
         return False
 
     async def _do(self, action: Action) -> bool:

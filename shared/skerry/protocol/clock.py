@@ -83,6 +83,10 @@ class LearnerTable:
     patience_s: float = 0.0
     seen: dict[str, SeenLearner] = field(default_factory=dict[str, SeenLearner])
     quarantined: set[str] = field(default_factory=set[str])
+    _judged: dict[str, tuple[SeenLearner, float, bool]] = field(
+        default_factory=dict[str, tuple[SeenLearner, float, bool]]
+    )
+    """What each was when, and whether it lived: one decision asks that ten times."""
 
     def pulse_of(self, learner: str) -> Pulse | None:
         """Return a learner's newest pulse."""
@@ -121,8 +125,14 @@ class LearnerTable:
         return {
             name: seen
             for name, seen in self.counted().items()
-            if seen.pulse.phase in WORKING and seen.alive(now_s, self.policy)
+            if seen.pulse.phase in WORKING and self._alive(name, seen, now_s)
         }
+
+    def _alive(self, name: str, seen: SeenLearner, now_s: float) -> bool:
+        known = self._judged.get(name)
+        if known is None or known[0] is not seen or known[1] != now_s:
+            known = self._judged[name] = seen, now_s, seen.alive(now_s, self.policy)
+        return known[2]
 
     def clock(self, now_s: float, quorum: int, limit: ClockLimit, *, estimated: bool) -> int:
         """Return the global clock: the step of the K-th fastest working learner, within the limit.
@@ -159,8 +169,8 @@ class LearnerTable:
         if over_since_s is not None and now_s - over_since_s > END_TIMEOUTS * self.patience_s:
             return True
         return not any(
-            s.alive(now_s, self.policy) or now_s - s.heartbeat.last_s < self.patience_s
-            for s in self.counted().values()
+            self._alive(name, s, now_s) or now_s - s.heartbeat.last_s < self.patience_s
+            for name, s in self.counted().items()
             if s.pulse.phase in ON_THE_WAY | {LearnerPhase.TRAINING}
         )
 
