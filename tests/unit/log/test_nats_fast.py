@@ -22,7 +22,7 @@ from nats.errors import ProtocolError
 from structlog.testing import capture_logs
 
 from skerry.log.nats import fast
-from skerry.log.nats.fast import READ_BYTES, LeanParser, WideTransport, headers_in
+from skerry.log.nats.fast import READ_BYTES, Incoming, LeanParser, WideTransport, headers_in
 from skerry.log.nats.session import cancellable
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -89,6 +89,19 @@ async def test_all_that_is_sent_arrives_in_order_though_the_reader_is_slow() -> 
         assert first + second + await everything(transport) == sent
 
 
+async def test_what_was_read_stays_until_the_next_reading_whatever_comes() -> None:
+    incoming = Incoming()
+
+    def come(data: bytes) -> None:
+        incoming.get_buffer(-1)[: len(data)] = data
+        incoming.buffer_updated(len(data))
+
+    come(b"first")
+    first = await incoming.read()
+    come(b"next")
+    assert (bytes(first), bytes(await incoming.read())) == (b"first", b"next")
+
+
 class Heard:
     """What a client would have heard."""
 
@@ -140,7 +153,11 @@ async def test_any_bytes_are_a_subject(subject: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"MSG a", b"HMSG a 1 2", b"MSG a b c d", b"nonsense", b"", b"x" * 5000, b"x" * 2**21]
+    "line",
+    [
+        *(b"MSG a", b"HMSG a 1 2", b"MSG a b c d", b"MSG a 1 -3", b"MSG a 1 99999999999"),
+        *(b"HMSG a 1 3 2", b"nonsense", b"", b"x" * 5000, b"x" * 2**21),
+    ],
 )
 async def test_a_line_that_is_none_is_a_protocol_error(line: bytes) -> None:
     with pytest.raises(ProtocolError):

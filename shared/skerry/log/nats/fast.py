@@ -11,7 +11,8 @@ import asyncio
 import ssl
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from io import BytesIO
+from typing import Any, NamedTuple, cast
 from urllib.parse import ParseResult
 
 import structlog
@@ -33,6 +34,10 @@ LEAST_BYTES = 64 * 1024
 """Nothing is taken from the socket while there is less room than this."""
 LONGEST_LINE = 1024**2
 """No line of the protocol is longer; the longest is INFO with the addresses of a cluster."""
+LINE_BYTES = 1024
+"""So much is looked through for the end of a line at a time; most are shorter."""
+LONGEST_MESSAGE = 64 * 1024**2
+"""The most that a server can be set to take as one message."""
 SHUTDOWN_S = 2.0
 """How long a server that is left may take to say goodbye through TLS; asyncio would wait 30 s."""
 DEFAULT_PORT = 4222
@@ -44,7 +49,7 @@ class Incoming(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self.transport: Any = None
         self._buffer = bytearray(READ_BYTES)
-        self._filled = 0
+        self._filled = self._given = 0
         self._ended = False
         self._failure: Exception | None = None
         self._paused = False
@@ -100,33 +105,38 @@ class Incoming(asyncio.BufferedProtocol):
     @property
     def at_eof(self) -> bool:
         """Whether nothing is left, and nothing more can come."""
-        return self._ended and not self._filled
+        return self._ended and self._filled == self._given
 
     async def read(self) -> memoryview:
         """Return what has come, once something has; nothing at the end of an orderly connection.
 
-        It is in the buffer that the socket is read into: use it before the next await.
+        It is in the buffer that the socket is read into, and stays until the next call.
         """
+        self._drop(self._given)
         while not self._filled and not self._ended:
             await self._more()
         if not self._filled and self._failure is not None:
             raise self._failure
-        came, self._filled = memoryview(self._buffer)[: self._filled], 0
-        self._resume()
-        return came
+        self._given = self._filled
+        return memoryview(self._buffer)[: self._filled]
 
     async def readline(self) -> bytes:
         """Return the next line with its end, or at the end of the connection what there is."""
+        self._drop(self._given)
         while (end := self._buffer.find(b"\n", 0, self._filled)) < 0:
             if self._ended or self._paused:
                 return bytes(await self.read())
             await self._more()
-        size = end + 1
-        line = bytes(memoryview(self._buffer)[:size])
-        self._buffer[: self._filled - size] = self._buffer[size : self._filled]
-        self._filled -= size
-        self._resume()
+        line = bytes(memoryview(self._buffer)[: end + 1])
+        self._drop(end + 1)
         return line
+
+    def _drop(self, size: int) -> None:
+        """Forget the first bytes; there is room for others."""
+        if 0 < size < self._filled:
+            self._buffer[: self._filled - size] = self._buffer[size : self._filled]
+        self._filled, self._given = self._filled - size, 0
+        self._resume()
 
     async def drain(self) -> None:
         """Wait until what was written may be followed by more; raises when the peer is gone."""
@@ -199,7 +209,7 @@ class WideTransport(Transport):
     def writelines(self, payload: list[bytes]) -> None:
         self._open.transport.writelines(payload)
 
-    # The parser copies what it is given, so that a view does.
+    # The parser copies what it keeps, so that a view does.
     async def read(self, buffer_size: int) -> memoryview:  # type: ignore[override] # noqa: ARG002 - for bytes
         return await self._open.read()
 
@@ -222,6 +232,43 @@ class WideTransport(Transport):
         return self._open.at_eof
 
 
+class Announced(NamedTuple):
+    """What the line before a message says; ``size`` is in bytes, its header included."""
+
+    sid: int
+    subject: bytes
+    reply: bytes
+    size: int
+    header_size: int
+
+
+def announced_by(line: bytes) -> Announced:
+    """Read the line before a message; ValueError if it is none, or no message can be that long."""
+    kind, subject, sid, *reply, last = line[:-2].split(b" ")
+    size, header_size = int(last), int(reply.pop()) if kind == b"HMSG" else 0
+    if not 0 <= header_size <= size <= LONGEST_MESSAGE:
+        raise ValueError
+    return Announced(int(sid), subject, b"".join(reply[:1]), size, header_size)
+
+
+class Filling(BytesIO):
+    """``size`` bytes that come in pieces; ``getvalue`` gives out the memory that they came into."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(b"")
+        self.left = size
+        if size:  # all of it at once: what grows is copied
+            self.seek(size - 1)
+            self.write(b"\0")
+            self.seek(0)
+
+    def take(self, data: memoryview) -> memoryview:
+        """Take as much of ``data`` as there is room for; returns the rest."""
+        taken = self.write(data[: self.left])
+        self.left -= taken
+        return data[taken:]
+
+
 class LeanParser(Parser):
     """A parser that makes each payload with one copy, and takes any bytes for a subject.
 
@@ -231,52 +278,57 @@ class LeanParser(Parser):
 
     def reset(self) -> None:
         self.buf = bytearray()
-        self._words: list[bytes] = []
+        """A line that is not all there."""
+        self._announced: Announced | None = None
+        """The message whose bytes come next."""
+        self._parts: list[Filling] = []
+        """Header, payload and end of that message, where it comes in pieces."""
         self._others = Parser(self.nc)
 
-    async def parse(self, data: bytes = b"") -> None:
-        buf = self.buf
-        buf.extend(data)
+    async def parse(self, data: bytes | memoryview = b"") -> None:
+        rest = memoryview(data)
         try:
-            while buf:
-                if not self._words and not await self._next_line(buf):
-                    return
-                if self._words and not await self._next_message(buf):
-                    return
+            while rest:
+                rest = await (self._message if self._announced else self._line)(rest)
         except (ValueError, IndexError) as error:
             msg = "nats: unknown protocol"
             raise ProtocolError(msg) from error
 
-    async def _next_line(self, buf: bytearray) -> bool:
-        """Read a line, if all of it is there; ValueError if it is none."""
-        if (end := buf.find(b"\r\n")) < 0:
+    async def _line(self, data: memoryview) -> memoryview:
+        """Read a line, if all of it is there; returns what follows. ValueError if it is none."""
+        buf, before = self.buf, len(self.buf)
+        buf += data[:LINE_BYTES]  # and not all of what may follow
+        if (end := buf.find(b"\r\n", max(0, before - 1)) + 2) < 2:
             if len(buf) < LONGEST_LINE:
-                return False
+                return data[LINE_BYTES:]
             raise ValueError
-        line = bytes(buf[: end + 2])
-        del buf[: end + 2]
+        line = bytes(buf[:end])
+        buf.clear()
         if line.startswith((b"MSG ", b"HMSG ")):
-            self._words = line[:-2].split(b" ")
+            self._announced = announced_by(line)
         else:
             await self._others.parse(line)
             if self._others.buf:
                 raise ValueError
-        return True
+        return data[end - before :]
 
-    async def _next_message(self, buf: bytearray) -> bool:
-        """Read what a line announced, if all of it is there."""
-        kind, subject, sid, *rest, last = self._words
-        size, header_size = int(last), int(rest.pop()) if kind == b"HMSG" else 0
-        if len(buf) < size + 2:
-            return False
-        header = bytes(buf[:header_size]) if header_size else None
-        payload = bytes(memoryview(buf)[header_size:size])  # one copy, where a slice takes two
-        del buf[: size + 2]
-        self._words = []
-        reply = rest[0] if rest else b""
+    async def _message(self, data: memoryview) -> memoryview:
+        """Read what a line announced, if all of it is there; returns what follows."""
+        sid, subject, reply, size, header_size = cast("Announced", self._announced)
+        if not self._parts and len(data) >= size + 2:
+            header, payload = bytes(data[:header_size]), bytes(data[header_size:size])
+            data = data[size + 2 :]
+        else:
+            self._parts = self._parts or [Filling(n) for n in (header_size, size - header_size, 2)]
+            for part in self._parts:
+                data = part.take(data)
+            if self._parts[-1].left:
+                return data
+            header, payload, _ = (part.getvalue() for part in self._parts)
+        self._announced, self._parts = None, []
         client: Any = self.nc
-        await client._process_msg(int(sid), subject, reply, payload, header)  # noqa: SLF001 - as its parser does
-        return True
+        await client._process_msg(sid, subject, reply, payload, header or None)  # noqa: SLF001 - as its parser does
+        return data
 
 
 def headers_in(block: bytes) -> dict[str, str]:
