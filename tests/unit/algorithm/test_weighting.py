@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 from hypothesis import assume, given, settings
@@ -123,7 +124,15 @@ def test_a_slice_weighs_its_own_tokens_times_the_tokens_of_a_step(
             assert not shares[:, s].any()
 
 
-DONE = st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0, 1e30)), min_size=1, max_size=12)
+WORK = st.just(0.0) | st.floats(1e-30, 1e38)
+"""What ``weight`` makes of any tokens and steps: its values lie within what floats can compare."""
+DONE = st.lists(st.tuples(st.sampled_from("abcdef"), WORK), min_size=1, max_size=12)
+
+
+def test_next_to_no_work_gets_a_share_and_no_nan() -> None:
+    tiny = sys.float_info.min / 8
+    assert math.fsum(shares([0.0, 1.0, tiny], ["a", "b", "c"], 1.0)) == pytest.approx(1)
+    assert math.fsum(shares([9e14, 1.0, tiny], ["a", "b", "c"], 1.25)) == pytest.approx(1)
 
 
 @given(done=DONE, most=st.floats(1, 4))
