@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -13,21 +14,27 @@ from pathlib import Path
 import pytest
 
 from skerry.cli import doctor
-from skerry.errors import BrokerUnavailable, Denied
+from skerry.errors import BrokerUnavailable, ConfigError, Denied, RunMismatch
 from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
+from skerry.service.keyring import Keyring
 from skerry.service.region import cache_of
 from skerry.settings.loading import load
 from skerry.settings.models import LogConfig, RunConfig
+from skerry.store.local import LocalStore
 from skerry.tasks import TaskGroup
+from skerry_checkpointer.promote import rescue, run_promote
+from skerry_checkpointer.restore import restore
 from skerry_learner.service import learner
 from skerry_learner.work import find_or_create
 from skerry_syncer.service import stand_by
+from tests.support.checkpoints import QUICK, assert_log_holds
 from tests.support.log import all_of, specs
 from tests.support.regions import Region, region_of
+from tests.support.scripted_run import ScriptedRun
 from tests.support.small_run import config, strict_jax
 
 __all__ = ["config", "strict_jax"]
@@ -126,7 +133,9 @@ async def test_what_the_cache_does_not_have_is_read_from_the_hub_at_once(region:
         assert await read(learner, sequences[:1]) == []  # gone, and not waited for
 
 
-async def test_a_region_whose_link_is_cut_says_so_and_comes_back(region: Region) -> None:
+async def test_a_region_whose_link_is_cut_says_so_and_comes_back(
+    region: Region, tmp_path: Path
+) -> None:
     await region.make_cache()
     async with begun(region) as (admin, _):
         sequences = await committed(admin)
@@ -136,6 +145,8 @@ async def test_a_region_whose_link_is_cut_says_so_and_comes_back(region: Region)
             with pytest.raises(BrokerUnavailable, match=r"region eu at .* has not reached the hub"):
                 await learner.publish(NAMES.member("eu-0"), b"x", msg_id="1")
             assert await read(learner, sequences) == sequences  # out of the cache
+            with pytest.raises(ConfigError, match="Region eu is no standby of run 'r'"):
+                await rescue(region.bus(region.leaf, cache_of("eu")), RUN, LocalStore(tmp_path))
             with pytest.raises(BrokerUnavailable, match="region eu has no link to the hub"):
                 async with region.learner(NatsOptions(connect_timeout_s=1.0)):
                     pass
@@ -223,6 +234,47 @@ async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
         level, found, _ = await asked()
     assert level == doctor.OK
     assert "region eu keeps 0.0 MB, and is 0 messages behind the hub" in found
+
+
+async def stands_by(region: Region, admin: NatsBus) -> None:
+    """Return once the region's broker has all of the run's state and ledger."""
+    whole = {
+        i.name: i.last_seq for i in await admin.streams() if "STATE" in i.name or "LED" in i.name
+    }
+    async with asyncio.timeout(30.0), region.bus(region.leaf, cache_of("eu")) as bus:
+        while True:
+            if {info.name: info.last_seq for info in await bus.streams()} == whole:
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("region", [None, 7], ids=["static", "expiring"], indirect=True)
+async def test_a_run_whose_hub_is_gone_goes_on_at_a_region_that_stands_by(
+    region: Region, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, sets = region.keyring.folder, [f"store.path={tmp_path}"]
+    promote = (run_promote, "eu", region.leaf.url, sets, keys)
+    async with region.bus(region.hub, "admin") as admin:
+        run = await ScriptedRun.begin(admin, RUN, config=RunConfig.model_validate(QUICK))
+        await run.commit_all(step=3, tokens=70)
+        await region.make_cache(standby=True)
+        await run.commit(0, step=4)
+        await stands_by(region, admin)
+        with pytest.raises(RunMismatch, match="is not gone, it answers region eu"):
+            await asyncio.to_thread(*promote)
+    region.hub.kill()
+    shutil.rmtree(region.hub.folder / "jetstream")
+    await asyncio.to_thread(*promote)
+    where = str(tmp_path / RUN / "step-00000004")
+    assert f"{where} has what region eu had of run r: version 1-2." in capsys.readouterr().out
+    region.leaf.kill()
+    region.hub.start()
+    keyring = Keyring.opened(keys)
+    assert {grant.region for grant in keyring.grants.values()} == {""}
+    async with region.bus(region.hub, "admin") as admin, region.bus(region.hub, "eu-0") as learner:
+        await restore(admin, where, RUN)
+        await assert_log_holds(learner, RUN, LocalStore(tmp_path / RUN), "step-00000004")
+        assert (await ledger.join(learner, RUN, "eu-0", "host", 1)).shard == 1
 
 
 @pytest.mark.drill

@@ -162,7 +162,7 @@ def paths_below(command: TyperGroup | TyperCommand, path: str) -> Iterator[str]:
 def test_every_command_has_an_example() -> None:
     root = cast("TyperGroup", answered_by("skerry.cli.main"))
     paths = {*paths_below(root, "")}
-    for name in ("ledger", "checkpoints", "data"):
+    for name in ("ledger", "checkpoints", "hub", "data"):
         parser, named = parser_of(name)
         group = cast("TyperGroup", parser).commands[name] if named else parser
         paths |= {*paths_below(cast("TyperGroup", group), name)}

@@ -36,10 +36,10 @@ class Region:
     def learner(self, options: NatsOptions | None = None) -> NatsBus:
         return self.bus(self.leaf, "eu-0", options)
 
-    async def make_cache(self) -> None:
+    async def make_cache(self, *, standby: bool = False) -> None:
         seed = self.keyring.seed(cache_of("eu"))
         there = NatsSettings(url=self.leaf.url, credentials=seed)
-        await make_cache(there, self.keyring.region_of("eu"))
+        await make_cache(there, self.keyring.region_of("eu"), standby=standby)
 
 
 @contextmanager

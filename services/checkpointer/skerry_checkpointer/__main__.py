@@ -15,6 +15,9 @@ app.add_typer(
     checkpoints, name="checkpoints", help="List, verify and restore checkpoints.", hidden=True
 )
 
+hub = application(bare_shows_help=True)
+app.add_typer(hub, name="hub", help="Make a region's broker the hub.", hidden=True)
+
 OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
 Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.", metavar="NAME")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
@@ -126,6 +129,27 @@ def verify(
         )
 
 
+@hub.command()
+def promote(
+    region: Annotated[str, typer.Argument(help="A region that is a standby.", metavar="REGION")],
+    nats: Nats = None,
+    set_: Sets = None,
+    keys: Annotated[
+        Path, typer.Option("--keys", help="Folder of the hub's keys.", metavar="FOLDER")
+    ] = Path("keys"),
+) -> None:
+    """Save a run whose hub is gone from a region's standby, and say how it goes on there.
+
+    --nats is the region's broker. Writes a checkpoint of what it has into the store, and has the
+    new hub know the region's learners. Refused while the hub answers.
+    """
+    from skerry.service.entry import exit_on_error
+    from skerry_checkpointer.promote import run_promote
+
+    with exit_on_error():
+        run_promote(region, nats, set_ or [], keys)
+
+
 @app.command(hidden=True)
 def export(
     checkpoint: Where,
@@ -158,7 +182,7 @@ def export(
 
 
 def main() -> None:
-    answer(app, "checkpointer", also=("checkpoints", "export"))
+    answer(app, "checkpointer", also=("checkpoints", "hub", "export"))
 
 
 if __name__ == "__main__":

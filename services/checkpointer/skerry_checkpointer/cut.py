@@ -83,6 +83,20 @@ async def take_cut(bus: Bus, run: str, plan: Plan) -> ConsistentCut | None:
     raise Overtaken(msg)
 
 
+async def last_state(bus: Bus, run: str, plan: Plan) -> ConsistentCut:
+    """Return what a mirror holds of a log that is gone: its streams may end at different commits.
+
+    Raises StateLost while a fragment has no version.
+    """
+    manifests = await read_manifests(bus, run, plan)
+    if len(manifests) < len(plan.fragments):
+        msg = f"Fragments of run {run!r} are missing here: restore its newest checkpoint instead."
+        raise StateLost(msg)
+    known = [record.sequence for record in await bus.last_each(Subjects(run).commit())]
+    behind = 1 + max(known, default=0)
+    return ConsistentCut(behind - 1, manifests, dict.fromkeys(manifests, behind))
+
+
 async def read_cut(bus: Bus, run: str, plan: Plan, cut: ConsistentCut, keep: Keep) -> ConsistentCut:
     """Pass every fragment of a cut to ``keep``, one in memory at a time, and return the cut.
 

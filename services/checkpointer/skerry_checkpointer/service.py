@@ -28,7 +28,7 @@ from skerry.telemetry import instruments, metrics, spans
 from skerry_checkpointer.cut import read_cut, take_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
@@ -118,13 +118,16 @@ class Checkpointer:
             if content in {checkpoint.content for checkpoint in self.known.values()}:
                 return None
             started = time.monotonic()
-            written = await self._write(cut, turn)
+            written = await self.write(cut, turn.has_read)
             self.known[written.name] = written.checkpoint
             await self._announce(written, time.monotonic() - started, turn)
             await in_thread(self._thin_out)
             return written
 
-    async def _write(self, cut: ConsistentCut, turn: TurnTrace) -> Written:
+    async def write(
+        self, cut: ConsistentCut, on_read: Callable[[], None] = lambda: None
+    ) -> Written:
+        """Write a checkpoint of a cut; ``on_read`` is called when all of it has been read."""
         run = self.record.run
         step = step_of([manifest.commit for manifest in cut.manifests.values()])
         writer = await in_thread(CheckpointWriter, self.store, self.record, self.plan, step)
@@ -134,7 +137,7 @@ class Checkpointer:
 
         try:
             whole = await read_cut(self.bus, run, self.plan, cut, add)
-            turn.has_read()
+            on_read()
             members = await ledger.members(self.bus, run)
             learners = [
                 SavedLearner(member.learner, member.shard)

@@ -49,6 +49,7 @@ PROGRAMS: Mapping[str, Program] = {
         {
             "checkpointer": "Run a checkpointer.",
             "checkpoints": "List, verify or restore checkpoints.",
+            "hub": "Make a region's broker the hub of a run whose hub is gone.",
             "export": "Write a checkpoint as a folder that transformers loads.",
         },
     ),

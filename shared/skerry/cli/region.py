@@ -57,6 +57,9 @@ def cache(
     *,
     nats: Nats = None,
     set_: Sets = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Keep all that a run needs to go on without its hub.")
+    ] = False,
     keys: Folder = KEYS,
 ) -> None:
     """Make the cache of a region's broker, or make it again."""
@@ -68,5 +71,6 @@ def cache(
         held = Keyring.opened(keys)
         region, seed = held.region_of(name), held.seed(cache_of(name))
         sets = [f"nats.credentials={seed}", *(set_ or []), *([f"nats.url={nats}"] if nats else [])]
-        asyncio.run(make_cache(loading.load(None, sets).local.nats, region))
-        print(f"The broker of region {name} keeps what learners of run {region.run} all read.")
+        asyncio.run(make_cache(loading.load(None, sets).local.nats, region, standby=standby))
+        what = "all of" if standby else "what learners all read of"
+        print(f"The broker of region {name} keeps {what} run {region.run}.")

@@ -15,8 +15,8 @@ from enum import StrEnum
 from skerry.protocol.subjects import ANY, PREFIX, STREAM_KINDS, StreamKind, Subjects
 
 API = "$JS.API"
-HUB = "hub"
-"""JetStream's domain at the hub: a region's broker reaches its API under that name."""
+HUB_API = "$JS.hub.API"
+"""How a region's broker reaches JetStream at the hub, whose domain is ``hub``."""
 REGION_MARK = "skerry-"
 """How the domain of a region's broker begins, by which its clients know that there is a cache."""
 CACHE_API = "$JS.CACHE"
@@ -82,8 +82,10 @@ class Grant:
         if self.role is Role.REGION:
             return self.mirrors()
         if self.role is Role.CACHE:
-            of_streams = (f"{API}.STREAM.*.{stream}" for stream in self.kept())
-            return (f"{API}.INFO", f"{API}.STREAM.LIST", *of_streams)
+            said = [f"{API}.INFO", f"{HUB_API}.INFO", f"{API}.STREAM.LIST"]
+            for stream in self.mirrored():
+                said += [f"{API}.STREAM.*.{stream}", *_reading(stream)]
+            return tuple(said)
         listing = [f"{API}.STREAM.LIST"] if self.role in LISTING else []
         names = Subjects(self.run)
         streams = (s for kind in READ[self.role] for s in names.streams(kind, self.shards))
@@ -95,11 +97,15 @@ class Grant:
         """Return the streams of which a region keeps a part, under their own names."""
         return Subjects(self.run).streams("STATE", self.shards)
 
+    def mirrored(self) -> tuple[str, ...]:
+        """Return the streams that a region keeps whole where it is a standby."""
+        return (*self.kept(), Subjects(self.run).stream("LEDGER"))
+
     def mirrors(self) -> tuple[str, ...]:
         """Return the requests by which a region's broker fills its cache."""
         return tuple(
             request
-            for stream in self.kept()
+            for stream in self.mirrored()
             for request in (f"{API}.CONSUMER.CREATE.{stream}", f"$JS.FC.{stream}.>")
         )
 
@@ -123,7 +129,7 @@ class Grant:
                 again = f"{API}.STREAM.CREATE.{names.stream('PULSE')}"
                 ledger = names.commit(), names.quarantine(), names.ledger("run")
                 writes = (*of_shards.of_stream("STATE"), *ledger)
-                return (*writes, names.round(), names.syncer(self.name), again)
+                return (*writes, names.round(), names.syncer(), again)
             case Role.CHECKPOINTER:
                 return (names.ledger("checkpoint"),)
             case Role.EVALUATOR:

@@ -23,6 +23,8 @@ EXAMPLES: Mapping[str, str] = {
     "checkpoints list": "skerry checkpoints list --run main --json",
     "checkpoints verify": "skerry checkpoints verify .skerry/checkpoints/main",
     "checkpoints restore": "skerry checkpoints restore .skerry/checkpoints/main --replace",
+    "hub": "skerry hub promote eu --nats nats://eu-broker:4222",
+    "hub promote": "skerry hub promote eu --nats nats://eu-broker:4222",
     "export": "skerry export .skerry/checkpoints/main --out model",
     "evaluator": "skerry evaluator --nats nats://broker:4222 --config run.toml",
     "eval": "skerry eval .skerry/checkpoints/main",

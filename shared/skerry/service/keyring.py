@@ -24,7 +24,7 @@ from skerry.errors import ConfigError
 from skerry.log.nats.login import new_key
 from skerry.protocol.roles import (
     API,
-    HUB,
+    HUB_API,
     Grant,
     Role,
     delivers_to,
@@ -144,6 +144,19 @@ class Keyring:
                 return grant
         msg = f"{self.folder} knows no region {name!r}: `skerry region init {name}` makes its keys."
         raise ConfigError(msg, path="region")
+
+    def promote(self, region: str) -> None:
+        """Have the hub's own broker take a region's learners, and no broker of that region."""
+        self.region_of(region)
+        for key, grant in tuple(self.grants.items()):
+            if home_of(grant) in {account_of(region), f"{region}/{CORE}"}:
+                self._drop(key)
+                self.seed(grant.name).unlink(missing_ok=True)
+            elif grant.region == region and self.signer is None:
+                self.grants[key] = replace(grant, region="")
+            elif grant.region == region:  # whose token names the account that is gone
+                self._make(replace(self._drop(key), region=""), *new_key())
+        self._write()
 
     def rotate(self, name: str) -> None:
         """Replace a key: its user is dropped, and comes back with the new one."""
@@ -333,7 +346,7 @@ def accounts_in(region: str, grants: Mapping[str, Grant]) -> dict[str, Any]:
 
 
 def _at_hub(subject: str) -> str:
-    return subject.replace(API, f"$JS.{HUB}.API", 1) if subject.startswith(API) else subject
+    return subject.replace(API, HUB_API, 1) if subject.startswith(API) else subject
 
 
 def _imported(subject: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from skerry.errors import ConfigError
-from skerry.protocol.roles import HUB, REGION_MARK, Grant, Role, delivers_to
+from skerry.protocol.roles import HUB_API, REGION_MARK, Grant, Role, delivers_to
 from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
 from skerry.service.keyring import ACCOUNTS, LINK
@@ -82,33 +82,26 @@ write_deadline: "30s"
 """
 
 
-async def make_cache(settings: NatsSettings, region: Grant) -> None:
+async def make_cache(settings: NatsSettings, region: Grant, *, standby: bool = False) -> None:
     """Make the cache of a region's broker, in place of the one that is there."""
     async with bus_from(settings, cache_of(region.name)) as bus:
-        for mirror in mirrors_of(region):
+        for mirror in mirrors_of(region, standby=standby):
             await bus.mirror(mirror)
 
 
-def mirrors_of(region: Grant) -> list[dict[str, Any]]:
+def mirrors_of(region: Grant, *, standby: bool = False) -> list[dict[str, Any]]:
     """Return the settings of the streams in which a region's broker keeps what learners all read.
 
-    Each mirrors a part of a stream of the hub, under its name and with its sequences.
+    Each mirrors a part of a stream of the hub, under its name and with its sequences. A ``standby``
+    has all of the state and the ledger, from which the run can go on without the hub.
     """
-    external = {"api": f"$JS.{HUB}.API", "deliver": delivers_to(region.name)}
-    return [
-        {
-            "name": stream,
-            "storage": "file",
-            "max_msgs_per_subject": 1,
-            "allow_direct": True,
-            "mirror": {
-                "name": stream,
-                "external": external,
-                "subject_transforms": [
-                    {"src": pattern, "dest": ""}
-                    for pattern in Subjects(region.run).shard(shard).shared()
-                ],
-            },
-        }
-        for shard, stream in enumerate(region.kept())
-    ]
+    external = {"api": HUB_API, "deliver": delivers_to(region.name)}
+    mirrors: list[dict[str, Any]] = []
+    for shard, stream in enumerate(region.mirrored() if standby else region.kept()):
+        patterns = () if standby else Subjects(region.run).shard(shard).shared()
+        parts = [{"src": pattern, "dest": ""} for pattern in patterns]
+        mirror = {"name": stream, "external": external, "subject_transforms": parts}
+        most = 1 if stream in region.kept() else -1
+        settings = {"storage": "file", "max_msgs_per_subject": most, "allow_direct": True}
+        mirrors.append({"name": stream, "mirror": mirror} | settings)
+    return mirrors

@@ -22,7 +22,7 @@ from skerry.log.base import (
     StreamInfo,
     StreamSpec,
 )
-from skerry.log.client import Cursor, Message, NotNow, Publisher
+from skerry.log.client import Cursor, Message, NoAnswer, NotNow, Publisher
 from skerry.log.nats.connection import Connection
 from skerry.log.nats.follow import follow
 from skerry.log.nats.jetstream import (
@@ -41,6 +41,7 @@ from skerry.log.nats.jetstream import (
 from skerry.log.nats.login import NatsOptions
 from skerry.log.nats.read import Leader, Reads
 from skerry.log.streams import STREAM_PREFIX, changes
+from skerry.protocol.roles import HUB_API
 from skerry.protocol.subjects import stream_of
 
 ID_BYTES = 32
@@ -181,6 +182,15 @@ class NatsBus:
         """Return how a mirror goes on; None where there is no such stream."""
         found = await self._reads.leader.info(name)
         return mirror_of(found) if found else None
+
+    async def hub_answers(self) -> bool:
+        """Return True where the hub answers a client of a region's broker."""
+        deadline = asyncio.get_running_loop().time() + self._options.request_timeout_s
+        try:
+            await self._connection.request(f"{HUB_API}.INFO", b"", deadline=deadline)
+        except NoAnswer:
+            return False
+        return True
 
     async def rooms(self) -> tuple[Room, ...]:
         reply = await self._connection.api("INFO", about="how full the account is")
