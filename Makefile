@@ -107,15 +107,18 @@ $(UV):
 # reinstalls nothing.
 .venv/.runtime: pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --inexact --no-dev --extra all
+	$(UV) pip install --quiet pip
 	@touch $@
 
 .venv/.ready: pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --inexact
+	$(UV) pip install --quiet pip
 	@touch .venv/.runtime $@
 
-# pip, not uv: it takes a CPU build where this machine's own configuration points to one.
+# pip, not uv: it takes a CPU build where this machine's own configuration points to one. It is that
+# of .venv: a python3 on the path that is .venv's own has no other.
 .venv/.torch: | .venv/.ready
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check torch==2.13.0 lightning accelerate
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 lightning accelerate
 	@touch $@
 
 # The folder keeps other users out; the files themselves are readable because containers see them

@@ -75,4 +75,4 @@ def main(url: str, name: str, folder: str, run: str = "tune") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) > 3 else sys.exit(__doc__)

@@ -58,4 +58,4 @@ def main(run: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) > 2 else sys.exit(__doc__)

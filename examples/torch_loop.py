@@ -69,4 +69,4 @@ def main(url: str, name: str, run: str = "copy") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if len(sys.argv) > 2 else sys.exit(__doc__)

@@ -350,6 +350,7 @@ async def test_a_fork_is_the_run_as_it_was_and_starts_as_another(tmp_path: Path)
     log, store = await log_of(bus), LocalStore(tmp_path / "then")
     written = await fork(log, ReplayMoment(version=3), "then", store)
     assert written.checkpoint.versions == (3, 3)
+    assert written.name == f"step-{written.checkpoint.step:08d}"
     there = MemoryBroker().connect()
     await restore(there, store.where(written.name), "then")
     for index in (0, 1):

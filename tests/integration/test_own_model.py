@@ -33,12 +33,14 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = PAGE.read_text()
-    (model,), (config,) = (
+    (model, rules), (config,) = (
         re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "toml")
     )
     (tmp_path / "bigram.py").write_text(model)
-    up, judge, sample, again = (
-        shlex.split(line)[1:] for line in re.findall(r"^skerry .*(?=\n)", text, re.MULTILINE)[:4]
+    (tmp_path / "rules.py").write_text(rules)
+    up, judge, sample, again, ruled = (
+        shlex.split(line)[1:]
+        for line in re.findall(r"^skerry .*(?=\n)", text.replace("\\\n", ""), re.MULTILINE)
     )
     monkeypatch.setenv("SKERRY_HEALTH__PORT", "0")
     (tmp_path / "text").mkdir()
@@ -57,3 +59,4 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_sampled(
     assert json.loads(skerry(*judge, "--json", cwd=tmp_path))["loss"] < math.log(256) / 2
     assert " and " in skerry(*sample, cwd=tmp_path)
     assert "Run again is finished" in skerry(*again, cwd=tmp_path)
+    assert "Run rules is finished" in skerry(*ruled, cwd=tmp_path)

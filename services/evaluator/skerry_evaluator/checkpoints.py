@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from skerry.store import checkpoint
 from skerry.store.finding import is_url, locate
 from skerry_evaluator.global_model import HeldOutText, Score
 from skerry_evaluator.sampling import Sampler, to_text, to_tokens, words_of
+
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What bytes at the end of a text decode to as long as they are no whole character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +163,22 @@ def print_sample(
     tokenizer: Path | None = None,
     sets: Sequence[str] = (),
 ) -> None:
-    """Print a prompt and its continuation, as text by the ``tokenizer`` of a folder if given."""
+    """Print a prompt and its continuation as it is written, by the ``tokenizer`` of a folder."""
     restored = restore(path, sets)
     data = restored.config.data
     sampler = Sampler(restored.model, data.seq_len, temperature)
     words = words_of(data)
     if tokenizer is not None:
         words = Words.of(tokenizer, getattr(restored.model, "vocab", None))
-    if words is not None:
-        start = words.encode(prompt) or [0]
-        tokens = list(sampler.tokens(restored.params, start, count, seed))
-        print(words.decode([*start, *tokens]))
-        return
-    tokens = list(sampler.tokens(restored.params, to_tokens(data, prompt), count, seed))
-    space = "" if data.of_bytes else " "  # between numbers
-    print(f"{prompt}{space}{to_text(data, tokens)}")
+    start = to_tokens(data, prompt) if words is None else words.encode(prompt) or [0]
+    decode = partial(to_text, data) if words is None else words.decode
+    written = [] if words is None else [*start]
+    if words is None:
+        print(prompt, end="" if data.of_bytes else " ")  # between numbers
+    shown = ""
+    for token in sampler.tokens(restored.params, start, count, seed):
+        written.append(token)
+        whole = decode(written).rstrip(HALF)
+        print(whole[len(shown) :], end="", flush=True)
+        shown = whole
+    print(decode(written)[len(shown) :])

@@ -27,7 +27,7 @@ from skerry.cli.cluster.cluster import (
 from skerry.cli.cluster.faults import FaultControl
 from skerry.cli.cluster.folder import RunFolder, last_event, size_of
 from skerry.cli.cluster.proxy import Proxy
-from skerry.cli.cluster.supervisor import ProcessEvent, Supervisor
+from skerry.cli.cluster.supervisor import Change, ProcessEvent, Supervisor
 from skerry.cli.programs import argv_of
 from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, RunNotFound
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 EXTENDING = ("train.steps", "train.duration_s")
 """Settings that a run restored from a checkpoint may change."""
 MONITOR = "health-monitor"
+TRAINING = {"learner", "syncer"}
+"""Services that end with the last step."""
 LOOK_S = 0.2
 
 
@@ -173,11 +175,18 @@ async def conduct(
     table, kinds, folder = cluster.broker.table, team.kinds(), cluster.folder
     local, ports = cluster.settings.local, {} if cluster.proxy is None else cluster.proxy.ports
 
+    at_work = dict(kinds)
+
     def heard(event: ProcessEvent) -> None:
         note(table, kinds[event.name], event)
         clock.sweep(event.pid)
         if event.summary:
             on.say(event.summary)
+        if event.change is Change.FINISHED and TRAINING & {*at_work.values()}:
+            del at_work[event.name]
+            if at_work and not TRAINING & {*at_work.values()}:
+                left = ", ".join(sorted(at_work))
+                on.say(f"Training is over; the end of it is evaluated and saved by {left}.")
         if on_event is not None:
             on_event(event)
 

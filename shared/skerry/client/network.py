@@ -149,15 +149,14 @@ class Network:
     async def pulses(self) -> None:
         """Publish the newest pulse whenever there is one; a lost pulse is replaced by the next.
 
-        Before training the last one is said again: a trainer that compiles has no step boundaries.
+        Before a step is measured the last one is said again: a trainer that compiles, or runs what
+        it has compiled for the first time, has no step boundaries.
         """
         repeat = False
         while True:
             self._pulse_ordered.clear()
             await self.pulse(repeat=repeat)
-            last = self.last_pulse
-            steps = last is not None and last.phase not in PREPARING
-            pulse_s = None if steps else self.link.config.liveness.pulse_s
+            pulse_s = self.link.config.liveness.pulse_s if _prepares(self.last_pulse) else None
             try:
                 async with asyncio.timeout(pulse_s):
                     await self._pulse_ordered.wait()
@@ -244,3 +243,10 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns
     )
     return session, network
+
+
+def _prepares(last: Pulse | None) -> bool:
+    """Return True until training has measured a step."""
+    if last is None or last.phase in PREPARING:
+        return True
+    return last.phase is LearnerPhase.TRAINING and last.step_time_s <= 0

@@ -172,13 +172,14 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     try:
         yield
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # who read what it prints has read enough, as head does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except (Exception, BaseExceptionGroup) as error:
         cause = explained(first_cause(error))
+        if isinstance(cause, BrokenPipeError):  # who reads it has read enough, as head does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
         ours = isinstance(cause, SkerryError)
         if os.environ.get(DEBUG) or (logs and not ours):
             raise

@@ -56,7 +56,7 @@ async def fork(
         raise ConfigError(msg, path="without")
     found = await survey(log, moment)
     record = replace(log.record, run=checked_token(run, "as"))
-    writer = await asyncio.to_thread(CheckpointWriter, store, record, log.plan, 0)
+    writer = await asyncio.to_thread(CheckpointWriter, store, record, log.plan, found.step)
 
     def keep(fold: FragmentFold, last: Commit) -> None:
         scheme, leaves = log.config.sync.global_scheme, fold.outer.leaves(fold.state)
@@ -101,7 +101,8 @@ def run_fork(
     async def write() -> tuple[str, str]:
         async with choice.reached(given, "fork") as (bus, run):
             log = RunLog.of(bus, await ledger.read_run(bus, run))
-            new = name or f"{run}-{re.sub('[^A-Za-z0-9_-]', '-', at)}"
+            left = "" if without is None else f"-without-{without}"
+            new = name or f"{run}-{re.sub('[^A-Za-z0-9_-]', '-', at)}{left}"
             bases: Bases = from_genesis
             store = store_of(given.local.store, new)
             if origin is not None:

@@ -93,18 +93,20 @@ class Survey:
     """What a replay may do: ``versions`` is where each fragment is at the moment asked for.
 
     ``base`` is the version that a replay of a fragment must begin at or after, 0 for genesis.
-    ``sequence`` is the last commit's in the ledger.
+    ``sequence`` is the last commit's in the ledger, ``step`` the global clock's.
     """
 
     window: Window
     versions: dict[int, int] = field(default_factory=dict[int, int])
     base: dict[int, int] = field(default_factory=dict[int, int])
     sequence: int = 0
+    step: int = 0
 
     def commit(self, commit: Commit, sequence: int) -> None:
         """Take the next commit of the ledger."""
         fragment = commit.fragment
         self.versions[fragment], self.sequence = commit.version, sequence
+        self.step = max(self.step, commit.step)
         self.base.setdefault(fragment, 0)
         first = min((c.sequence_first for c in commit.consumed), default=0)
         begins = is_from_checkpoint(commit) or commit.master_origin is not None

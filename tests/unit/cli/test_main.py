@@ -185,10 +185,14 @@ def test_a_defect_is_one_sentence_and_its_traceback_comes_with_debug(
         raise defect
 
 
-def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["config show", "keys init --run main"])
+def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(
+    tmp_path: Path, line: str
+) -> None:
+    """One prints more than a buffer holds, the other less."""
     reader, writer = os.pipe()
     os.close(reader)  # as head does after its lines
-    command = [sys.executable, "-m", "skerry.cli.main", "config", "show"]
+    command = [sys.executable, "-m", "skerry.cli.main", *line.split()]
     done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -575,3 +575,24 @@ async def test_of_pulses_that_wait_only_the_newest_is_sent_with_what_was_moved_b
     last = wire.network.last_pulse
     assert last is not None
     assert (last.step, last.bytes_up) == (2, 7)
+
+
+async def test_a_pulse_is_said_again_until_a_step_is_measured(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step runs for the first time what was compiled, and may take long."""
+    said: list[str] = []
+
+    async def note(subject: str, _options: object) -> None:
+        said.append(subject)
+
+    faulty(monkeypatch, wire.bus, note)
+    mailbox, every_s = wire.network.link.mailbox, wire.network.link.config.liveness.pulse_s
+    mailbox.order(pulse(step=1, incarnation=2, step_time_s=0.0))
+    async with running(wire.network.pulses):
+        await until(lambda: len(said) > 2)
+        mailbox.order(pulse(step=2, incarnation=2, step_time_s=0.5))
+        await asyncio.sleep(3 * every_s)
+        count = len(said)
+        await asyncio.sleep(3 * every_s)
+    assert len(said) == count

@@ -130,7 +130,7 @@ def test_pulses_without_steps_give_a_dead_trainer_away() -> None:
     assert (row.liveness, row.reason) == (Liveness.GONE, "stalled")
 
 
-@pytest.mark.parametrize(("at_s", "liveness"), [(1, Liveness.ALIVE), (60, Liveness.GONE)])
+@pytest.mark.parametrize(("at_s", "liveness"), [(25, Liveness.ALIVE), (90, Liveness.GONE)])
 def test_a_learner_that_joined_and_never_pulsed_is_gone_after_a_while(
     at_s: float, liveness: Liveness
 ) -> None:
