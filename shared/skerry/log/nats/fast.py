@@ -392,6 +392,11 @@ def asks_login(client: Client) -> bool:
     return bool(client._server_info.get("auth_required"))  # noqa: SLF001 - nowhere else
 
 
+def asks_certificate(client: Client) -> bool:
+    """Return True if the server that a client has reached asks for a client's certificate."""
+    return bool(client._server_info.get("tls_verify"))  # noqa: SLF001 - nowhere else
+
+
 def new_client(*, needs_tls: bool = False) -> Client:
     """Return a client that is not connected yet; with ``needs_tls`` it sends nothing without."""
     installed = version("nats-py")
