@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,37 +15,22 @@ from skerry.errors import BrokerUnavailable, BrokerUnfit
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.subjects import Subjects
+from tests.support.certificates import needs_openssl, self_signed
 from tests.support.log import all_of, specs, stored
 from tests.support.nats_server import NatsServer
 
 WORD = "word"
-OPENSSL = shutil.which("openssl")
-pytestmark = [
-    pytest.mark.nats,
-    pytest.mark.skipif(OPENSSL is None, reason="no openssl to make a certificate with"),
-]
+pytestmark = [pytest.mark.nats, needs_openssl]
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1 that signs itself; its key lies beside it."""
-    made = tmp_path / "cert.pem"
-    subprocess.run(
-        (
-            *(str(OPENSSL), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(tmp_path / "key.pem"), "-out", str(made)),
-        ),
-        check=True,
-        capture_output=True,
-    )
-    return made
+    return self_signed(tmp_path)
 
 
 @contextmanager
 def serving(folder: Path, certificate: Path, more: str = "") -> Generator[NatsServer]:
-    key = certificate.with_name("key.pem")
+    key = certificate.with_name("tls.key")
     settings = f'tls {{ cert_file: "{certificate}", key_file: "{key}", {more} }}\n'
     server = NatsServer(folder / "nats", settings=settings)
     server.start()
@@ -104,7 +87,7 @@ async def test_a_client_shows_its_own_certificate(
     if handshake_first:
         more += ", handshake_first: 300ms"  # who does not begin with TLS is greeted after that
     options = NatsOptions(ca_file=certificate, connect_timeout_s=2.0)
-    key = certificate.with_name("key.pem")
+    key = certificate.with_name("tls.key")
     own = replace(options, cert_file=certificate, key_file=key, handshake_first=handshake_first)
     with serving(tmp_path, certificate, more) as server:
         async with NatsBus(server.url, options=own) as bus:

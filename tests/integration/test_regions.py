@@ -31,6 +31,7 @@ from skerry_checkpointer.restore import restore
 from skerry_learner.service import learner
 from skerry_learner.work import find_or_create
 from skerry_syncer.service import stand_by
+from tests.support.certificates import needs_openssl, self_signed
 from tests.support.checkpoints import QUICK, assert_log_holds
 from tests.support.log import all_of, specs
 from tests.support.regions import Region, region_of
@@ -234,6 +235,27 @@ async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
         level, found, _ = await asked()
     assert level == doctor.OK
     assert "region eu keeps 0.0 MB, and is 0 messages behind the hub" in found
+
+
+@needs_openssl
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_region_reaches_a_hub_over_tls_whose_authority_it_knows(
+    tmp_path: Path, is_known: bool
+) -> None:
+    hubs, other = self_signed(tmp_path / "certs"), self_signed(tmp_path / "other")
+    trusted = hubs if is_known else other
+    with region_of(tmp_path, RUN, certificate=hubs, trusted=trusted) as region:
+        async with region.bus(region.hub, "admin", NatsOptions(ca_file=hubs)) as admin:
+            await admin.declare(specs(RUN))
+        if is_known:
+            async with region.learner() as learner:
+                await learner.publish(NAMES.pulse("eu-0"), b"x", msg_id="1")
+            return
+        unreached = pytest.raises(BrokerUnavailable, match="region eu has no link to the hub")
+        with unreached:
+            async with region.learner(NatsOptions(connect_timeout_s=2.0)):
+                pass
+        assert "certificate signed by unknown authority" in region.leaf.log.read_text()
 
 
 async def stands_by(region: Region, admin: NatsBus) -> None:

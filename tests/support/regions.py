@@ -44,22 +44,33 @@ class Region:
 
 @contextmanager
 def region_of(
-    folder: Path, run: str, learners: Sequence[str] = ("eu-0",), *, days: int | None = None
+    folder: Path,
+    run: str,
+    learners: Sequence[str] = ("eu-0",),
+    *,
+    days: int | None = None,
+    certificate: Path | None = None,
+    trusted: Path | None = None,
 ) -> Generator[Region]:
     """Run a hub, and the broker of its region eu; us-0 is a learner at the hub.
 
-    Keys expire after ``days``, if ever.
+    Keys expire after ``days``, if ever. A hub with a ``certificate`` speaks TLS alone, and the
+    region takes what ``trusted`` vouches for.
     """
     (port,) = free_ports(1)
     keyring = Keyring.begun(folder / "keys", days)
     keyring.add(*services_of(run), Grant(Role.LEARNER, "us-0", run))
-    hub_url = f"nats-leaf://127.0.0.1:{port}"
-    there = begin_region(keyring, Grant(Role.REGION, "eu", run), learners, hub_url)
+    hub_url = f"{'tls' if certificate else 'nats-leaf'}://127.0.0.1:{port}"
+    eu, authority = Grant(Role.REGION, "eu", run), str(trusted or "")
+    there = begin_region(keyring, eu, learners, hub_url, authority)
     mount_keys(keyring, folder / "hub")
     alone = (INFRA / "nats.conf").read_text().replace("/data", str(folder / "hub"))
     (folder / "hub" / "alone.conf").write_text(alone.replace(":8222", ":-1"))
-    taking = (INFRA / "hub.conf").read_text().replace("nats.conf", "alone.conf")
+    taking = (INFRA / ("tls.conf" if certificate else "hub.conf")).read_text()
+    taking = taking.replace('"nats.conf"', '"alone.conf"')
     taking = taking.replace("0.0.0.0:7422", f"127.0.0.1:{port}")
+    if certificate is not None:
+        taking = taking.replace("/certs", str(certificate.parent))
     hub = NatsServer(folder / "hub", settings=taking, jetstream=False)
     shipped = (there / "nats.conf").read_text()
     leaf = NatsServer(there, settings=shipped.replace("/data", str(there)), jetstream=False)
