@@ -37,6 +37,7 @@ class QuantiseBackend(Protocol):
         delta: Planes,
         out: F32s,
     ) -> None: ...
+    def changes(self, global_scheme: str, held: Planes, master: F32s, every: int) -> F32s: ...
 
 
 class MergeBackend(Protocol):

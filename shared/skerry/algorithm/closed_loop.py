@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu, decoder
-from skerry.algorithm.blocks import peaks
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.planes import Planes, allocate, as_blocks
 from skerry.algorithm.schemes import AUTO, DELTAS, SCHEMES
@@ -110,17 +109,7 @@ def relative_change(scheme: str, held: Planes, master: Vector) -> float:
     commit finds the same scheme.
     """
     every = max(1, held.codes.shape[0] // SAMPLED_BLOCKS)
-    some, rows = held.part(slice(None, None, every)), as_blocks(master)[::every]
-    squares = np.zeros(len(rows))
-    for blocks, _ in _pieces([range(len(rows))], PASS_BLOCKS):
-        own = some.part(blocks)
-        own = Planes(np.ascontiguousarray(own.codes), np.ascontiguousarray(own.scales))
-        new = np.ascontiguousarray(rows[blocks])
-        with np.errstate(over="ignore", invalid="ignore"):
-            change = new - as_blocks(decoder(scheme).dequantise(scheme, own))
-            moved, whole = (peaks(x).view(np.float32) for x in (change, new))
-            share = np.divide(moved, whole, out=(moved > 0).astype(np.float32), where=whole > 0)
-        squares[blocks] = np.fmin(share, np.float32(1)).astype(np.float64) ** 2
+    squares = cpu().changes(scheme, held, master, every).astype(np.float64) ** 2
     return math.sqrt(np.cumsum(squares)[-1] / squares.size) if squares.size else 0.0
 
 

@@ -404,6 +404,24 @@ def _step_towards(
     return bool(top < _INF)
 
 
+@compiled(array(u16, 2), array(f32, 2), i64, array(f32, 1, written=True))
+def _changes(words: U16s, master: F32s, every: int, shares: F32s) -> None:
+    for number in range(shares.shape[0]):
+        b, moved, whole = number * every, _N0, _N0
+        for i in range(BLOCK):
+            held = np.int32(np.int32(words[b, i]) << _N16).view(np.float32)
+            change = np.float32(master[b, i] - held)
+            moved = max(moved, np.int32(change.view(np.int32) & _MAGNITUDE))
+            whole = max(whole, np.int32(np.float32(master[b, i]).view(np.int32) & _MAGNITUDE))
+        most, peak = np.int32(moved).view(np.float32), np.int32(whole).view(np.float32)
+        share = np.float32(0)
+        if peak > np.float32(0):
+            share = most / peak
+        elif most > np.float32(0):
+            share = np.float32(1)
+        shares[number] = share if share <= np.float32(1) else np.float32(1)  # NaN is none
+
+
 _KERNELS = {
     "int8": (_quantise_integers, _integer_decoder(4)),
     "int6": (_quantise_integers, _integer_decoder(2)),
@@ -480,6 +498,16 @@ def step_towards(
         words, given, step(kind), ceiling, codes, scales, rows, rows.view(np.int32)
     ):
         raise diverged()
+
+
+def changes(global_scheme: str, held: Planes, master: F32s, every: int) -> F32s:
+    """Like ``quantise_numpy.changes``, in one pass where G is held in bf16."""
+    if global_scheme != "bf16":
+        return reference.changes(global_scheme, held, master, every)
+    check_planes(global_scheme, held, master)
+    shares = np.empty(-(-held.codes.shape[0] // every), np.float32)
+    _changes(held.codes.view(np.uint16), as_blocks(master), every, shares)
+    return shares
 
 
 def join(planes: Sequence[U8s], out: F32s) -> None:

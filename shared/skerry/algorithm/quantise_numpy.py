@@ -94,6 +94,25 @@ def step_towards(
     dequantise(global_scheme, held, out)
 
 
+def changes(
+    global_scheme: str, held: Planes, master: NDArray[np.float32], every: int
+) -> NDArray[np.float32]:
+    """Return the largest change over the largest parameter of each ``every``-th block, at most 1.
+
+    The change is a master f32 (blocks*256,) less G, as its planes ``held``.
+    """
+    rows, some = as_blocks(master)[::every], held.part(slice(None, None, every))
+    shares = np.empty(len(rows), np.float32)
+    for part in _parts(len(rows)):
+        own = Planes(np.ascontiguousarray(some.codes[part]), some.scales[part].copy())
+        with np.errstate(over="ignore", invalid="ignore"):
+            change = rows[part] - as_blocks(dequantise(global_scheme, own))
+            moved, whole = (peaks(x).view(np.float32) for x in (change, rows[part]))
+            share = np.divide(moved, whole, out=(moved > 0).astype(np.float32), where=whole > 0)
+        shares[part] = np.fmin(share, np.float32(1))
+    return shares
+
+
 def _parts(blocks: int) -> Iterator[slice]:
     for first in range(0, blocks, _CHUNK):
         yield slice(first, first + _CHUNK)

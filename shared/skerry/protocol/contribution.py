@@ -15,6 +15,7 @@ from skerry.algorithm.fragments import Plan
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.planes import Planes, allocate
 from skerry.errors import Corrupt, Implausible, WireError
+from skerry.protocol import wire
 from skerry.protocol.chunks import Coverage, PlaneAssembler, unseal
 from skerry.protocol.messages import (
     ChunkHeader,
@@ -286,7 +287,7 @@ class ContributionAssembler:
                 carried = {key.lower(): value for key, value in stored.headers.items()}
                 partial.trace_parent = partial.header.trace_parent or carried.get(TRACE_PARENT, "")
                 self.rules.check(partial.header, header.scheme)
-            if not partial.chunks.add(header, packed):
+            if not partial.chunks.add(header, packed, wire.checksum(stored.payload)):
                 return None
             if partial.header is None:
                 msg = f"A contribution of {header.sender!r} came without its header."

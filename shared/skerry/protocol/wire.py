@@ -99,6 +99,11 @@ def read(kind: FrameKind, data: bytes | memoryview, *, checked: bool = False) ->
     return Frame(header, payload)
 
 
+def checksum(data: bytes | memoryview) -> int:
+    """Return the checksum that a frame carries, which ``read`` has compared."""
+    return int(_CHECKSUM.unpack_from(data, _START.size)[0])
+
+
 def _checksum(start: bytes | memoryview, *parts: bytes | memoryview) -> int:
     digest = xxhash.xxh3_64(start)
     for part in parts:

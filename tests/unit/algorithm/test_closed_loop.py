@@ -71,6 +71,18 @@ def test_kernels_take_g_on_as_the_reference_does(scheme: str, delta: str, size: 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("scheme", ["bf16", "f32"])
+def test_kernels_find_the_change_that_the_reference_finds(scheme: str) -> None:
+    first, then = (m[: 40 * BLOCK] for m in walked(6, 1, 1.0))
+    held = quantise_numpy.quantise(scheme, first)
+    then = then.copy()
+    then[:BLOCK], then[3 * BLOCK], then[6 * BLOCK], then[9 * BLOCK] = 0, np.nan, np.inf, 3e38
+    ours, reference = (c.changes(scheme, held, then, 3) for c in (quantise_numba, quantise_numpy))
+    assert ours.tobytes() == reference.tobytes()
+    assert ours.size == 14
+    assert 0 <= float(ours.min()) <= float(ours.max()) <= 1
+
+
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 0.1, 1.0])
 def test_a_delta_has_the_fewest_bits_that_leave_out_little_of_the_parameters(size: float) -> None:
     first, then = walked(4, 1, size)
