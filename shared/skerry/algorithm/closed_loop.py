@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu, decoder
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.planes import Planes, allocate, as_blocks
+from skerry.algorithm.planes import Planes, allocate
 from skerry.algorithm.schemes import AUTO, DELTAS, SCHEMES
 from skerry.errors import Diverged
 
@@ -124,21 +124,22 @@ def begin(scheme: str, vector: Vector, ranges: Sequence[range] | None = None) ->
 
 
 def advance(
-    scheme: str, held: Planes, change: Vector, ranges: Sequence[range] | None = None
+    scheme: str,
+    held: Planes,
+    change: Vector,
+    ranges: Sequence[range] | None = None,
+    found: Hash | None = None,
 ) -> None:
     """Add a decoded difference to G, in place; ``change`` becomes the new G, f32 (padded_size,).
 
-    ``ranges`` are the blocks that are held; None: all of them. Raises Diverged where the sum is not
-    finite, which leaves both vectors half done.
+    ``ranges`` are the blocks that are held; None: all of them. ``found`` is given the new G. Raises
+    Diverged where the sum is not finite, which leaves both vectors half done.
     """
-    codec, reader = cpu(), decoder(scheme)
-    own_ranges = [range(held.codes.shape[0])] if ranges is None else ranges
-    for blocks, at in _pieces(own_ranges, PASS_BLOCKS):
-        into, own = change[at], held.part(blocks)
-        with np.errstate(over="ignore"):
-            into += reader.dequantise(scheme, own)
-        own.codes[:] = codec.quantise(scheme, into).codes
-        reader.dequantise(scheme, own, into)
+    own = [range(held.codes.shape[0])] if ranges is None else ranges
+    for blocks, at in _pieces(own, HASHED_BLOCKS):
+        cpu().advance(scheme, held.part(blocks), change[at])
+        if found is not None:
+            found.update(change[at])
 
 
 def _pieces(ranges: Sequence[range], most: int) -> Iterator[tuple[slice, slice]]:

@@ -369,6 +369,26 @@ def _join_two(high: U8s, low: U8s, out: U32s) -> None:
         out[i] = (np.uint32(high[i]) << np.uint32(24)) | (np.uint32(low[i]) << np.uint32(16))
 
 
+@compiled(array(u16, 2, written=True), array(i32, 2, written=True), i64)
+def _add_to(words: U16s, bits: I32s, b: int) -> np.int32:
+    """Add block ``b`` of a change, as integers, to G in bf16; return the peak of the sum.
+
+    It becomes the new G. Floats in another array of the same memory would keep LLVM from
+    vectorising this.
+    """
+    half, most, top = np.int32(0x7FFF), np.int32(BF16_MAX), _N0
+    for i in range(BLOCK):
+        whole = np.int32(np.int32(words[b, i]) << _N16).view(np.float32)
+        raw = np.float32(np.int32(bits[b, i]).view(np.float32) + whole).view(np.int32)
+        size = np.int32(raw & _MAGNITUDE)
+        top = max(top, size)
+        word = min(np.int32(size + half + ((size >> _N16) & _N1)) >> _N16, most)
+        rounded = np.int32(np.int32(word << _N16) | (raw & ~_MAGNITUDE))
+        words[b, i] = np.uint16((rounded >> _N16) & np.int32(0xFFFF))
+        bits[b, i] = rounded
+    return top
+
+
 @compiled(
     *(array(u16, 2, written=True), array(f32, 2), f32, i32, array(u8, 2, written=True)),
     *(array(u16, 1, written=True), array(f32, 2, written=True), array(i32, 2, written=True)),
@@ -378,8 +398,7 @@ def _step_towards(
     codes: U8s, scales: U16s, out: F32s, bits: I32s,
 ) -> bool:  # fmt: skip
     """See ``step_towards``; ``bits`` is ``out`` as integers."""
-    low, spare = np.int32(codes.shape[1] // 32 - 4), np.empty(BLOCK, np.int32)
-    half, most, top = np.int32(0x7FFF), np.int32(BF16_MAX), _N0
+    low, spare, top = np.int32(codes.shape[1] // 32 - 4), np.empty(BLOCK, np.int32), _N0
     for b in range(words.shape[0]):
         peak = _N0
         for i in range(BLOCK):
@@ -393,14 +412,17 @@ def _step_towards(
         pack_integers(out, b, _reciprocal(scale), low, spare, codes)
         wide = np.int32(np.int32(scale) << _N16).view(np.float32)
         for i in range(BLOCK):
-            whole = np.int32(np.int32(words[b, i]) << _N16).view(np.float32)
-            raw = np.float32(wide * np.float32(spare[i]) + whole).view(np.int32)
-            size = np.int32(raw & _MAGNITUDE)
-            top = max(top, size)
-            word = min(np.int32(size + half + ((size >> _N16) & _N1)) >> _N16, most)
-            rounded = np.int32(np.int32(word << _N16) | (raw & ~_MAGNITUDE))
-            words[b, i] = np.uint16((rounded >> _N16) & np.int32(0xFFFF))
-            bits[b, i] = rounded
+            bits[b, i] = np.float32(wide * np.float32(spare[i])).view(np.int32)
+        top = max(top, _add_to(words, bits, b))
+    return bool(top < _INF)
+
+
+@compiled(array(u16, 2, written=True), array(i32, 2, written=True))
+def _advance(words: U16s, bits: I32s) -> bool:
+    """See ``advance``; ``bits`` is the change as integers."""
+    top = _N0
+    for b in range(words.shape[0]):
+        top = max(top, _add_to(words, bits, b))
     return bool(top < _INF)
 
 
@@ -414,12 +436,9 @@ def _changes(words: U16s, master: F32s, every: int, shares: F32s) -> None:
             moved = max(moved, np.int32(change.view(np.int32) & _MAGNITUDE))
             whole = max(whole, np.int32(np.float32(master[b, i]).view(np.int32) & _MAGNITUDE))
         most, peak = np.int32(moved).view(np.float32), np.int32(whole).view(np.float32)
-        share = np.float32(0)
-        if peak > np.float32(0):
-            share = most / peak
-        elif most > np.float32(0):
-            share = np.float32(1)
-        shares[number] = share if share <= np.float32(1) else np.float32(1)  # NaN is none
+        shares[number] = np.float32(most > np.float32(0) or peak > np.float32(0))
+        if most < peak:
+            shares[number] = most / peak
 
 
 _KERNELS = {
@@ -497,6 +516,16 @@ def step_towards(
     if not _step_towards(
         words, given, step(kind), ceiling, codes, scales, rows, rows.view(np.int32)
     ):
+        raise diverged()
+
+
+def advance(scheme: str, held: Planes, change: F32s) -> None:
+    """Like ``quantise_numpy.advance``, in one pass where G is held in bf16."""
+    if scheme != "bf16":
+        reference.advance(scheme, held, change)
+        return
+    check_planes(scheme, held, change)
+    if not _advance(held.codes.view(np.uint16), as_blocks(change).view(np.int32)):
         raise diverged()
 
 

@@ -94,6 +94,17 @@ def step_towards(
     dequantise(global_scheme, held, out)
 
 
+def advance(scheme: str, held: Planes, change: NDArray[np.float32]) -> None:
+    """Add a decoded difference f32 (blocks*256,) to G, as its planes; it becomes the new G.
+
+    Raises Diverged where that is not finite, which leaves both half done.
+    """
+    with np.errstate(over="ignore"):
+        change += dequantise(scheme, held)
+    held.codes[:] = quantise(scheme, change).codes
+    dequantise(scheme, held, change)
+
+
 def changes(
     global_scheme: str, held: Planes, master: NDArray[np.float32], every: int
 ) -> NDArray[np.float32]:

@@ -143,6 +143,7 @@ class GlobalReader:
         commit, index = manifest.commit, manifest.commit.fragment
         own = OwnBlocks(self.own(index), self.chunk_bytes) if self.own else None
         vector: Vector | None = None
+        digest: int | None = None
         for part in path(manifest, held.version if held else None):
             _check(part, self.plan.fragments[index])
             vector = await read_part(
@@ -152,14 +153,16 @@ class GlobalReader:
                 on_decoded=meters.on_decoded,
             )
             self.held.pop(index, None)  # a delta that is cancelled half way leaves neither version
-            held = await asyncio.to_thread(_apply, part, vector, held, own)
-            self.held[index] = held
+            after, digest = await asyncio.to_thread(_apply, part, vector, held, own)
+            held = self.held[index] = after
         assert held is not None
         if vector is None:  # nothing has changed
             vector = await asyncio.to_thread(cpu().dequantise, held.scheme, held.planes)
         same = held.digest == commit.params_digest
         if own is None and held.version > held.checked:
-            same = same and await asyncio.to_thread(vector_digest, vector) == commit.params_digest
+            if digest is None:
+                digest = await asyncio.to_thread(vector_digest, vector)
+            same = same and digest == commit.params_digest
         if not same:
             msg = f"What deltas make of fragment {index} is not its version {commit.version}."
             raise Corrupt(msg)
@@ -191,18 +194,24 @@ def _check(part: Part, fragment: Fragment) -> None:
         raise Corrupt(msg)
 
 
-def _apply(part: Part, vector: Vector, held: Held | None, own: OwnBlocks | None) -> Held:
-    """Return what is held after a part, whose decoded vector becomes the global fragment."""
+def _apply(
+    part: Part, vector: Vector, held: Held | None, own: OwnBlocks | None
+) -> tuple[Held, int]:
+    """Return what is held after a part, whose decoded vector becomes the global fragment.
+
+    And the digest of that; of some blocks it says nothing.
+    """
     ranges = own.ranges if own else None
     try:
         if part.name == KEYFRAME:
             planes = closed_loop.begin(part.scheme, vector, ranges)
-            return Held(part.version, part.digest, part.scheme, planes, checked=part.version)
+            held = Held(part.version, part.digest, part.scheme, planes, checked=part.version)
+            return held, part.digest
         if held is None:
             msg = f"A delta to version {part.version} came before what it changes."
             raise Corrupt(msg)
-        closed_loop.advance(held.scheme, held.planes, vector, ranges)
+        closed_loop.advance(held.scheme, held.planes, vector, ranges, found := VectorHash())
     except Diverged as error:
         msg = f"A {part.name} makes a version {part.version} that is not finite."
         raise Corrupt(msg) from error
-    return held._replace(version=part.version, digest=part.digest)
+    return held._replace(version=part.version, digest=part.digest), found.digest()

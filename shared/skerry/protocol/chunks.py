@@ -227,13 +227,15 @@ class VectorAssembler(Coverage):
 
     Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
     one chunk's planes, which stay in the cache: planes of the whole would be written and read back.
-    The digest grows with what is there without a gap, so that no pass is left for the end.
+    The digest grows with what is there without a gap, so that no pass is left for the end; there is
+    none unless it is ``hashed``.
     """
 
-    def __init__(self, scheme: str, blocks: int) -> None:
+    def __init__(self, scheme: str, blocks: int, *, hashed: bool = True) -> None:
         super().__init__(scheme, blocks)
         self._vector = VECTORS.empty(blocks * BLOCK)
         self._hash = VectorHash()
+        self._hashes = hashed
         self._hashed = 0
         self._decoded: dict[int, int] = {}
         """Where each chunk that is decoded and not hashed starts and stops, in elements."""
@@ -269,6 +271,8 @@ class VectorAssembler(Coverage):
         first = header.first_block * BLOCK
         stop = first + header.blocks * BLOCK
         decode_into(header, packed, self._vector[first:stop])
+        if not self._hashes:
+            return
         self._decoded[first] = stop
         while (end := self._decoded.pop(self._hashed, None)) is not None:
             self._hash.update(self._vector[self._hashed : end])
