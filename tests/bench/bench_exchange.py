@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 from harness import Goal, parser, write
+from numpy.typing import NDArray
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import Fragment, LeafSpec, Plan, plan
@@ -35,8 +36,8 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.codec import pack
 from skerry.protocol.messages import ContributionKind, Manifest, Round
-from skerry.protocol.parts import size_of
-from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
+from skerry.protocol.parts import size_of, window_bytes
+from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig
 from skerry_tools.plan.memory import syncer_bytes
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
@@ -56,16 +57,20 @@ STORED = "stored beside contributions, bytes a parameter"
 WALL = "wall, s for 1 B parameters"
 CPU = "CPU of the syncer, s for 1 B parameters"
 RESIDENT = "resident in the syncer, bytes a parameter"
+SIZE, STEP = 0.02, 1e-4
+"""Of parameters, and of what a learner changes, as in training: standard deviations."""
 GAP = 4
 """Steps between the rounds of two fragments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of every fragment: seconds, CPU seconds of the syncer, bytes."""
+    """One exchange of every fragment: seconds, CPU seconds by process, bytes."""
 
     wall_s: float
     syncer_cpu_s: float
+    learners_cpu_s: float
+    broker_cpu_s: float
     sent_bytes: int
     read_bytes: int
     stored_bytes: int
@@ -101,7 +106,7 @@ class Learner:
         self._scripted = ScriptedLearner(bus, RUN, cut, name)
         self._rng = np.random.default_rng(sum(name.encode()))
         self._identities = count(1)
-        self._encoded = {f.index: self._noise(f, 1e-4, "int4") for f in cut.fragments}
+        self._encoded = {f.index: self._noise(f, STEP, "int4") for f in cut.fragments}
 
     def _noise(self, fragment: Fragment, scale: float, scheme: str) -> Encoded:
         vector = self._rng.standard_normal(fragment.padded_size, np.float32)
@@ -116,7 +121,7 @@ class Learner:
     async def begin(self, fragment: Fragment) -> None:
         """Offer initial parameters."""
         kind = ContributionKind.GENESIS
-        await self._send(kind, fragment.index, 1, self._noise(fragment, 1.0, "f32"))
+        await self._send(kind, fragment.index, 1, self._noise(fragment, SIZE, "f32"))
 
     async def answer(self, opened: Round) -> int:
         """Send a contribution; returns its bytes.
@@ -151,12 +156,12 @@ class Learner:
 
 @dataclass(slots=True)
 class Bench:
-    """The learners, the syncer's process, and what the log says."""
+    """The learners, the log, and the processes of syncer, learners and broker."""
 
     bus: NatsBus
     cut: Plan
     learners: Sequence[Learner]
-    syncer: psutil.Process
+    processes: Sequence[psutil.Process]
     rounds: AsyncGenerator[Round]
     manifests: AsyncGenerator[Manifest]
     pulse_s: float
@@ -203,19 +208,19 @@ class Bench:
             version = manifest.commit.version
             stored += sum(size_of(p) for p in manifest.parts if p.version == version)
         took_s = time.monotonic() - began_s
-        return Exchange(took_s, self._cpu_s() - cpu_s, sent, read, stored)
+        syncer_s, learners_s, broker_s = (self._cpu_s() - cpu_s).tolist()
+        return Exchange(took_s, syncer_s, learners_s, broker_s, sent, read, stored)
 
     async def _read(self, manifest: Manifest) -> int:
         self.versions[manifest.commit.fragment] = manifest.commit.version
         return sum(await asyncio.gather(*(one.read(manifest) for one in self.learners)))
 
-    def _cpu_s(self) -> float:
-        used = self.syncer.cpu_times()
-        return used.user + used.system
+    def _cpu_s(self) -> NDArray[np.float64]:
+        return np.array([sum(one.cpu_times()[:2]) for one in self.processes])
 
 
-def config_of(chosen: Namespace) -> RunConfig:
-    """Return the settings of the run."""
+def config_of(cut: Plan, chosen: Namespace) -> RunConfig:
+    """Return the settings of the run, with the window that one is founded with."""
     sync = SyncConfig(
         fragments=chosen.fragments,
         h_steps=GAP * chosen.fragments,
@@ -224,8 +229,12 @@ def config_of(chosen: Namespace) -> RunConfig:
         delta_scheme=chosen.deltas,
         round_timeout_s=PATIENCE_S,
     )
+    about = sync.contribution_scheme, sync.snapshot_every
+    window = window_bytes(cut.parameters, sync.learners, *about)
     return RunConfig(
-        sync=sync, outer=OuterConfig(preset="nesterov" if chosen.momentum else "direct")
+        sync=sync,
+        outer=OuterConfig(preset="nesterov" if chosen.momentum else "direct"),
+        log=LogConfig(window_bytes=max(LogConfig().window_bytes, window)),
     )
 
 
@@ -268,7 +277,7 @@ async def measure(
             for i in range(learners + 1)
         ]
         bus = buses[0]
-        await bus.declare(specs(RUN, window_bytes=max(2**29, 8 * cut.parameters)))
+        await bus.declare(specs(RUN, window_bytes=config.log.window_bytes))
         await ledger.create_run(bus, run_record(RUN, cut, config.model_dump_json()))
         cluster = await opened.enter_async_context(
             Cluster(server.url, RUN, folder, folder / "run.toml", folder / "jax")
@@ -284,7 +293,7 @@ async def measure(
                 await asyncio.to_thread(Learner, own, cut, f"l{i}", sync.chunk_bytes)
                 for i, own in enumerate(buses[1:])
             ],
-            process,
+            (process, psutil.Process(), psutil.Process(server.pid)),
             await opened.enter_async_context(
                 aclosing(run_records.follow(bus, RUN, Round, cut.digest))
             ),
@@ -295,7 +304,7 @@ async def measure(
             await bench.begin()
             await bench.exchange()  # which loads kernels, and touches memory for the first time
             found = [await bench.exchange() for _ in range(chosen.times)]
-            return found, empty_bytes, bench.syncer.memory_info().rss
+            return found, empty_bytes, process.memory_info().rss
 
 
 def main() -> None:
@@ -307,7 +316,8 @@ def main() -> None:
     made.add_argument("--momentum", action="store_true", help="with Nesterov momentum")
     made.add_argument("--times", type=int, default=5, help="exchanges (default 5)")
     chosen = made.parse_args()
-    cut, config = plan_of(int(chosen.parameters), chosen.fragments), config_of(chosen)
+    cut = plan_of(int(chosen.parameters), chosen.fragments)
+    config = config_of(cut, chosen)
     found, empty_bytes, resident = asyncio.run(measure(cut, config, chosen))
     size, learners = cut.parameters, chosen.learners
     middle = {
