@@ -26,6 +26,7 @@ from skerry.errors import (
     SkerryError,
     Superseded,
 )
+from skerry.settings.models import TrainConfig
 from tests.support.joins import BATCH, CONFIG, ENDLESS, SEQ, STEPS, violations
 from tests.support.nats_server import NatsServer
 
@@ -73,6 +74,8 @@ def test_loop_trains_its_run_to_the_end_and_holds_the_last_global_state(
         train(island, island.params)
         assert island.cursor == STEPS * BATCH
     assert island.config.model.preset == "own"
+    own = TrainConfig()  # and not what small built-in models are trained with
+    assert (island.config.train.inner, island.config.train.lr) == (own.inner, own.lr)
     assert np.abs(weights(island.params).ravel() - GOAL).max() < 0.1
     assert min(island.versions) > 1
     assert violations(thread, asked["url"], asked["run"]) == ()

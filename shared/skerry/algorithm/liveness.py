@@ -20,6 +20,8 @@ WINDOW = 100
 """Intervals in the mean: enough to know a variance to sqrt(2 / 100), 14 %."""
 OUTAGE_SIGMAS = 6.0
 """An interval this far out has a chance below 1e-9: an outage counts as this long."""
+STARTS_S = 10.0
+"""A learner that has joined makes its model first: its first pulse is expected after so long."""
 CLOSED_PHI = 1.0
 """The level for gone without a connection: one in ten pauses is that long."""
 
@@ -90,6 +92,11 @@ class StepProgress:
 def first_heartbeat(now_s: float, policy: LivenessPolicy) -> Heartbeat:
     """Return the heartbeat at the first pulse, which knows only the interval of the policy."""
     return Heartbeat(now_s, policy.pulse_s, 0.0, 0)
+
+
+def joined_heartbeat(now_s: float, policy: LivenessPolicy) -> Heartbeat:
+    """Return the heartbeat of a learner that has joined and makes its model before it pulses."""
+    return Heartbeat(now_s, max(policy.pulse_s, STARTS_S), 0.0, 0)
 
 
 def observe(heartbeat: Heartbeat, now_s: float) -> Heartbeat:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 LEAST_OTHERS = 2
 """How many other learners it takes to outvote one."""
 LARGEST = sys.float_info.max
-"""A factor's bound: a share may be so small that its inverse is infinite, and 0 times that NaN."""
+"""A factor's bound: a share may be so small that its inverse is infinite, and 0 times that NaN.
+Who has such a share is below every bound."""
 
 
 class StalenessReason(StrEnum):
@@ -80,11 +81,7 @@ def shares(work: Sequence[float], learners: Sequence[str], most: float) -> tuple
     bound, full, scale = most / len(held), dict[str, float](), 1.0
     while rest := math.fsum(total for name, total in held.items() if name not in full):
         scale = min(max(0.0, 1.0 - bound * len(full)) / rest, LARGEST)
-        over = {
-            n: min(bound / t, LARGEST)
-            for n, t in held.items()
-            if n not in full and t * scale > bound
-        }
+        over = {n: bound / t for n, t in held.items() if n not in full and t * scale > bound}
         if not over:
             break
         full |= over

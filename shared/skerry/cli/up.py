@@ -182,11 +182,9 @@ async def conduct(
         clock.sweep(event.pid)
         if event.summary:
             on.say(event.summary)
-        if event.change is Change.FINISHED and TRAINING & {*at_work.values()}:
-            del at_work[event.name]
-            if at_work and not TRAINING & {*at_work.values()}:
-                left = ", ".join(sorted(at_work))
-                on.say(f"Training is over; the end of it is evaluated and saved by {left}.")
+        if event.change is Change.FINISHED and ends_training(at_work, event.name):
+            left = ", ".join(sorted(at_work))
+            on.say(f"Training is over. Its end is evaluated and saved; still at work: {left}.")
         if on_event is not None:
             on_event(event)
 
@@ -225,6 +223,16 @@ async def conduct(
             if (now := feed.snapshot()) is not None:
                 on.show(now)
     return feed
+
+
+def ends_training(at_work: dict[str, str], name: str) -> bool:
+    """Take a service off those at work; return True if it was the last that trains or merges.
+
+    ``at_work`` are kinds by name. False, too, where nothing is left to do.
+    """
+    trained = TRAINING & {*at_work.values()}
+    at_work.pop(name, None)
+    return bool(trained and at_work) and not TRAINING & {*at_work.values()}
 
 
 async def say_page(folder: RunFolder, say: Callable[[str], None], *, chaos: bool) -> None:

@@ -30,6 +30,7 @@ from skerry.protocol.parts import INITIAL_BYTES, window_bytes
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
+from skerry.settings.checks import remark_on_rate
 from skerry.settings.models import LogConfig, ModelConfig, RunConfig
 from skerry.tasks import in_thread
 
@@ -81,7 +82,7 @@ async def find_or_create(
     """
     record, work = await find_run(bus, run), None
     if record is None and model is not None:
-        given = given.of(model)
+        given = given.for_model(model)
     if record is None:
         check_payload(bus, given.sync.chunk_bytes)
         work = await in_thread(prepare, given)
@@ -94,7 +95,7 @@ async def find_or_create(
             log.info("waits_for_run", run=run, reason=str(error))
             record = await ledger.wait_run(bus, run)
         if record.created_ns == created_ns:
-            log.info("run_created", run=run, parameters=work.plan.parameters)
+            _say_created(run, given, work.plan)
     if record.skerry_version != version("skerry"):
         log.warning("other_release", created_by=record.skerry_version, here=version("skerry"))
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
@@ -116,6 +117,12 @@ async def find_or_create(
     if (work.plan.digest, work.plan.shards) != (record.plan_digest, record.shards):
         raise _mismatch(record, work.plan.specs)
     return record, config, work
+
+
+def _say_created(run: str, config: RunConfig, cut: Plan) -> None:
+    log.info("run_created", run=run, parameters=cut.parameters)
+    if remark := remark_on_rate(config):
+        log.warning("rate_not_measured", hint=remark)
 
 
 def _mismatch(record: RunRecord, ours: tuple[LeafSpec, ...]) -> RunMismatch:

@@ -386,7 +386,7 @@ class RunConfig(Table):
             vars(self.train).update(INNER)  # and not as what the user has set
         return self
 
-    def of(self, model: ModelConfig) -> Self:
+    def for_model(self, model: ModelConfig) -> Self:
         """Return the config for another model, with the defaults that are that model's."""
         given = self.model_dump(exclude_unset=True)
         return self.model_validate({**given, "model": model})

@@ -11,7 +11,7 @@ fold the history afterwards.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import liveness
@@ -49,8 +49,6 @@ RECENT_EVALUATIONS = 32
 """These newest ones do not: an evaluator that is not among them has ended."""
 ON_ITS_WAY_S = 1.0
 """A pulse arrives here so much later, at most, than its sender's connection could end."""
-STARTS_S = 10.0
-"""A learner joins before it makes its model, and pulses so much later as a rule."""
 SUMMED = (
     *("tokens", "steps", "contributions"),
     *("bytes_up", "bytes_down", "f32_bytes_up", "f32_bytes_down", "cached_bytes"),
@@ -233,8 +231,7 @@ class RunView:
 
     def _start(self, name: str, incarnation: int, since_s: float) -> LearnerView:
         """Return a learner at a new incarnation, with what its earlier ones did added up."""
-        quiet = replace(self.liveness, pulse_s=STARTS_S)
-        heartbeat = liveness.first_heartbeat(since_s, quiet)
+        heartbeat = liveness.joined_heartbeat(since_s, self.liveness)
         held = self.learners.get(name)
         first_s = None if held is None else held.first_s
         if held is None or held.pulse is None:

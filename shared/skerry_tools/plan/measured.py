@@ -102,7 +102,7 @@ def loss_remark(learners: int, h_steps: int) -> str:
     near = min(LOSS_BY_LEARNERS, key=lambda count: abs(count - learners))
     least = max((h for h in LOSS_BY_H if h <= h_steps), default=min(LOSS_BY_H))
     return (
-        f"loss is not judged: small models (up to {LARGEST / 1e6:.2g} Mparam) ended"
+        f"loss is not judged: small models (up to {LARGEST / 1e6:.2g} Mparam, AdamW) ended"
         f" {LOSS_BY_LEARNERS[near]} % above data-parallel with M = {near}, and {LOSS_BY_H[least]} %"
         f" above H = 8 with H = {least}; long runs and large batches lose less (docs/quality.md)"
     )

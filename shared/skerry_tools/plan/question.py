@@ -104,7 +104,7 @@ def question(tree: Tree) -> Question:
     run = validated(RunConfig, tree)
     check_run(run)
     if tables.plan.parameters is not None:  # the model is none of the presets
-        run = run.model_copy(update={"train": run.of(ModelConfig(preset=OWN)).train})
+        run = run.model_copy(update={"train": run.for_model(ModelConfig(preset=OWN)).train})
     tokens = tables.plan.tokens_per_step or _table(tree, "data").keys() & {"seq_len", "batch"}
     some_bare = any(site.tokens_per_step is None for site in tables.sites.values())
     return Question(

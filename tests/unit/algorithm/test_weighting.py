@@ -129,8 +129,8 @@ WORK = st.just(0.0) | st.floats(1e-30, 1e38)
 DONE = st.lists(st.tuples(st.sampled_from("abcdef"), WORK), min_size=1, max_size=12)
 
 
-def test_next_to_no_work_gets_a_share_and_no_nan() -> None:
-    tiny = sys.float_info.min / 8
+@pytest.mark.parametrize("tiny", [sys.float_info.min / 8, 5e-324])
+def test_next_to_no_work_gets_a_share_and_no_nan(tiny: float) -> None:
     assert math.fsum(shares([0.0, 1.0, tiny], ["a", "b", "c"], 1.0)) == pytest.approx(1)
     assert math.fsum(shares([9e14, 1.0, tiny], ["a", "b", "c"], 1.25)) == pytest.approx(1)
 

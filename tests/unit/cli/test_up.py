@@ -13,7 +13,7 @@ from rich.console import Console
 
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
-from skerry.cli.up import broker_watch, conclude, say_page
+from skerry.cli.up import broker_watch, conclude, ends_training, say_page
 from skerry.cli.viewer import Screen
 from skerry.status.format import printable
 
@@ -107,3 +107,14 @@ async def test_the_token_comes_after_the_address_where_faults_are_allowed(
 ) -> None:
     folder.token.write_text("secret\n")
     assert (await page_said(folder, chaos=True)).endswith("http://127.0.0.1:2/#token=secret")
+
+
+def test_the_last_that_trains_ends_the_training_once() -> None:
+    at_work = {"learner-1": "learner", "syncer-1": "syncer", "page": "health-monitor"}
+    ended = [ends_training(at_work, name) for name in ("learner-1", "syncer-1", "page")]
+    assert ended == [False, True, False]
+
+
+def test_training_that_ends_last_leaves_nothing_to_say() -> None:
+    at_work = {"page": "health-monitor", "learner-1": "learner"}
+    assert [ends_training(at_work, name) for name in ("page", "learner-1")] == [False, False]

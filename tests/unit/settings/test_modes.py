@@ -137,9 +137,9 @@ def test_a_rate_outside_what_was_measured_is_remarked_on(
 
 def test_a_config_for_another_model_has_that_models_defaults() -> None:
     own = ModelConfig(preset="own")
-    assert resolve("train.steps=7").of(own).train == TrainConfig(steps=7)
+    assert resolve("train.steps=7").for_model(own).train == TrainConfig(steps=7)
     chosen = resolve("train.lr=1e-3", "mode=diloco", "sync.learners=3")
-    assert chosen.of(own) == chosen.model_copy(update={"model": own})
+    assert chosen.for_model(own) == chosen.model_copy(update={"model": own})
 
 
 def test_what_the_user_has_set_stays() -> None:
