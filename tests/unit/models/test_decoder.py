@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from skerry.models import attention, decoder
+from skerry.models import attention, experts
 from skerry.models.arch import arch_from
 from skerry.models.decoder import Decoder
 from skerry.models.names import AXES, averaged, unit_of
@@ -105,7 +105,7 @@ def test_a_loss_in_chunks_is_the_whole_loss(
         batch["weights"] = jax.random.uniform(jax.random.key(3), (2, 11))
     params = made(model)
     whole = loss_and_gradients(model, params, batch)
-    monkeypatch.setattr(decoder, "LOGITS", 2 * 3 * 64)
+    monkeypatch.setattr("skerry.models.loss.LOGITS", 2 * 3 * 64)
     assert_close(loss_and_gradients(replace(model), params, batch), whole)
 
 
@@ -160,10 +160,10 @@ def test_the_balance_of_experts_is_that_of_transformers() -> None:
     torch: Any = pytest.importorskip("torch")
     moe: Any = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
     scores = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
-    experts = sparse().arch.experts
-    assert experts is not None
-    _, routed = decoder.experts.choose(jnp.asarray(scores), experts, None)
-    wanted = moe.load_balancing_loss_func((torch.tensor(scores),), 5, experts.chosen)
+    chosen = sparse().arch.experts
+    assert chosen is not None
+    _, routed = experts.choose(jnp.asarray(scores), chosen, None)
+    wanted = moe.load_balancing_loss_func((torch.tensor(scores),), 5, chosen.chosen)
     assert float(routed.balance) == pytest.approx(float(wanted), rel=1e-5)
 
 
