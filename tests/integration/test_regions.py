@@ -85,7 +85,7 @@ async def caught_up(region: Region, messages: int) -> None:
     """Return once the cache holds so many chunks."""
     async with asyncio.timeout(30.0), region.bus(region.leaf, cache_of("eu")) as bus:
         while True:
-            held = await bus.mirror_info(STATE)
+            held = await bus.mirrors.info(STATE)
             if held is not None and held.messages >= messages:
                 return
             await asyncio.sleep(0.01)
@@ -113,7 +113,7 @@ async def test_what_learners_all_read_crosses_the_link_once(region: Region) -> N
         sequences = await committed(admin)
         await caught_up(region, MANY)
         async with region.bus(region.leaf, cache_of("eu")) as bus:
-            held = await bus.mirror_info(STATE)
+            held = await bus.mirrors.info(STATE)
         assert held is not None
         assert held.messages == MANY  # and nothing of snapshots
         for reader in (learner, second):

@@ -37,7 +37,7 @@ async def rescue(bus: NatsBus, run: str, store: Store) -> Written:
     where its state is not whole: it was still catching up.
     """
     async with bus:
-        if await bus.hub_answers():
+        if await bus.mirrors.hub_answers():
             msg = (
                 f"The hub of run {run!r} is not gone, it answers region {bus.region}: two hubs of"
                 " one run go two ways. Stop it for good first, or leave it the hub."

@@ -191,7 +191,7 @@ def broker(settings: Settings, *, required: bool) -> Found:
 
 async def cache_of(bus: NatsBus) -> str:
     """Return how the cache of a region goes on; ConfigError for one that does not."""
-    kept = [m for s in await bus.streams() if (m := await bus.mirror_info(s.name)) is not None]
+    kept = [m for s in await bus.streams() if (m := await bus.mirrors.info(s.name)) is not None]
     region, heard = bus.region, max((m.silent_s or math.inf for m in kept), default=math.inf)
     if heard > SILENT_S:
         if not kept:

@@ -129,7 +129,9 @@ def bus_from(
 
     password = loading.secret_in(settings.password_file, "nats.password_file")
     given = settings.model_dump(exclude={"url", "password_file"})
-    options = NatsOptions(**given, password=password, on_event=on_event)
+    if on_event is not None:
+        given["on_event"] = on_event
+    options = NatsOptions(**given, password=password)
     login_of(options)
     tls_of(options)
     return NatsBus(settings.url, name=name, options=options)

@@ -86,7 +86,7 @@ async def make_cache(settings: NatsSettings, region: Grant, *, standby: bool = F
     """Make the cache of a region's broker, in place of the one that is there."""
     async with bus_from(settings, cache_of(region.name)) as bus:
         for mirror in mirrors_of(region, standby=standby):
-            await bus.mirror(mirror)
+            await bus.mirrors.make(mirror)
 
 
 def mirrors_of(region: Grant, *, standby: bool = False) -> list[dict[str, Any]]:

@@ -118,6 +118,60 @@ def check_size(message: Message, limit: int) -> None:
         raise BrokerUnfit(msg)
 
 
+class Turns:
+    """Who may publish: a few at once, and those that expect the same subject one by one.
+
+    A replicated stream refuses a second of those while the first is under way, as if it had lost.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = asyncio.Semaphore(window)
+        self._by_subject: dict[str, asyncio.Lock] = {}
+
+    @asynccontextmanager
+    async def take(self, expected: str | None, deadline: float) -> AsyncGenerator[None]:
+        """Hold a place; TimeoutError when none is free by the deadline."""
+        turns: list[asyncio.Lock | asyncio.Semaphore] = [self._window]
+        if expected is not None:
+            turns.insert(0, self._by_subject.setdefault(expected, asyncio.Lock()))
+        async with AsyncExitStack() as held:
+            waits = any(turn.locked() for turn in turns)
+            async with asyncio.timeout_at(deadline if waits else None):
+                for turn in turns:
+                    await held.enter_async_context(turn)
+            yield
+
+
+class Mirrors:
+    """The mirrors of the hub's streams that a region's broker keeps."""
+
+    def __init__(self, connection: Connection, leader: Leader, timeout_s: float) -> None:
+        self._connection = connection
+        self._leader = leader
+        self._timeout_s = timeout_s
+
+    async def make(self, config: Mapping[str, Any]) -> None:
+        """Make a mirror of a stream of another domain, in place of the one that is there."""
+        name, api = config["name"], self._connection.api
+        about = f"the mirror {name}"
+        await api(f"STREAM.DELETE.{name}", about=about, empty_for=(STREAM_NOT_FOUND,))
+        await api(f"STREAM.CREATE.{name}", config, about=about)
+
+    async def info(self, name: str) -> MirrorInfo | None:
+        """Return how a mirror goes on; None where there is no such stream."""
+        found = await self._leader.info(name)
+        return mirror_of(found) if found else None
+
+    async def hub_answers(self) -> bool:
+        """Return True where the hub answers a client of this broker."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            await self._connection.request(f"{HUB_API}.INFO", b"", deadline=deadline)
+        except NoAnswer:
+            return False
+        return True
+
+
 class NatsBus:
     """One client of a NATS server; implements ``skerry.log.base.Bus``.
 
@@ -134,8 +188,8 @@ class NatsBus:
         key = secrets.token_bytes(ID_BYTES)
         timeout_s, waits_s = options.request_timeout_s, options.waits_s
         self._publisher = Publisher(requests, self, key, timeout_s, waits_s)
-        self._window = asyncio.Semaphore(options.publish_window)
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns = Turns(options.publish_window)
+        self.mirrors = Mirrors(self._connection, self._reads.leader, timeout_s)
 
     async def __aenter__(self) -> Self:
         now = asyncio.get_running_loop().time()
@@ -171,27 +225,6 @@ class NatsBus:
             total, found = reply["total"], found + [info_of(stream) for stream in page]
         return sorted((i for i in found if i.name.startswith(STREAM_PREFIX)), key=lambda i: i.name)
 
-    async def mirror(self, config: Mapping[str, Any]) -> None:
-        """Make a mirror of a stream of another domain, in place of the one that is there."""
-        name, api = config["name"], self._connection.api
-        about = f"the mirror {name}"
-        await api(f"STREAM.DELETE.{name}", about=about, empty_for=(STREAM_NOT_FOUND,))
-        await api(f"STREAM.CREATE.{name}", config, about=about)
-
-    async def mirror_info(self, name: str) -> MirrorInfo | None:
-        """Return how a mirror goes on; None where there is no such stream."""
-        found = await self._reads.leader.info(name)
-        return mirror_of(found) if found else None
-
-    async def hub_answers(self) -> bool:
-        """Return True where the hub answers a client of a region's broker."""
-        deadline = asyncio.get_running_loop().time() + self._options.request_timeout_s
-        try:
-            await self._connection.request(f"{HUB_API}.INFO", b"", deadline=deadline)
-        except NoAnswer:
-            return False
-        return True
-
     async def rooms(self) -> tuple[Room, ...]:
         reply = await self._connection.api("INFO", about="how full the account is")
         limits = reply["limits"]  # those by number of replicas are not reported
@@ -212,30 +245,15 @@ class NatsBus:
         message = Message(subject, payload, msg_id, expect, dict(headers or {}))
         check_size(message, self._connection.max_payload)
         deadline = asyncio.get_running_loop().time() + self._options.waits_s
-        async with self._slot(message, deadline):
+        waits_for = expect.subject if expect is not None and self._connection.clustered else None
+        async with AsyncExitStack() as held:
+            try:
+                await held.enter_async_context(self._turns.take(waits_for, deadline))
+            except TimeoutError as e:
+                raise self._connection.unavailable(self._options.waits_s) from e
             receipt = await self._publisher.publish(message, deadline)
         self._reads.leader.saw(stream_of(subject), receipt.sequence)
         return receipt
-
-    @asynccontextmanager
-    async def _slot(self, message: Message, deadline: float) -> AsyncGenerator[None]:
-        """Let a few publishes out at once, and those that expect the same subject one by one.
-
-        A replicated stream refuses a second of those while the first is under way, as if it had
-        lost. Raises BrokerUnavailable when no place is free by the deadline.
-        """
-        turns: list[asyncio.Lock | asyncio.Semaphore] = [self._window]
-        if message.expect is not None and self._connection.clustered:
-            turns.insert(0, self._turns.setdefault(message.expect.subject, asyncio.Lock()))
-        async with AsyncExitStack() as held:
-            try:
-                waits = any(turn.locked() for turn in turns)
-                async with asyncio.timeout_at(deadline if waits else None):
-                    for turn in turns:
-                        await held.enter_async_context(turn)
-            except TimeoutError as e:
-                raise self._connection.unavailable(self._options.waits_s) from e
-            yield
 
     async def last(self, subject: str) -> Record | None:
         return await self._reads.last(subject)

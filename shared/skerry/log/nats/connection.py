@@ -23,7 +23,7 @@ from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
 from skerry.log.client import NoAnswer, Retries
-from skerry.log.nats.fast import FastClient, asks_certificate, clustered, new_client
+from skerry.log.nats.fast import FastClient, new_client, server_info
 from skerry.log.nats.fitness import check, is_refusal, region_of, remedy
 from skerry.log.nats.jetstream import error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
@@ -121,7 +121,8 @@ class Connection:
     @property
     def clustered(self) -> bool:
         """Whether the server that we are connected to is one of a cluster."""
-        return self._session is not None and clustered(self._session.client)
+        session = self._session
+        return session is not None and bool(server_info(session.client).get("cluster"))
 
     @property
     def region(self) -> str:
@@ -261,7 +262,7 @@ class Connection:
                 self.reason = "no answer"
                 self._down_since = None
                 if session is not None:
-                    self._report("reconnected")
+                    self.options.on_event("reconnected", {})
 
     async def _dial(self) -> NatsSession:
         """Connect until it works, for as long as the caller waits.
@@ -315,7 +316,7 @@ class Connection:
                 await client.close()
             ended = isinstance(e, (ConnectionError, ssl.SSLError))
             ours = ended and not isinstance(e, ssl.SSLCertVerificationError)
-            if ours and asks_certificate(client):
+            if ours and server_info(client).get("tls_verify"):
                 msg = "it asks for a certificate, and refused nats.cert_file or the lack of one"
                 raise NatsError(msg) from e
             raise
@@ -329,15 +330,15 @@ class Connection:
             session.deny(self.reason)
             if is_refusal(self.reason):  # nats-py would log in with the same again
                 self._up.set()
-            self._report("error", error=self.reason)
+            self.options.on_event("error", {"error": self.reason})
 
         async def down() -> None:
             if self._session is session and not self.closing:
-                self._report("disconnected", reason=self.reason)
+                self.options.on_event("disconnected", {"reason": self.reason})
                 self._drop()
 
         async def up() -> None:
-            self._report("reconnected")
+            self.options.on_event("reconnected", {})
             self._down_since = None
             self._drop()
 
@@ -350,10 +351,6 @@ class Connection:
         for callback in tuple(self.lost):
             callback()
         self._up.set()
-
-    def _report(self, event: str, **fields: str) -> None:
-        if self.options.on_event is not None:
-            self.options.on_event(event, fields)
 
 
 async def _leave_hung(connection: Connection, session: NatsSession) -> None:

@@ -136,7 +136,9 @@ class Incoming(asyncio.BufferedProtocol):
         if 0 < size < self._filled:
             self._buffer[: self._filled - size] = self._buffer[size : self._filled]
         self._filled, self._given = self._filled - size, 0
-        self._resume()
+        if self._paused and not self._ended:
+            self._paused = False
+            self.transport.resume_reading()  # from the next turn of the loop on
 
     async def drain(self) -> None:
         """Wait until what was written may be followed by more; raises when the peer is gone."""
@@ -147,12 +149,6 @@ class Incoming(asyncio.BufferedProtocol):
     async def _more(self) -> None:
         self._came.clear()
         await self._came.wait()
-
-    def _resume(self) -> None:
-        """Take more from the socket again, from the next turn of the loop on."""
-        if self._paused and not self._ended:
-            self._paused = False
-            self.transport.resume_reading()
 
 
 class WideTransport(Transport):
@@ -377,24 +373,9 @@ class FastClient(Client):
             self._transport.abort()
 
 
-def clustered(client: Client) -> bool:
-    """Return True if the server that a client is connected to is one of a cluster."""
-    return bool(client._server_info.get("cluster"))  # noqa: SLF001 - nowhere else
-
-
-def domain(client: Client) -> str:
-    """Return JetStream's domain at the server that a client is connected to; '' for none."""
-    return str(client._server_info.get("domain") or "")  # noqa: SLF001 - nowhere else
-
-
-def asks_login(client: Client) -> bool:
-    """Return True if the server that a client is connected to asks for a login."""
-    return bool(client._server_info.get("auth_required"))  # noqa: SLF001 - nowhere else
-
-
-def asks_certificate(client: Client) -> bool:
-    """Return True if the server that a client has reached asks for a client's certificate."""
-    return bool(client._server_info.get("tls_verify"))  # noqa: SLF001 - nowhere else
+def server_info(client: Client) -> dict[str, Any]:
+    """Return what the server that a client has reached says of itself."""
+    return client._server_info  # noqa: SLF001 - nowhere else
 
 
 def new_client(*, needs_tls: bool = False) -> Client:

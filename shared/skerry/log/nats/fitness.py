@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry.errors import BrokerUnfit
 from skerry.log.client import NoAnswer
-from skerry.log.nats.fast import asks_login, domain
+from skerry.log.nats.fast import server_info
 from skerry.log.nats.jetstream import is_transient
 from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.roles import REGION_MARK
@@ -32,7 +32,7 @@ async def check(session: NatsSession, urls: str, timeout_s: float) -> None:
             " SKERRY_NATS_SERVER to a newer binary."
         )
         raise BrokerUnfit(msg)
-    if session.login.key is not None and not asks_login(session.client):
+    if session.login.key is not None and not server_info(session.client).get("auth_required"):
         msg = (
             f"The NATS server at {urls} asks for no key, and you have one: include"
             " accounts.conf of `skerry keys` in its config, or leave out nats.credentials if"
@@ -61,7 +61,7 @@ async def check(session: NatsSession, urls: str, timeout_s: float) -> None:
 
 def region_of(session: NatsSession) -> str:
     """Return the region whose broker a session is with, '' where that is the hub."""
-    name = domain(session.client)
+    name = str(server_info(session.client).get("domain") or "")
     return name.removeprefix(REGION_MARK) if name.startswith(REGION_MARK) else ""
 
 

@@ -58,7 +58,7 @@ class NatsOptions:
     login_patience_s: float = 120.0
     publish_window: int = 64
     patience_s: float = 0.0
-    on_event: Event | None = None
+    on_event: Event = lambda *_: None
 
     @property
     def waits_s(self) -> float:
