@@ -124,7 +124,7 @@ class TrainingLoop(Island):
         if before is not None:
             self._note(before)
         yield None
-        self.advance(tokens, cursor, self.trainer.routed)
+        self.now = self.now.after_step(tokens, cursor, self.trainer.routed)
         known = self.diverged > 0 or self.session.must_wait(self.now)
         if known:
             self._note(after)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from skerry.algorithm.fragments import Plan
+from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.planes import Planes
 from skerry.algorithm.schemes import scheme_of
 from skerry.client.encode import Residuals, quantised_part
@@ -39,6 +39,25 @@ class _Made:
     squares: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Quantised:
+    """Our part of the newest contribution with error feedback, by fragment, and its residuals."""
+
+    residuals: Residuals = field(default_factory=Residuals)
+    made: dict[int, _Made] = field(default_factory=dict[int, _Made])
+
+    async def take(self, gradient: SharedGradient, fragment: Fragment, identity: int) -> _Made:
+        """Return what is sent of ours: the same again where that was made before."""
+        index = fragment.index
+        if index not in self.made or self.made[index].identity != identity:
+            owed = self.residuals.owed(index, identity)
+            planes, squares, residual = await in_thread(quantised_part, gradient, fragment, owed)
+            self.residuals.keep(index, identity, residual)
+            self.made[index] = _Made(identity, planes, squares)
+            gradient.release()
+        return self.made[index]
+
+
 class Following:
     """One process at work on the fragments that it holds with others."""
 
@@ -62,8 +81,7 @@ class Following:
         self._sender = contributions.Sender(bus, place.origin.run, plan)
         self._reader = GlobalReader(bus, place.origin.run, plan, fragments.own_blocks, chunk_bytes)
         self._read: dict[tuple[int, int], Any] = {}
-        self._residuals = Residuals()
-        self._made: dict[int, _Made] = {}
+        self._quantised = _Quantised()
 
     # in the thread of the devices
 
@@ -104,7 +122,7 @@ class Following:
             while True:
                 deed, (number, *words) = await asked.get()
                 if deed is Deed.FORGET:
-                    self._residuals.unmerged(*words)
+                    self._quantised.residuals.unmerged(*words)
                 else:
                     group.create_task(self._answer(deed, number, words))
 
@@ -144,20 +162,14 @@ class Following:
     async def _quantise(self, capture: int, fragment: int, identity: int) -> tuple[float, ...]:
         """Quantise our blocks with error feedback; returns the squares of the norms, by slice."""
         gradient = await self._capture(capture, fragment)
-        if fragment not in self._made or self._made[fragment].identity != identity:
-            owed = self._residuals.owed(fragment, identity)
-            cut = self._plan.fragments[fragment]
-            planes, squares, residual = await in_thread(quantised_part, gradient, cut, owed)
-            self._residuals.keep(fragment, identity, residual)
-            self._made[fragment] = _Made(identity, planes, squares)
-            gradient.release()
-        return self._made[fragment].squares
+        made = await self._quantised.take(gradient, self._plan.fragments[fragment], identity)
+        return made.squares
 
     async def _send(self, capture: int, fragment: int, identity: int, base_version: int) -> int:
         """Send our blocks of a capture; returns the bytes sent."""
         gradient = await self._capture(capture, fragment)
         if scheme_of(gradient.scheme).feedback:
-            planes = self._made[fragment].planes
+            planes = self._quantised.made[fragment].planes
         else:
             cut = self._plan.fragments[fragment]
             planes, _ = await in_thread(gradient.quantise, gradient.scheme, cut)

@@ -7,9 +7,8 @@ take as long as they take, or a virtual clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import structlog
 
@@ -105,18 +104,6 @@ class Island:
                 hint = f"start `skerry syncer --run {run}` on the same broker, or see its log"
                 log.warning("waits_for_syncer", seconds=ALONE_S, hint=hint)
             yield self.idle()
-
-    def advance(self, tokens: int, cursor: int, routed: Mapping[str, Any] | None = None) -> None:
-        """Count a step, on so many tokens, that has been handed to the device."""
-        now = self.now
-        self.now = replace(
-            now,
-            step=now.step + 1,
-            steps=now.steps + 1,
-            tokens=now.tokens + tokens,
-            cursor=cursor,
-            routed=now.routed if routed is None else routed,
-        )
 
     def read(self, loss: float, *, finite: bool) -> None:
         """Note the outcome of a step: the newest, or one before it where that still runs.

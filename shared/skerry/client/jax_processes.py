@@ -239,7 +239,7 @@ class SharedFragments:
     def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
         """Take in a decoded global fragment, each process what lies with it."""
         if self._lead is not None:
-            self._say(Deed.ADOPT, fragment, self._lead.version_of(fragment, vector))
+            self._say(Deed.ADOPT, fragment, self._lead.others.version_of(fragment, vector))
         self._held.adopt(fragment, vector)
 
     def reset(self) -> None:

@@ -29,10 +29,11 @@ from skerry.client.joining import find_or_create, offers, take_place
 from skerry.client.loop_thread import LoopThread
 from skerry.client.meter import Meter
 from skerry.client.network import open_sync
-from skerry.client.peer import Deed, Words
+from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, LeadProcess
 from skerry.client.serving import Serving
 from skerry.client.session import Fragments
+from skerry.client.standing import Standing
 from skerry.client.telemetry import StepTimes, observe
 from skerry.errors import ConfigError, RunFinished
 from skerry.log.base import Bus
@@ -52,25 +53,6 @@ class PlannedLeaves:
 
     def __init__(self, leaves: tuple[LeafSpec, ...], config: RunConfig) -> None:
         self.plan = plan(leaves, config.sync.fragments, config.sync.shards)
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a learner is, as all of its processes know it after a boundary."""
-
-    done: bool
-    fell_back: bool
-    start: int
-    shard: int
-    cursor: int
-    progress: float
-    versions: tuple[int, ...]
-
-    @classmethod
-    def read(cls, words: Words) -> Standing:
-        """Return what ``DONE`` says."""
-        done, fell_back, start, shard, cursor, progress, versions = words
-        return cls(done, fell_back, start, shard, cursor, progress, tuple(versions))
 
 
 def name_or_host(name: str | None) -> str:
@@ -256,7 +238,7 @@ class JoinedIsland:
                 fresh(*start, "the training loop keeps its own optimizer")
             )
         replayed = island.now.cursor < island.place.seen
-        island.advance(tokens, self._cursor_after(cursor), routed)
+        island.now = island.now.after_step(tokens, self._cursor_after(cursor), routed)
         self._losses.append(loss)
         self._read_losses(known=island.diverged > 0 or island.session.must_wait(island.now))
         train_s = island.meter.clock() - began_s

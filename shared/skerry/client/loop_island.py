@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.batches import Batch, Loader, until_done
 from skerry.client.inner_state import InnerStateSaver, StateKind
-from skerry.client.joined import JoinedIsland, Joining, Standing
+from skerry.client.joined import JoinedIsland, Joining
 from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
+from skerry.client.standing import Standing, StandingView
 from skerry.data.stream import Prefetched
 from skerry.errors import ConfigError, RunMismatch, SkerryError, first_cause
 from skerry.protocol.learner import TrainingProgress
@@ -126,7 +127,7 @@ def not_joined() -> ConfigError:
     return ConfigError(msg)
 
 
-class LoopIsland:
+class LoopIsland(StandingView):
     """One learner of a run, for a ``with`` block around a training loop of one's own.
 
     Where several processes are one learner each has one, and calls what the others call.
@@ -181,47 +182,6 @@ class LoopIsland:
     def config(self) -> RunConfig:
         """The run's config, as the ledger holds it."""
         return (self._follower or self._lead).config
-
-    @property
-    def shard(self) -> int:
-        """The number of this learner's part of the data: no other learner of the run has it."""
-        return self._now.shard
-
-    @property
-    def start(self) -> int:
-        """The cursor, in sequences, at which this learner's data goes on.
-
-        All before it is in the global state.
-        """
-        return self._now.start
-
-    @property
-    def cursor(self) -> int:
-        """How far this learner has used its data, in sequences."""
-        return self._now.cursor
-
-    @property
-    def progress(self) -> float:
-        """How much of the run is done, in [0, 1]: for schedules."""
-        return self._now.progress
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """The adopted version of each fragment."""
-        return self._now.versions
-
-    @property
-    def fell_back(self) -> bool:
-        """True if the last step put the global state in the place of values not finite.
-
-        The optimizer's state is to begin afresh.
-        """
-        return self._now.fell_back
-
-    @property
-    def done(self) -> bool:
-        """True once the run is over; for all processes of a learner after the same step."""
-        return self._now.done
 
     @overload
     def batches(self) -> Iterator[Prefetched]: ...

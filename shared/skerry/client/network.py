@@ -14,7 +14,7 @@ from skerry.algorithm.fragments import Plan
 from skerry.client.connection import LearnerConnection
 from skerry.client.joining import LearnerPlace
 from skerry.client.mailbox import Initial, Mailbox
-from skerry.client.processes import LeadProcess
+from skerry.client.processes import LeadProcess, OtherProcesses
 from skerry.client.receiving import FragmentReceiver
 from skerry.client.sending import ContributionSender
 from skerry.client.session import Fragments, Session
@@ -45,7 +45,7 @@ class Network:
     def __init__(
         self,
         link: LearnerConnection,
-        lead: LeadProcess | None = None,
+        others: OtherProcesses | None = None,
         own: Callable[[int], Sequence[range]] | None = None,
         missing: Sequence[int] = (),
     ) -> None:
@@ -53,10 +53,10 @@ class Network:
         self.link = link
         self._missing = missing
         reader = GlobalReader(link.bus, link.run, link.plan, own, link.config.sync.chunk_bytes)
-        self.receiver = FragmentReceiver(link, reader, lead)
-        if lead is None:  # else the trainer has some blocks of each
+        self.receiver = FragmentReceiver(link, reader, others)
+        if others is None:  # else the trainer has some blocks of each
             self.receiver.unasked.update(missing)
-        self.sender = ContributionSender(link, lead)
+        self.sender = ContributionSender(link, others)
         self.last_pulse: Pulse | None = None
         self._pulse: Pulse | None = None
         self._pulse_ordered = asyncio.Event()
@@ -231,13 +231,13 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     telemetry = LearnerTelemetry(identity)
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     own = getattr(fragments, "own_blocks", None)
-    shared = None if own is None else lead
+    others = None if own is None or lead is None else lead.others
     link = LearnerConnection(
         bus, identity, plan, config, mailbox, telemetry, wall_ns=wall_ns, clock=clock
     )
-    if shared is not None:
-        link.residuals.forgets = shared.forget
-    network = Network(link, shared, own, joined.missing)
+    if others is not None:
+        link.residuals.forgets = others.forget
+    network = Network(link, others, own, joined.missing)
     start = joined.start
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns

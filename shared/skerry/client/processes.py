@@ -68,6 +68,80 @@ class _Asked:
     failed: tuple[str, str] | None = None
 
 
+class OtherProcesses:
+    """All processes of a learner but the first, as that one's network has them do their parts."""
+
+    def __init__(self, count: int, post: Callable[..., None]) -> None:
+        self._count = count
+        self._post = post
+        self._number = 0
+        self._asked: dict[int, _Asked] = {}
+        self._read: dict[int, list[tuple[int, Any]]] = {}
+
+    async def ask(self, deed: Deed, *words: Any) -> list[Any]:
+        """Have each of them do something, and return what each answers.
+
+        Raises one of ERRORS, or BrokerUnavailable, where one of them could not.
+        """
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        asked = _Asked(self._count, loop.create_future(), loop)
+        self._asked[self._number] = asked
+        self._post(deed, self._number, *words)
+        values = await asked.future
+        if asked.failed:
+            kind, why = asked.failed
+            msg = f"Another process of this learner did not do its part: {why}"
+            raise ERRORS.get(kind, BrokerUnavailable)(msg)
+        return values
+
+    async def read(self, fragment: int, version: int) -> int:
+        """Have them read what is theirs of a version; returns the bytes that they read."""
+        return sum(await self.ask(Deed.READ, fragment, version))
+
+    async def send(self, number: int, header: ContributionHeader) -> int:
+        """Have them send what is theirs of a capture; returns the bytes sent."""
+        whose = header.fragment, header.identity, header.base_version
+        return sum(await self.ask(Deed.SEND, number, *whose))
+
+    async def quantise(
+        self, number: int, header: ContributionHeader, squares: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """Have them quantise theirs of a capture; returns the norms of all, by slice."""
+        theirs = await self.ask(Deed.QUANTISE, number, header.fragment, header.identity)
+        return tuple(math.sqrt(sum(each)) for each in zip(squares, *theirs, strict=True))
+
+    def forget(self, fragment: int, identity: int) -> None:
+        """Have them forget what a contribution did not hold, as ``Residuals.unmerged``."""
+        self._post(Deed.FORGET, 0, fragment, identity)
+
+    def hold(self, fragment: int, version: int, vector: Any) -> None:
+        """Note the vector of a version that all have read."""
+        self._read.setdefault(fragment, []).append((version, vector))
+
+    def version_of(self, fragment: int, vector: Any) -> int:
+        """Return the version of a vector that is adopted, and forget it and those before it."""
+        read = self._read.get(fragment, [])
+        version = next(version for version, held in read if held is vector)
+        self._read[fragment] = [(v, held) for v, held in read if v > version]
+        return version
+
+    def take_answer(self, number: int, failed: Any, value: Any) -> None:
+        """Take what one of them has answered, in any thread."""
+        asked = self._asked[number]
+        asked.loop.call_soon_threadsafe(self._answered, number, failed, value)
+
+    def _answered(self, number: int, failed: Any, value: Any) -> None:
+        asked = self._asked[number]
+        asked.left -= 1
+        asked.values.append(value)
+        asked.failed = asked.failed or (tuple(failed) if failed else None)
+        if not asked.left:
+            del self._asked[number]
+            if not asked.future.done():
+                asked.future.set_result(asked.values)
+
+
 class LeadProcess:
     """The first process of a learner, and its connections to the others.
 
@@ -80,10 +154,8 @@ class LeadProcess:
         lost: Callable[[str], None] = end_at_once,
     ) -> None:
         self.on_stop: Callable[[], None] = lambda: None
-        self._asked: dict[int, _Asked] = {}
-        self._count = 0
+        self.others = OtherProcesses(len(connections), self.post)
         self._met = threading.Semaphore(0)
-        self._read: dict[int, list[tuple[int, Any]]] = {}
         self._found = SimpleQueue[set[Point]]()
         self._ready = set[int]()
         self._peers = [
@@ -131,54 +203,6 @@ class LeadProcess:
         self._ready.clear()
         self.post(Deed.SAVE, begins, step, steps)
 
-    async def ask(self, deed: Deed, *words: Any) -> list[Any]:
-        """Have every other process do something, and return what each answers.
-
-        Raises one of ERRORS, or BrokerUnavailable, where one of them could not.
-        """
-        self._count += 1
-        loop = asyncio.get_running_loop()
-        asked = _Asked(len(self._peers), loop.create_future(), loop)
-        self._asked[self._count] = asked
-        self.post(deed, self._count, *words)
-        values = await asked.future
-        if asked.failed:
-            kind, why = asked.failed
-            msg = f"Another process of this learner did not do its part: {why}"
-            raise ERRORS.get(kind, BrokerUnavailable)(msg)
-        return values
-
-    async def also_read(self, fragment: int, version: int) -> int:
-        """Have the others read what is theirs of a version; returns the bytes that they read."""
-        return sum(await self.ask(Deed.READ, fragment, version))
-
-    async def also_send(self, number: int, header: ContributionHeader) -> int:
-        """Have the others send what is theirs of a capture; returns the bytes sent."""
-        whose = header.fragment, header.identity, header.base_version
-        return sum(await self.ask(Deed.SEND, number, *whose))
-
-    async def also_quantise(
-        self, number: int, header: ContributionHeader, squares: tuple[float, ...]
-    ) -> tuple[float, ...]:
-        """Have the others quantise theirs of a capture; returns the norms of all, by slice."""
-        theirs = await self.ask(Deed.QUANTISE, number, header.fragment, header.identity)
-        return tuple(math.sqrt(sum(each)) for each in zip(squares, *theirs, strict=True))
-
-    def forget(self, fragment: int, identity: int) -> None:
-        """Have the others forget what a contribution did not hold, as ``Residuals.unmerged``."""
-        self.post(Deed.FORGET, 0, fragment, identity)
-
-    def hold(self, fragment: int, version: int, vector: Any) -> None:
-        """Note the vector of a version that all have read."""
-        self._read.setdefault(fragment, []).append((version, vector))
-
-    def version_of(self, fragment: int, vector: Any) -> int:
-        """Return the version of a vector that is adopted, and forget it and those before it."""
-        read = self._read.get(fragment, [])
-        version = next(version for version, held in read if held is vector)
-        self._read[fragment] = [(v, held) for v, held in read if v > version]
-        return version
-
     def close(self) -> None:
         """Say to all that this is the end."""
         for peer in self._peers:
@@ -194,19 +218,7 @@ class LeadProcess:
         elif deed is Deed.MEET:
             self._met.release()
         elif deed is Deed.DONE:
-            number, failed, value = words
-            asked = self._asked[number]
-            asked.loop.call_soon_threadsafe(self._answered, number, failed, value)
-
-    def _answered(self, number: int, failed: Any, value: Any) -> None:
-        asked = self._asked[number]
-        asked.left -= 1
-        asked.values.append(value)
-        asked.failed = asked.failed or (tuple(failed) if failed else None)
-        if not asked.left:
-            del self._asked[number]
-            if not asked.future.done():
-                asked.future.set_result(asked.values)
+            self.others.take_answer(*words)
 
 
 class FollowingProcess:

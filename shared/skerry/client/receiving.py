@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from skerry.client import connection
 from skerry.client.connection import LearnerConnection
 from skerry.client.mailbox import Fresh, Gradient, Initial
-from skerry.client.processes import LeadProcess
+from skerry.client.processes import OtherProcesses
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
 from skerry.log import recovery, run_records, state
 from skerry.log.global_fragments import GlobalReader, Meters
@@ -35,14 +35,14 @@ class FragmentReceiver:
 
     ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by
     the manifests, ``recorded`` by the ledger when it was last looked at; ``leaps`` wait to be borne
-    out by it. ``changed`` is to be set when there may be room for another fragment. ``lead`` has a
-    learner's other processes read too. ``unasked`` are fragments whose initial parameters the
+    out by it. ``changed`` is to be set when there may be room for another fragment. ``others``
+    read too. ``unasked`` are fragments whose initial parameters the
     trainer has and was not asked for, ``initial`` those that it gave.
     """
 
     link: LearnerConnection
     reader: GlobalReader
-    lead: LeadProcess | None = None
+    others: OtherProcesses | None = None
     wanted: dict[int, Manifest] = field(default_factory=dict[int, Manifest])
     reading: set[int] = field(default_factory=set[int])
     announced: dict[int, int] = field(default_factory=dict[int, int])
@@ -198,13 +198,13 @@ class FragmentReceiver:
             traffic.decode_s += seconds
 
         reading = self.reader.read(manifest, Meters(count, decoded))
-        if self.lead is None:
+        if self.others is None:
             vector = await reading
         else:
             vector, read = await asyncio.gather(
-                reading, self.lead.also_read(commit.fragment, commit.version)
+                reading, self.others.read(commit.fragment, commit.version)
             )
-            self.lead.hold(commit.fragment, commit.version, vector)
+            self.others.hold(commit.fragment, commit.version, vector)
             traffic.bytes_down += read
         traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
         link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))

@@ -15,7 +15,7 @@ from skerry.client import connection
 from skerry.client.connection import LearnerConnection
 from skerry.client.encode import Stopwatch, encode
 from skerry.client.mailbox import Gone, OutgoingContribution
-from skerry.client.processes import LeadProcess
+from skerry.client.processes import OtherProcesses
 from skerry.errors import BrokerUnavailable, Diverged, ModelError, StorageFull, WireError
 from skerry.log import contributions, state
 from skerry.log.base import Bus, Record
@@ -40,10 +40,10 @@ class ContributionSender:
     ``unsent`` are the contributions that the log does not have yet, by fragment.
     """
 
-    def __init__(self, link: LearnerConnection, lead: LeadProcess | None = None) -> None:
+    def __init__(self, link: LearnerConnection, others: OtherProcesses | None = None) -> None:
         self.unsent: dict[int, OutgoingContribution] = {}
         self._link = link
-        self._lead = lead
+        self._others = others
         self._sender = contributions.Sender(link.bus, link.run, link.plan)
         self._encoding = asyncio.Lock()
         self._orders: asyncio.Queue[OutgoingContribution | MissingCheck] = asyncio.Queue()
@@ -136,9 +136,9 @@ class ContributionSender:
         header, number = encoded.header, int(getattr(outgoing.gradient, "number", 0))
         if encoded.residual is not None:
             link.residuals.keep(fragment, header.identity, encoded.residual)
-        if self._lead is not None and encoded.squares:
+        if self._others is not None and encoded.squares:
             try:
-                norms = await self._lead.also_quantise(number, header, encoded.squares)
+                norms = await self._others.quantise(number, header, encoded.squares)
             except Diverged:
                 link.residuals.unmerged(fragment, header.identity)
                 raise
@@ -147,10 +147,10 @@ class ContributionSender:
         sending = self._sender.send(
             header, chunks, lambda: link.telemetry.begins(fragment, link.wall_ns())
         )
-        if self._lead is None or encoded.shares is None:
+        if self._others is None or encoded.shares is None:
             size = await sending
         else:
-            size = sum(await asyncio.gather(sending, self._lead.also_send(number, header)))
+            size = sum(await asyncio.gather(sending, self._others.send(number, header)))
         spent_s = quantised.seconds + chunks.spent_s
         link.traffic.bytes_up += size
         link.traffic.f32_bytes_up += link.f32_bytes(fragment)

@@ -54,6 +54,19 @@ class TrainingProgress:
     skipped: int = 0
     routed: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
+    def after_step(
+        self, tokens: int, cursor: int, routed: Mapping[str, Any] | None = None
+    ) -> TrainingProgress:
+        """Count a step, on so many tokens, that has been handed to the device."""
+        return replace(
+            self,
+            step=self.step + 1,
+            steps=self.steps + 1,
+            tokens=self.tokens + tokens,
+            cursor=cursor,
+            routed=self.routed if routed is None else routed,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LearnerPolicy:

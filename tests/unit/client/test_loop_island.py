@@ -14,10 +14,10 @@ import structlog
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.inner_file import Origin, Saved, write_file
 from skerry.client.inner_state import StateKind, shapes_in
-from skerry.client.joined import Standing
 from skerry.client.loop_island import Follower, Obey
 from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, LeadProcess
+from skerry.client.standing import Standing
 from skerry.errors import RunMismatch, SkerryError
 from skerry.settings import loading
 from skerry.settings.models import LearnerSettings, LocalSettings, RunConfig, Settings

@@ -89,7 +89,7 @@ def test_orders_come_in_order_and_the_end_is_no_loss() -> None:
 def test_a_request_that_comes_early_waits_and_its_failure_is_told() -> None:
     async def main() -> None:
         with joined() as (lead, follower, _, _lost):
-            reading = asyncio.create_task(lead.also_read(3, 7))
+            reading = asyncio.create_task(lead.others.read(3, 7))
             await asyncio.sleep(0.05)
             gone, failed = Overtaken("gone"), OSError("no")
             answers: list[Any] = [{"value": 100}, {"error": gone}, {"error": failed}]
@@ -101,9 +101,9 @@ def test_a_request_that_comes_early_waits_and_its_failure_is_told() -> None:
             follower.take_requests(take)
             assert await reading == 100
             with pytest.raises(Overtaken):
-                await lead.also_read(3, 7)
+                await lead.others.read(3, 7)
             with pytest.raises(BrokerUnavailable, match="no"):
-                await lead.also_read(3, 7)
+                await lead.others.read(3, 7)
 
     asyncio.run(main())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,8 @@ class Programs:
     """What is compiled for a model and a config on a mesh; trainers may share it.
 
     ``places`` are the shardings of all that a step changes, ``need`` is what each device holds,
-    ``frozen`` are the model's leaves that no step changes.
+    ``frozen`` are the model's leaves that no step changes. ``compiled`` has the step for batches
+    with parts of these names, once a trainer has warmed up.
     """
 
     mesh: Mesh
@@ -56,6 +57,9 @@ class Programs:
     init_moments: Callable[[Params], Any]
     step: StepFunction
     frozen: Frozen
+    compiled: dict[frozenset[str], StepFunction] = field(
+        default_factory=dict[frozenset[str], StepFunction]
+    )
 
     @classmethod
     def of(cls, model: Model, config: RunConfig, mesh: Mesh | None = None) -> Programs:
@@ -158,7 +162,6 @@ class Trainer:
         self.fragments = JaxFragments(plan, config.sync, params)
         self.moments = meshes.in_turn(self._programs.init_moments(params))
         self.routed: Mapping[str, jax.Array] = {}
-        self._compiled: dict[frozenset[str], StepFunction] = {}
         self.fragment_port: JaxFragments | SharedFragments = self.fragments
         if jax.process_count() > 1:
             self.fragment_port = SharedFragments(self.fragments, plan, config.sync, lead)
@@ -194,7 +197,7 @@ class Trainer:
             step = thread.submit(lowered.compile)
             while wait([step], TICK_S).not_done:
                 tick()
-        self._compiled[frozenset(blank)] = step.result()
+        self._programs.compiled[frozenset(blank)] = step.result()
         if self._lead is not None:
             self._lead.meet(tick)
         tick()
@@ -206,10 +209,10 @@ class Trainer:
         """
         self._say(Deed.STEP, float(done), float(share))
         factors = np.float32(done), np.float32(share)
-        step = self._compiled.get(frozenset(batch), self._programs.step)
+        step = self._programs.compiled.get(frozenset(batch), self._programs.step)
         frozen = self._programs.frozen
         made = step(self.state, self.place(batch), *factors, frozen)
-        self.state, result = meshes.in_turn(made)
+        (self.fragments.params, self.moments), result = meshes.in_turn(made)
         if result.expert_tokens:
             before = self.routed or meshes.in_turn(_zeros_of(result))
             self.routed = meshes.in_turn(_added(before, result.expert_tokens))
