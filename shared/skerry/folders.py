@@ -7,6 +7,7 @@ path: they are read below what this process's own settings name, and nowhere els
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,6 +44,13 @@ def is_allowed(name: str) -> bool:
     except (OSError, ValueError):  # too long a name, or no pattern
         return False
     return all(any(path.resolve().is_relative_to(root) for root in roots) for path in paths)
+
+
+def from_here(name: str) -> str:
+    """Return a path or pattern so that it means the same from any folder; others as they are."""
+    if not name or "://" in name or name.startswith("~"):
+        return name
+    return os.path.abspath(name)  # noqa: PTH100 - it may be a pattern, and its links stay links
 
 
 def matching(name: str) -> list[Path]:

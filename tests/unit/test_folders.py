@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 
 from skerry import folders
+from skerry.cli.cluster.cluster import ServedBroker, prepared
+from skerry.cli.cluster.folder import RunFolder
+from skerry.cli.cluster.processes import ProcessTable
+from skerry.cli.up import ignored
+from skerry.data.files import find_files
 from skerry.errors import ConfigError
 from skerry.log.memory import MemoryBus
 from skerry.settings.loading import load, with_own_data
@@ -82,8 +87,34 @@ async def test_no_service_reads_what_a_runs_creator_names(bus: MemoryBus) -> Non
         Evaluator.of(bus, scripted.record, "e")
 
 
+async def test_an_evaluator_reads_the_text_that_its_own_settings_name(
+    bus: MemoryBus, root: Path
+) -> None:
+    scripted = await ScriptedRun.begin(bus, config=naming("/etc/passwd"))
+    given = load(None, ["data.source=text", f'data.paths=["{root}/books"]']).run
+    assert Evaluator.of(bus, scripted.record, "e", given=given).config.data == given.data
+    assert ignored(scripted.record, naming("/etc/passwd"), given)[1:] == [], "both read their own"
+
+
 def test_a_tokenizer_is_text_of_this_machine_too(root: Path) -> None:
     table = {"source": "text", "paths": ["books"], "tokenizer_folder": "/home/me"}
     load(None, [f"allow_data={root.parent}/books"])
-    with pytest.raises(ConfigError, match=r"data\.tokenizer_folder is /home/me"):
+    with pytest.raises(ConfigError, match=r"tokenizer_folder is /home/me.* with data\.tokenizer_f"):
         with_own_data(RunConfig.model_validate({"data": table}), RunConfig())
+
+
+def test_a_relative_path_that_up_was_given_is_found_from_any_folder(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    paths = '["books", "b*/*.txt", "~/x", "s3://mine/text"]'
+    given = load(None, ["data.source=text", f"data.paths={paths}", "data.tokenizer_folder=books"])
+    folder = RunFolder("run", root.parent)
+    folder.path.mkdir(parents=True)
+    broker = ServedBroker(given.local.nats, ProcessTable(folder.processes))
+    data = prepared(given, broker, folder).run.data
+    assert load(folder.settings, environ={}).run.data == data
+    monkeypatch.chdir("/")
+    assert find_files(data.paths[:2], (".txt",)) == [root / "books" / "a.txt"] * 2
+    assert data.paths[2:] == ("~/x", "s3://mine/text")
+    assert data.tokenizer_folder == str(root / "books")

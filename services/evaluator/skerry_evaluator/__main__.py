@@ -44,13 +44,14 @@ def run(
     holder = name or f"evaluator-{socket.gethostname().partition('.')[0]}"
     with exit_on_error():
         checked_token(run, "run")
-        local = settings_from(nats, config, set_, service="evaluator").local
+        given = settings_from(nats, config, set_, service="evaluator")
+        local = given.local
         bus = bus_from(local.nats, holder, on_event=broker_event)
     yield_to_others(service.NICENESS)
     # On an accelerator it would take memory that the learner there counts on.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     run_service(
-        service.evaluator(bus, run, holder, local.shutdown_s, local.store),
+        service.evaluator(bus, run, holder, given),
         telemetry(local, "evaluator", run, holder),
         local.alive_file,
     )

@@ -27,9 +27,8 @@ from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
-from skerry.settings.checks import refuse_data
-from skerry.settings.loading import run_config_from_json
-from skerry.settings.models import RunConfig, StoreSettings
+from skerry.settings.loading import run_config_from_json, with_own_data
+from skerry.settings.models import RunConfig, Settings, StoreSettings
 from skerry.store.checkpoint import step_of, tokens_of
 from skerry.store.finding import FROM_ENVIRONMENT
 from skerry.tasks import in_thread
@@ -71,15 +70,21 @@ class Evaluator:
 
     @classmethod
     def of(
-        cls, bus: Bus, record: RunRecord, name: str, access: StoreSettings = FROM_ENVIRONMENT
+        cls,
+        bus: Bus,
+        record: RunRecord,
+        name: str,
+        access: StoreSettings = FROM_ENVIRONMENT,
+        given: RunConfig | None = None,
     ) -> Evaluator:
         """Return the evaluator of a run; RunMismatch if its plan differs from ours.
 
-        ``access`` says where a moving average is kept, if the run wants one. ModelError if no
+        ``access`` says where a moving average is kept, if the run wants one; text that ``given``
+        names is read instead of the run's. ModelError if no
         config says what its model computes, ConfigError for text that this machine does not offer.
         """
         plan, config = plan_of(record), run_config_from_json(record.config_json)
-        refuse_data(config.data)
+        config = with_own_data(config, given or RunConfig())
         if not config.model.factory:
             arch_of(config.model)
         made = cls(bus, record, name, config, plan, GlobalReader(bus, record.run, plan))
@@ -254,18 +259,17 @@ async def _losses(losses: Iterator[tuple[float, float]]) -> list[tuple[float, fl
     return found
 
 
-async def evaluator(
-    bus: Bus, run: str, name: str, shutdown_s: float, access: StoreSettings = FROM_ENVIRONMENT
-) -> None:
+async def evaluator(bus: Bus, run: str, name: str, given: Settings) -> None:
     """Serve one run until it is finished, across broker restarts and full broker disks."""
     current: Evaluator | None = None
+    local = given.local
 
     async def session() -> None:
         nonlocal current
         record = await ledger.wait_run(bus, run)
         if current is None or current.record.created_ns != record.created_ns:
-            current = await in_thread(Evaluator.of, bus, record, name, access)
+            current = await in_thread(Evaluator.of, bus, record, name, local.store, given.run)
         await current.run()
 
     async with bus:
-        await serve({"evaluator": lambda: outlast(session)}, shutdown_s=shutdown_s)
+        await serve({"evaluator": lambda: outlast(session)}, shutdown_s=local.shutdown_s)

@@ -131,7 +131,6 @@ async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
     elif remark := remark_on_rate(config):
         on.say(remark)
     refuse_code(config)
-    loading.with_own_data(config, cluster.settings.run)  # refuses what learners would refuse
     chaos = config.chaos.allow
     learners, clocks = team.learners or config.sync.learners, chaos and config.chaos.clocks
     shards = config.sync.shards
@@ -252,7 +251,11 @@ async def say_page(folder: RunFolder, say: Callable[[str], None], *, chaos: bool
 
 
 def ignored(record: RunRecord, config: RunConfig, wanted: RunConfig) -> list[str]:
-    """Return what to say about a run that the log holds already: its own config counts."""
+    """Return what to say about a run that the log holds already: its own config counts.
+
+    Raises ConfigError where it names text that this machine does not offer, and ``wanted`` none.
+    """
+    config = loading.with_own_data(config, wanted)
     given = loading.differences(wanted, RunConfig())
     paths = [path for path in loading.differences(config, wanted) if path in given]
     sentences = [f"Going on with run {record.run} as the log has it."]

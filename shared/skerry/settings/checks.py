@@ -65,15 +65,16 @@ def refuse_data(data: DataConfig, by: str = "data.paths") -> None:
 
     ``by`` is how a person names their own instead.
     """
-    for setting, names in (
-        ("paths", data.paths),
-        ("tokenizer_folder", (data.tokenizer_folder,)),
+    words_by = "--tokenizer" if by == "--text" else "data.tokenizer_folder"
+    for setting, names, what, option in (
+        ("paths", data.paths, "text", by),
+        ("tokenizer_folder", (data.tokenizer_folder,), "tokenizer", words_by),
     ):
         for name in filter(None, names):
             if not folders.is_allowed(name):
                 msg = (
                     f"The run's data.{setting} is {name}, which this machine does not offer: name"
-                    f" your own text with {by}, or if you trust the run, add"
+                    f" your own {what} with {option}, or if you trust the run, add"
                     f" --set allow_data={name}."
                 )
                 raise ConfigError(msg, path=f"data.{setting}")

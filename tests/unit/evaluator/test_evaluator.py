@@ -29,6 +29,7 @@ from skerry.log.global_fragments import GlobalReader
 from skerry.models.base import Aux
 from skerry.protocol.messages import Evaluation
 from skerry.service import shell
+from skerry.settings.models import LocalSettings, Settings
 from skerry.store.local import LocalStore
 from skerry_evaluator import service
 from skerry_evaluator.checkpoints import evaluate, restore
@@ -37,6 +38,7 @@ from tests.support.builders import evaluation
 from tests.unit.evaluator.committed import CommittedRun
 
 DEADLINE_S = 60.0
+BRISK = Settings(local=LocalSettings(shutdown_s=1.0))
 
 
 async def test_a_new_state_is_evaluated_once(run: CommittedRun) -> None:
@@ -222,7 +224,7 @@ async def test_a_broker_that_is_away_ends_a_session_and_not_the_evaluator(
     await run.commit(0)
     await ledger.finish_run(run.bus, run.record)
     with capture_logs() as logs:
-        await asyncio.wait_for(service.evaluator(run.bus, "run", "e", shutdown_s=1.0), DEADLINE_S)
+        await asyncio.wait_for(service.evaluator(run.bus, "run", "e", BRISK), DEADLINE_S)
     assert "session_restarts" in {line["event"] for line in logs}
     assert [said.versions for said in await run.noted()] == [(1, 1)]
 
@@ -243,7 +245,7 @@ async def test_a_text_that_this_machine_lacks_is_named(run: CommittedRun) -> Non
     (text,) = run.work.config.data.paths
     await asyncio.to_thread(os.remove, text)
     with pytest.raises(BaseExceptionGroup) as caught:
-        await service.evaluator(run.bus, "run", "e", shutdown_s=1.0)
+        await service.evaluator(run.bus, "run", "e", BRISK)
     cause = first_cause(caught.value)
     assert isinstance(cause, CorpusError)
     assert str(cause) == f"There is no {text}: correct data.paths."

@@ -27,6 +27,7 @@ from skerry.cli.cluster.supervisor import (
 )
 from skerry.cli.programs import SERVICES, argv, computing, require
 from skerry.errors import SkerryError
+from skerry.folders import from_here
 from skerry.protocol.roles import Grant, Role
 from skerry.service.clusters import reached
 from skerry.service.private import write_private
@@ -212,7 +213,10 @@ def note(table: ProcessTable, kind: str, event: ProcessEvent) -> None:
 
 
 def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Settings:
-    """Write the settings that the services start with, the broker's addresses among them."""
+    """Write the settings that the services start with, the broker's addresses among them.
+
+    The run's record gets its text by whole paths: its checkpoints are judged from any folder.
+    """
     for service in INSTALLED:
         require(service)
     local = settings.local
@@ -224,7 +228,13 @@ def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Set
         "telemetry": local.telemetry.model_copy(update={"jsonl": rows}),
         "metrics": local.metrics.model_copy(update={"broker": monitoring}),
     }
-    full = settings.model_copy(update={"local": local.model_copy(update=changed)})
+    text = settings.run.data
+    found = {
+        "paths": tuple(map(from_here, text.paths)),
+        "tokenizer_folder": from_here(text.tokenizer_folder),
+    }
+    run = settings.run.model_copy(update={"data": text.model_copy(update=found)})
+    full = settings.model_copy(update={"run": run, "local": local.model_copy(update=changed)})
     write_private(folder.settings, to_toml(full))
     return full
 
