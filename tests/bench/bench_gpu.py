@@ -19,6 +19,7 @@ from pathlib import Path
 from bench_learner import Sizes, measure
 from harness import Goal, parser, write
 
+from skerry.models.machine import peak_flops
 from skerry.models.presets import arch_of
 from skerry.models.tensors import flops_per_token
 from skerry.settings.models import ModelConfig
@@ -36,8 +37,6 @@ ON_GPU = (
     Sizes("3b", batch=4, seq_len=2048, turns=1, steps=12),
 )
 ON_CPU = (Sizes("nano", batch=2, seq_len=32, turns=1, steps=6),)
-PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "B200": 2250.0, "A100": 312.0, "L40S": 362.0}
-"""Dense bf16 by the name of the device."""
 MFU_GOALS = {"0.3b": 0.35, "1b": 0.45, "3b": 0.50}
 
 
@@ -57,11 +56,6 @@ class Speed:
     tokens_s_torch: float | None
 
 
-def peak(device: str) -> float | None:
-    """Return the FLOP/s that a device has by its name; None if the table lacks it."""
-    return next((1e12 * flops for name, flops in PEAK_TFLOPS.items() if name in device), None)
-
-
 def speed(sizes: Sizes, device: str) -> Speed:
     """Measure one size."""
     theirs = torch_speed(sizes)
@@ -71,7 +65,7 @@ def speed(sizes: Sizes, device: str) -> Speed:
     each = flops_per_token(
         arch_of(ModelConfig.model_validate({"preset": sizes.preset})), sizes.seq_len
     )
-    most = peak(device)
+    most = peak_flops(device)
     share = [None if most is None else rate * each / most for rate in (plain, ours)]
     return Speed(sizes.preset, plain, ours, ours * each / 1e12, share[0], share[1], theirs)
 

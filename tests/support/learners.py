@@ -30,6 +30,7 @@ from skerry.client.network import Network, open_sync
 from skerry.log import contributions, ledger, run_records, state
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
+from skerry.models.machine import Machine
 from skerry.protocol.codec import pack, packed_bound
 from skerry.protocol.messages import (
     ContributionHeader,
@@ -202,7 +203,9 @@ class FakeLearner:
         """Take a place in the run and train for ever."""
         record = await ledger.read_run(self.bus, self.run)
         config = self._config(record)
-        place = await take_place(self.bus, record, self.plan, self.name, "test", self.wall_ns)
+        place = await take_place(
+            self.bus, record, self.plan, self.name, Machine("test"), self.wall_ns
+        )
         sync, incarnation = config.sync, place.learner.incarnation
         parameters = RandomWalk(
             self.plan, (self.name, incarnation), sync.adoption, np.float32(sync.blend_alpha)

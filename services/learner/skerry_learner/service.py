@@ -34,7 +34,7 @@ from skerry.client.weights import FolderWeights
 from skerry.data.stream import Mixture, Prefetch, Stream, stream_of
 from skerry.log.base import Bus
 from skerry.models.axes import AUTO
-from skerry.models.mesh import make_mesh
+from skerry.models.mesh import machine_of, make_mesh
 from skerry.protocol.messages import LearnerPhase, RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings import loading
@@ -73,7 +73,7 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
             return
         model, folder = work.config.model, given.model.path
         place = await take_place(
-            *(bus, record, work.plan, name, socket.gethostname()),
+            *(bus, record, work.plan, name, machine_of(mesh, socket.gethostname())),
             data=work.corpus.digest,
             able=offers(model, folder),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from skerry.client.loop_thread import LoopThread
 from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.models.base import Params, leaf_specs
-from skerry.models.mesh import in_turn
+from skerry.models.mesh import in_turn, machine_of_arrays
 from skerry.models.names import unit_of
 from skerry.service.entry import bus_from
 from skerry.settings.models import RunConfig, Settings
@@ -51,7 +52,8 @@ class JaxIsland(LoopIsland):
             follower = Follower(process, settings, leaves, partial(self._follow, process))
         else:
             lead = process
-        joining = Joining(settings, run, name_or_host(name), leaves, self._hold, lead=lead)
+        on = machine_of_arrays(params, socket.gethostname())
+        joining = Joining(settings, run, name_or_host(name), leaves, self._hold, on, lead=lead)
         super().__init__(joining, process, follower)
 
     @property

@@ -37,6 +37,7 @@ from skerry.client.standing import Standing
 from skerry.client.telemetry import StepTimes, observe
 from skerry.errors import ConfigError, RunFinished
 from skerry.log.base import Bus
+from skerry.models.machine import Machine
 from skerry.protocol.messages import InnerState, LearnerPhase, RunState
 from skerry.protocol.subjects import checked_token
 from skerry.service.entry import bus_from
@@ -65,8 +66,9 @@ class Joining:
     """How a training loop, or its first process, becomes a learner of a run.
 
     ``leaves`` are its tensors, perhaps of the model that a config.json has ``described``;
-    ``fragments`` makes what holds them, once the run's plan and config are known; ``lead`` speaks
-    to its other processes. ConfigError for a run or a name that is none.
+    ``fragments`` makes what holds them, once the run's plan and config are known; ``machine`` is
+    what it computes on; ``lead`` speaks to its other processes. ConfigError for a run or a name
+    that is none.
     """
 
     settings: Settings
@@ -74,6 +76,7 @@ class Joining:
     name: str
     leaves: tuple[LeafSpec, ...]
     fragments: Callable[[Plan, RunConfig], Fragments]
+    machine: Machine
     described: str = ""
     lead: LeadProcess | None = None
 
@@ -111,8 +114,8 @@ class Joining:
             )
             raise RunFinished(msg)
         lead, origin = self.lead, origin_of(record, self.name)
-        able, host = offers(config.model, given.model.path), socket.gethostname()
-        place = thread.result(take_place(bus, record, cut.plan, self.name, host, able=able))
+        able = offers(config.model, given.model.path)
+        place = thread.result(take_place(bus, record, cut.plan, self.name, self.machine, able=able))
         if lead is not None:
             origin = replace(origin, processes=lead.processes)
             about = place.learner.incarnation, place.member.shard, loading.to_json(config)

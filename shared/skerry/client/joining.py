@@ -23,6 +23,7 @@ from skerry.log import ledger, place, run_records, state
 from skerry.log.base import Bus
 from skerry.log.recovery import find_run
 from skerry.log.streams import check_payload, specs
+from skerry.models.machine import Machine
 from skerry.models.presets import written_out
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
@@ -225,7 +226,7 @@ async def take_place(
     record: RunRecord,
     cut: Plan,
     name: str,
-    host: str,
+    machine: Machine,
     wall_ns: Callable[[], int] = time.time_ns,
     *,
     data: str = "",
@@ -238,8 +239,17 @@ async def take_place(
     """
     run = record.run
     last = await run_records.newest(bus, run, Pulse, Subjects(run).pulse(name))
-    member = await place.take_place(bus, run, cut, name, host=host, now_ns=wall_ns(), offers=able)
-    member = replace(member, data=data)
+    member = await place.take_place(
+        bus, run, cut, name, host=machine.host, now_ns=wall_ns(), offers=able
+    )
+    config = loading.run_config_from_json(record.config_json, record.skerry_version)
+    member = replace(
+        member,
+        data=data,
+        mesh=machine.mesh,
+        device=machine.device,
+        peak_tokens_per_s=machine.peak_tokens_per_s(config),
+    )
     manifests = await state.read_manifests(bus, run, cut)
     missing = tuple(f.index for f in cut.fragments if f.index not in manifests)
     if missing and not able:

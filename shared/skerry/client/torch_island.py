@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, leaves_of
 from skerry.client.torch_ranks import FollowerFragments, LeadFragments, met
+from skerry.models.machine import Machine
 from skerry.settings.models import RunConfig, Settings
 
 
@@ -69,8 +71,8 @@ class TorchIsland(LoopIsland):
             follower = Follower(process, settings, leaves, partial(self._follow, process.number))
         else:
             lead = process
-        about = described(model)
-        joining = Joining(settings, run, name_or_host(name), leaves, self._hold, about, lead)
+        about, on = described(model), machine_of(model, 1 if lead is None else lead.processes)
+        joining = Joining(settings, run, name_or_host(name), leaves, self._hold, on, about, lead)
         super().__init__(joining, process, follower)
 
     def __enter__(self) -> Self:
@@ -120,6 +122,13 @@ class TorchIsland(LoopIsland):
     def _follow(self, rank: int, _: Assignment, plan: Plan, config: RunConfig) -> Obey:
         held = TorchFragments(plan, config.sync, self._model, rank=rank)
         return FollowerFragments(held, plan).do
+
+
+def machine_of(model: torch.nn.Module, processes: int) -> Machine:
+    """Return what a module's loop computes on: a device for each of its processes."""
+    at = next(model.parameters()).device
+    name = torch.cuda.get_device_name(at) if at.type == "cuda" else at.type
+    return Machine(socket.gethostname(), f"processes={processes}" if processes > 1 else "", name)
 
 
 def described(model: Any) -> str:

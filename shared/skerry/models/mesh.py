@@ -17,6 +17,7 @@ from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, AXES, BY_ROWS, SETTING, MeshSizes, sizes_of, splits
 from skerry.models.base import Frozen, path_name
+from skerry.models.machine import Machine
 from skerry.models.memory import MemoryNeed
 
 T = TypeVar("T")
@@ -33,6 +34,22 @@ def make_mesh(setting: str = AUTO, devices: Sequence[Any] | None = None) -> Mesh
 def sizes_on(mesh: Mesh) -> MeshSizes:
     """Return the devices along each axis of a mesh."""
     return MeshSizes(**mesh.shape)
+
+
+def machine_of(mesh: Mesh, host: str) -> Machine:
+    """Return what a mesh's learner says that it computes on."""
+    axes = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
+    return Machine(host, axes, mesh.devices.flat[0].device_kind)
+
+
+def machine_of_arrays(arrays: Any, host: str) -> Machine:
+    """Return what a training loop computes on, by where the first of its arrays lies."""
+    where = getattr(jax.tree.leaves(arrays)[0], "sharding", None)
+    if isinstance(where, NamedSharding) and isinstance(where.mesh, Mesh):
+        return machine_of(where.mesh, host)
+    devices = jax.devices()[:1] if where is None else [*where.device_set]
+    mesh = f"devices={len(devices)}" if len(devices) > 1 else ""
+    return Machine(host, mesh, devices[0].device_kind)
 
 
 def in_turn(made: T) -> T:

@@ -12,6 +12,7 @@ from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ModelError
 from skerry.models.arch import MOST_PARAMETERS, Arch, Layer
 from skerry.models.names import averaged, unit_of
+from skerry.settings.models import ModelConfig
 
 TABLE_STD = 0.02
 HEAD_SCORE = 0.5
@@ -78,6 +79,11 @@ def flops_per_token(arch: Arch, seq_len: int) -> float:
     """
     scores = sum(6 * arch.heads * layer.head_dim * seq_len for layer in arch.layers)
     return 6.0 * active_parameters(arch) + scores
+
+
+def token_flops(config: ModelConfig, arch: Arch, seq_len: int) -> float:
+    """Return the same for the model that a config trains: frozen weights have no gradient."""
+    return flops_per_token(arch, seq_len) * (4 / 6 if config.lora_rank else 1)
 
 
 def _tensors(arch: Arch) -> Iterator[tuple[str, Tensor]]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from skerry.protocol.messages import Evaluation, QuarantineReason
     from skerry.status.view import LearnerView, RunView
 
+MOST_CLAIM = 64
+"""Characters of a digest, mesh or device that a learner claims."""
 STILL = 5.0
 """Steps that stay away for so many of their usual intervals stand still."""
 
@@ -66,6 +68,11 @@ class LearnerRow:
     region: str = ""
     cached_bytes: int = 0
     """How much of ``bytes_down`` came out of the cache of its region."""
+    mesh: str = ""
+    device: str = ""
+    """What it computes on, as ``models.machine.Machine`` has it."""
+    mfu: float | None = None
+    """Model FLOPs utilisation: its tokens a second over those of its devices' dense bf16 peak."""
 
     @property
     def at_work(self) -> bool:
@@ -209,6 +216,9 @@ def _learner_row(
         until_s = min(until_s, view.last_commit_s)
     seconds = split(learner.spent, allocated_s(learner.joined_s, until_s, learner.ended_s))
     time = ratios([seconds])
+    speed = 0.0 if state is Liveness.GONE else _speed(learner, now_s)
+    member = learner.member
+    peak = 0.0 if member is None else member.peak_tokens_per_s
     ready_s = 0.0 if pulse is None else pulse.alive_s - pulse.compile_s - pulse.recover_s
     row = LearnerRow(
         name=learner.name,
@@ -220,7 +230,7 @@ def _learner_row(
         tokens=max(sums["tokens"], view.accepted.get(learner.name, 0)),
         loss=None if pulse is None or not pulse.steps else finite(pulse.loss),
         step_time_s=0.0 if pulse is None else pulse.step_time_s,
-        tokens_per_s=0.0 if state is Liveness.GONE else _speed(learner, now_s),
+        tokens_per_s=speed,
         goodput=time[TRAIN],
         bytes_up=sums["bytes_up"],
         bytes_down=sums["bytes_down"],
@@ -237,7 +247,10 @@ def _learner_row(
         waited_s=pulse.recover_s if pulse and phase is LearnerPhase.CATCHING_UP else 0.0,
         worked_s=max(0.0, finite(ready_s) or 0.0),
         joined_s_ago=None if learner.first_s is None else max(0.0, now_s - learner.first_s),
-        data=learner.data,
+        data="" if member is None else member.data[:MOST_CLAIM],
+        mesh="" if member is None else member.mesh[:MOST_CLAIM],
+        device="" if member is None else member.device[:MOST_CLAIM],
+        mfu=finite(speed / peak) if speed and peak else None,
         digest_mismatches=0 if pulse is None else pulse.digest_mismatches,
         quarantine=view.quarantined.get(learner.name),
     )

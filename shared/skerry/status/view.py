@@ -41,8 +41,6 @@ Message = Pulse | Commit | MemberRecord | CheckpointRecord | Evaluation | RunRec
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
 MOST_EVALUATIONS = 512
 """Above this many a view keeps every second one: old ones thin out, the curve keeps its shape."""
-MOST_DIGEST = 64
-"""Characters of a digest that a learner claims."""
 MOST_QUARANTINED = 1000
 """Names come from the log."""
 RECENT_EVALUATIONS = 32
@@ -75,7 +73,7 @@ class LearnerView:
     ``joined_s`` is when the time allocated to it began: its first start of which the view knows
     what became of it. ``ended_s`` is when it had finished or stopped, ``closed_s`` when it lost its
     connection without a pulse since. ``first_s`` is when the log had the first start of that name,
-    None before it was read. ``data`` is the digest of what it reads.
+    None before it was read. ``member`` is the newest record of its start.
     ``earlier`` are the SUMMED of earlier incarnations, ``earlier_spent``
     their time.
     """
@@ -91,7 +89,7 @@ class LearnerView:
     progress: liveness.StepProgress | None = None
     ended_s: float | None = None
     closed_s: float | None = None
-    data: str = ""
+    member: MemberRecord | None = None
 
     @property
     def counts(self) -> Counter[str]:
@@ -226,7 +224,8 @@ class RunView:
         if held is None or member.incarnation > held.incarnation:
             since_s = min(at_s, member.joined_ns / 1e9)
             held = self._start(member.learner, member.incarnation, since_s)
-        held.data = member.data[:MOST_DIGEST] or held.data
+        if member.incarnation == held.incarnation:
+            held.member = member
         held.first_s = at_s if held.first_s is None else min(at_s, held.first_s)
 
     def _start(self, name: str, incarnation: int, since_s: float) -> LearnerView:

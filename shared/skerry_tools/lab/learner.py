@@ -27,6 +27,7 @@ from skerry.data.corpus import targets_in
 from skerry.data.stream import Mixture, Prefetched, Stream, check_tokens, stream_of
 from skerry.log.base import Bus
 from skerry.models.base import path_name
+from skerry.models.machine import Machine
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, RunRecord
 from skerry.tasks import TaskGroup
@@ -136,7 +137,9 @@ async def live(
 ) -> None:
     """Be one incarnation on an island: join, train, and leave when the run is finished."""
     bus, work, config = ground.connect(), ground.work, ground.work.config
-    place = await take_place(bus, ground.record, work.plan, island.name, "lab", ground.wall_ns)
+    place = await take_place(
+        bus, ground.record, work.plan, island.name, Machine("lab"), ground.wall_ns
+    )
     incarnation, now = place.learner.incarnation, place.start
     trainer, news = Trainer(work.model, config, work.plan, ground.programs), asyncio.Event()
     session, network = open_sync(

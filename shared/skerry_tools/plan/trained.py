@@ -7,7 +7,7 @@ from skerry.algorithm.presets import state_vectors
 from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, MeshSizes, check_batch, sizes_of
 from skerry.models.presets import arch_of
-from skerry.models.tensors import active_parameters, flops_per_token, leaf_specs_of
+from skerry.models.tensors import active_parameters, leaf_specs_of, token_flops
 from skerry_tools.plan.memory import known_of
 from skerry_tools.plan.question import Question, refuse
 from skerry_tools.plan.tables import MOST, SiteTable
@@ -56,14 +56,14 @@ def trained(asked: Question) -> tuple[SyncLoad, ModelSize]:
         text = "is missing: a plan does not build a model of your own; give --params 12e9."
         refuse("plan.parameters", text)
     arch = arch_of(config)
-    leaves, flops = leaf_specs_of(arch), flops_per_token(arch, asked.run.data.seq_len)
+    leaves, flops = leaf_specs_of(arch), token_flops(config, arch, asked.run.data.seq_len)
     parameters, frozen = sum(leaf.size for leaf in leaves), 0
     if config.lora_rank:
         from skerry.models.adapters import adapters_of  # imports numpy
 
         adapters = adapters_of(arch, config.lora_rank, config.lora_targets)
         leaves = tuple(LeafSpec(name, tensor.shape) for name, tensor in adapters.items())
-        frozen, flops = parameters, flops * 4 / 6
+        frozen = parameters
         parameters += sum(leaf.size for leaf in leaves)
     active = active_parameters(arch)
     model = ModelSize(parameters, active, flops, len(arch.layers), frozen, arch)

@@ -26,6 +26,7 @@ from skerry.log import ledger, recovery, run_records
 from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import check_payload, specs
+from skerry.models.machine import Machine
 from skerry.protocol.messages import InnerState
 from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
@@ -116,7 +117,9 @@ async def test_each_name_has_its_own_shard_and_each_start_its_own_incarnation(
     bus: MemoryBus, config: RunConfig
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
-    places = [await take_place(bus, record, work.plan, name, "host") for name in ("a", "b", "a")]
+    places = [
+        await take_place(bus, record, work.plan, name, Machine("host")) for name in ("a", "b", "a")
+    ]
     assert [p.member.shard for p in places] == [0, 1, 0]
     assert [p.learner.incarnation for p in places] == [1, 1, 2]
     assert places[0].missing == (0, 1)
@@ -127,7 +130,7 @@ async def test_what_each_start_reads_is_in_the_ledger_and_a_change_is_noted(
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
     for data in (work.corpus.digest, work.corpus.digest, "another"):
-        place = await take_place(bus, record, work.plan, "a", "host", data=data)
+        place = await take_place(bus, record, work.plan, "a", Machine("host"), data=data)
         await joining.settle(bus, place.member, fresh(place.learner.incarnation, 0, "new"))
         report = await verify(bus, "run")
         assert [row.data for row in report.learners] == [data]
@@ -140,10 +143,10 @@ async def test_how_far_an_earlier_incarnation_had_read_is_known_from_its_last_pu
     bus: MemoryBus, config: RunConfig
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
-    first = await take_place(bus, record, work.plan, "a", "host")
+    first = await take_place(bus, record, work.plan, "a", Machine("host"))
     said = pulse(step=6, tokens=96, cursor=48)
     await run_records.publish(bus, said)
-    second = await take_place(bus, record, work.plan, "a", "host")
+    second = await take_place(bus, record, work.plan, "a", Machine("host"))
     assert (first.seen, second.seen, second.start.cursor) == (0, 48, 0)
 
 
@@ -151,7 +154,7 @@ async def test_settling_in_waits_for_a_broker_that_is_away(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, work = await find_or_create(bus, "run", config)
-    place = await take_place(bus, record, work.plan, "a", "host")
+    place = await take_place(bus, record, work.plan, "a", Machine("host"))
     failures = [BrokerUnavailable("away"), StorageFull("full")]
     settle_in = places.settle_in
 

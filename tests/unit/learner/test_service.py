@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from skerry.client.inner_file import origin_of, read_file
@@ -21,7 +22,8 @@ from skerry.client.sending import ContributionSender
 from skerry.errors import StateLost, first_cause
 from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.protocol.messages import Commit, LearnerPhase, Pulse, RunRecord, RunState
+from skerry.models.machine import Machine
+from skerry.protocol.messages import Commit, LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
@@ -39,6 +41,7 @@ class Life:
     record: RunRecord
     pulse: Pulse
     commits: Mapping[int, Commit]
+    member: MemberRecord
 
 
 async def whole_life(config: RunConfig, earlier: Pulse | None = None, **options: Any) -> Life:
@@ -53,7 +56,8 @@ async def whole_life(config: RunConfig, earlier: Pulse | None = None, **options:
             await _live(broker, config, **options)
         record = await ledger.read_run(watching, "run")
         pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
-        return Life(record, pulse, await ledger.last_commits(watching, "run"))
+        (member,) = await run_records.newest_each(watching, "run", MemberRecord)
+        return Life(record, pulse, await ledger.last_commits(watching, "run"), member)
 
 
 async def _live(broker: MemoryBroker, config: RunConfig, **options: Any) -> None:
@@ -69,6 +73,7 @@ async def test_a_learner_lives_to_the_end_of_its_run(config: RunConfig) -> None:
     said = life.pulse
     assert (said.phase, said.step, said.steps) == (LearnerPhase.FINISHED, 40, 40)
     assert (said.tokens, said.cursor) == (40 * 32, 80)
+    assert life.member.device == jax.devices()[0].device_kind
     for commit in life.commits.values():
         assert commit.final
         (row,) = commit.progress
@@ -185,7 +190,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
         pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
         record, work = await find_or_create(watching, "run", endless)
         settled = (await ledger.members(watching, "run"))["a"]
-        place = await take_place(watching, record, work.plan, "a", "host")
+        place = await take_place(watching, record, work.plan, "a", Machine("host"))
         conducting.cancel()
         await asyncio.gather(conducting, return_exceptions=True)
     assert pulse.phase is LearnerPhase.STOPPED

@@ -91,9 +91,11 @@ from skerry.settings.models import ModelConfig, TrainConfig
 model = build_model(ModelConfig(layers=2, d_model=64, heads=4, kv_heads=2, d_ff=128), TrainConfig())
 specs = specs_of(model)
 on = mesh.make_mesh("data=2,fsdp=4")
+assert mesh.machine_of(on, "host")[:2] == ("host", "data=2,fsdp=4")
 places = mesh.shardings(model, specs, on)
 ordered = jax.jit(lambda key: leaves_by_name(model.init(key)), out_shardings=list(places))
 spread = ordered(jax.random.key(0))
+assert mesh.machine_of_arrays(spread[0], "host").devices == 8
 alone = leaves_by_name(jax.jit(model.init)(jax.random.key(0)))
 for mine, one in zip(spread, alone, strict=True):
     np.testing.assert_array_equal(np.asarray(mine), np.asarray(one))

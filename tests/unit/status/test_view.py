@@ -100,6 +100,14 @@ def training(
     return [(t, beat(t, round(10 * t), name, incarnation, **changes)) for t in times]
 
 
+def test_its_utilisation_is_its_speed_over_what_its_devices_could_do() -> None:
+    on = replace(joined(), mesh="fsdp=8", device="H100", peak_tokens_per_s=40_000.0)
+    (row,) = reported(10, (0, on), *training(10)).learners
+    assert (row.mesh, row.device, row.mfu) == ("fsdp=8", "H100", pytest.approx(0.25))
+    (row,) = reported(10, (0, joined()), *training(10)).learners
+    assert row.mfu is None, "no table has its peak"
+
+
 def test_a_learner_that_lost_its_connection_is_gone_sooner_until_it_pulses_again() -> None:
     view, now_s = seen((0, joined()), *training(10)), T0 + 11.3
     assert (unconfirmed(view, T0 + 10.4), unconfirmed(view, now_s)) == ([], ["a"])

@@ -39,7 +39,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("number", "name", "host", "incarnation", "liveness", "reason", "phase", "step", "tokens"),
         *("loss", "step_time_s", "tokens_per_s", "goodput", "bytes_up", "bytes_down"),
         *("contributions", "staleness", "syncs_skipped", "seen_s", "heard", "last", "time"),
-        *("quarantine", "region", "cached_bytes"),
+        *("quarantine", "region", "cached_bytes", "mesh", "device", "mfu"),
     ),
     "rounds": (
         *("fragment", "version", "step", "reason", "opened_s", "quorum_s", "grace_s", "closed_s"),

@@ -444,6 +444,12 @@ class MemberRecord:
     """Digest of the text that the learner reads, where it is known."""
     offers: bool = False
     """The learner has the run's initial parameters, and may offer them."""
+    mesh: str = ""
+    """What it computes on: devices by mesh axis (none: one device), the name of one, and how
+    many tokens a second their peak would train, where that is known.
+    """
+    device: str = ""
+    peak_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,9 @@ class MemberRecord(_message.Message):
     CONTRIB_SEQUENCES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
+    MESH_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PEAK_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     learner: _builtins.str
     incarnation: _builtins.int
@@ -192,6 +195,12 @@ class MemberRecord(_message.Message):
     """Digest of the text that the learner reads, where it is known."""
     offers: _builtins.bool
     """The learner has the run's initial parameters, and may offer them."""
+    mesh: _builtins.str
+    """What it computes on: devices by mesh axis (none: one device), the name of one, and how many
+    tokens a second their peak would train, where that is known.
+    """
+    device: _builtins.str
+    peak_tokens_per_s: _builtins.float
     @_builtins.property
     def contrib_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Where its Start lies in CONTRIB of each shard."""
@@ -212,29 +221,44 @@ class MemberRecord(_message.Message):
         contrib_sequences: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.str = ...,
         offers: _builtins.bool | None = ...,
+        mesh: _builtins.str | None = ...,
+        device: _builtins.str | None = ...,
+        peak_tokens_per_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_offers", b"_offers", "_step", b"_step", "cursor", b"cursor", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "offers", b"offers", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_device", b"_device", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_mesh", b"_mesh", "_offers", b"_offers", "_peak_tokens_per_s", b"_peak_tokens_per_s", "_step", b"_step", "cursor", b"cursor", "device", b"device", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "mesh", b"mesh", "offers", b"offers", "peak_tokens_per_s", b"peak_tokens_per_s", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_offers", b"_offers", "_step", b"_step", "contrib_sequences", b"contrib_sequences", "cursor", b"cursor", "data", b"data", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "offers", b"offers", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "_device", b"_device", "_inner", b"_inner", "_inner_age_steps", b"_inner_age_steps", "_mesh", b"_mesh", "_offers", b"_offers", "_peak_tokens_per_s", b"_peak_tokens_per_s", "_step", b"_step", "contrib_sequences", b"contrib_sequences", "cursor", b"cursor", "data", b"data", "device", b"device", "host", b"host", "incarnation", b"incarnation", "inner", b"inner", "inner_age_steps", b"inner_age_steps", "joined_ns", b"joined_ns", "learner", b"learner", "mesh", b"mesh", "offers", b"offers", "peak_tokens_per_s", b"peak_tokens_per_s", "run", b"run", "shard", b"shard", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cursor: _TypeAlias = _typing.Literal["cursor"]  # noqa: Y015
     _WhichOneofArgType__cursor: _TypeAlias = _typing.Literal["_cursor", b"_cursor"]  # noqa: Y015
+    _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
+    _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
     _WhichOneofReturnType__inner: _TypeAlias = _typing.Literal["inner"]  # noqa: Y015
     _WhichOneofArgType__inner: _TypeAlias = _typing.Literal["_inner", b"_inner"]  # noqa: Y015
     _WhichOneofReturnType__inner_age_steps: _TypeAlias = _typing.Literal["inner_age_steps"]  # noqa: Y015
     _WhichOneofArgType__inner_age_steps: _TypeAlias = _typing.Literal["_inner_age_steps", b"_inner_age_steps"]  # noqa: Y015
+    _WhichOneofReturnType__mesh: _TypeAlias = _typing.Literal["mesh"]  # noqa: Y015
+    _WhichOneofArgType__mesh: _TypeAlias = _typing.Literal["_mesh", b"_mesh"]  # noqa: Y015
     _WhichOneofReturnType__offers: _TypeAlias = _typing.Literal["offers"]  # noqa: Y015
     _WhichOneofArgType__offers: _TypeAlias = _typing.Literal["_offers", b"_offers"]  # noqa: Y015
+    _WhichOneofReturnType__peak_tokens_per_s: _TypeAlias = _typing.Literal["peak_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__peak_tokens_per_s: _TypeAlias = _typing.Literal["_peak_tokens_per_s", b"_peak_tokens_per_s"]  # noqa: Y015
     _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
     _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cursor) -> _WhichOneofReturnType__cursor | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inner) -> _WhichOneofReturnType__inner | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inner_age_steps) -> _WhichOneofReturnType__inner_age_steps | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mesh) -> _WhichOneofReturnType__mesh | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offers) -> _WhichOneofReturnType__offers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peak_tokens_per_s) -> _WhichOneofReturnType__peak_tokens_per_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 

@@ -8,10 +8,11 @@ const body = $("learner-body");
 const pairs = el("dl", { class: "pairs" });
 const values = {};
 
+const devices = (mesh) => [...mesh.matchAll(/=(\d{1,6})/g)].reduce((n, [, size]) => n * Number(size), 1);
 const FIELDS = [
-  ["state", (l) => `${words(l.liveness)}, ${words(l.phase)} (${words(l.reason)})${l.quarantine ? `; in quarantine (${words(l.quarantine)})` : ""}`], ["host", (l) => l.host || "–"], ["start", (l) => `number ${l.incarnation}`],
+  ["state", (l) => `${words(l.liveness)}, ${words(l.phase)} (${words(l.reason)})${l.quarantine ? `; in quarantine (${words(l.quarantine)})` : ""}`], ["host", (l) => l.host || "–"], ["devices", (l) => (l.device ? `${devices(l.mesh)} × ${l.device}${l.mesh ? ` (${l.mesh})` : ""}` : "–")], ["start", (l) => `number ${l.incarnation}`],
   ["heard", (l) => ago(now() - l.seen_s)], ["step", (l) => whole(l.step)], ["step time", (l) => (l.step_time_s ? duration(l.step_time_s) : "–")],
-  ["tokens per second", (l) => count(l.tokens_per_s)], ["tokens", (l) => count(l.tokens)], ["loss", (l) => loss(l.loss)],
+  ["tokens per second", (l) => count(l.tokens_per_s)], ["utilisation (MFU)", (l) => (l.mfu === null ? "–" : percent(l.mfu, 1))], ["tokens", (l) => count(l.tokens)], ["loss", (l) => loss(l.loss)],
   ["contributions", (l) => count(l.contributions)], ["last merged", (l) => (l.last ? `f${l.last[0]} v${l.last[1]}, ${ago(now() - l.last[2])}` : "–")], ["stale by", (l) => `${l.staleness} versions`],
   ["sent", (l) => `${bytes(l.bytes_up)} up, ${bytes(l.bytes_down)} down`], ["region", (l) => (l.region ? `${l.region}; ${percent(l.bytes_down ? Math.min(1, l.cached_bytes / l.bytes_down) : 0, 0)} of what it read came from its cache` : "–")], ["rounds skipped", (l) => count(l.syncs_skipped)], ["goodput", (l) => percent(l.goodput, 1)],
   ["its time", (l) => Object.entries(l.time ?? {}).map(([use, share]) => `${words(use)} ${percent(share, 1)}`).join(", ") || "–"],
