@@ -164,7 +164,7 @@ class RunModel:
                 stores=stores,
                 broker_away_s=away_s,
                 malformed=malformed,
-                evaluating=view.evaluating,
+                evaluating=view.evaluations.incomplete,
             )
         )
         return RunSnapshot(self, now_s, now, wrong)

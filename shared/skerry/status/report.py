@@ -169,7 +169,7 @@ def report(view: RunView, now_s: float) -> RunReport:
     held = [view.learners[name] for name in sorted(view.learners)]
     reported = [_learner_row(view, learner, now_s) for learner in held]
     rows, time = tuple(row for row, _ in reported), ratios(split for _, split in reported)
-    evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations)
+    evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations.kept)
     return RunReport(_run_row(view, rows, evaluations, time, now_s), rows, evaluations)
 
 
@@ -303,7 +303,7 @@ def _run_row(
     time: dict[str, float],
     now_s: float,
 ) -> RunRow:
-    checkpoint, last_s = view.checkpoint, view.last_commit_s
+    checkpoint, last_s, judged = view.checkpoint, view.last_commit_s, view.evaluations.newest
     began_s = view.created_s if view.created_s is not None else view.started_s
     until_s = last_s if view.finished and last_s is not None else now_s
     at_work = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
@@ -339,7 +339,7 @@ def _run_row(
         ),
         checkpoint_lacks=sum(lacks),
         checkpoint_lacks_s=max([0.0, *(now_s - since_s for since_s in view.lacking.values())]),
-        held_out=None if view.judged is None else _evaluation_row(view.judged, now_s),
+        held_out=None if judged is None else _evaluation_row(judged, now_s),
         held_out_texts=len(set(recent_texts(evaluations).values())),
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
         eta_s=eta_s,

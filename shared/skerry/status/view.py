@@ -106,19 +106,53 @@ class LearnerView:
 
 
 @dataclass(slots=True)
+class Evaluations:
+    """Evaluations ``kept`` in the order of the ledger, thinned out.
+
+    ``reached`` says how far each evaluator's have been seen. ``newest`` is that of the newest
+    state, which may be known before those that led to it.
+    """
+
+    kept: list[Evaluation] = field(default_factory=list[Evaluation])
+    reached: dict[str, int] = field(default_factory=dict[str, int])
+    newest: Evaluation | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether some that are known to be there are still to come."""
+        if self.newest is None:
+            return False
+        return _reached(self.newest) > max(self.reached.values(), default=0)
+
+    def peek(self, evaluation: Evaluation) -> None:
+        """Note the newest state's: a slow evaluator may speak after a quick one."""
+        if self.newest is None or _reached(evaluation) > _reached(self.newest):
+            self.newest = evaluation
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Keep an evaluation, once: an evaluator judges no state twice."""
+        reached = _reached(evaluation)
+        if reached <= self.reached.get(evaluation.evaluator, 0):
+            return
+        self.peek(evaluation)
+        self.reached[evaluation.evaluator] = reached
+        if len(self.kept) >= MOST_EVALUATIONS:
+            del self.kept[1:-RECENT_EVALUATIONS:2]
+        self.kept.append(evaluation)
+
+
+@dataclass(slots=True)
 class RunView:
     """The whole run: learners by name, the newest version per fragment, and sums over commits.
 
     ``counted`` is the version of each fragment up to which its commits are in the sums (rounds,
     merged, staleness, refused, started): behind ``versions`` while a history is being read.
     ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
-    together; ``staleness`` is that of its newest merged contribution. ``evaluations`` are in the
-    order of the ledger, thinned out; ``evaluated`` says how far each evaluator's have been seen.
-    ``last_commit_s`` is when the newest commit was seen to be there, by the reader's clock.
+    together; ``staleness`` is that of its newest merged contribution. ``last_commit_s`` is when the
+    newest commit was seen to be there, by the reader's clock.
     ``lacking`` says for fragments with commits that the newest checkpoint does not hold since when
     there are such; of what an earlier checkpoint lacked, by its time.
     ``quarantined`` are learners of whom nothing is merged, and why.
-    ``judged`` is that of the newest state, which may be known before those that led to it.
     """
 
     run: str
@@ -142,9 +176,7 @@ class RunView:
     checkpoint: CheckpointRecord | None = None
     lacking: dict[int, float] = field(default_factory=dict[int, float])
     quarantined: dict[str, QuarantineReason] = field(default_factory=dict[str, QuarantineReason])
-    evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
-    evaluated: dict[str, int] = field(default_factory=dict[str, int])
-    judged: Evaluation | None = None
+    evaluations: Evaluations = field(default_factory=Evaluations)
     finished: bool = False
     liveness: liveness.LivenessPolicy = field(init=False)
 
@@ -157,13 +189,6 @@ class RunView:
     def counting(self) -> bool:
         """Whether the sums still lack commits that are known to be there."""
         return any(self.counted.get(f, 0) < version for f, version in self.versions.items())
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether evaluations that are known to be there are still to come."""
-        if self.judged is None:
-            return False
-        return _reached(self.judged) > max(self.evaluated.values(), default=0)
 
     def steps_by_learner(self) -> dict[str, int]:
         """Return the steps that each learner's pulses have reported."""
@@ -186,7 +211,7 @@ class RunView:
             case CheckpointRecord():
                 self._checkpointed(message)
             case Evaluation():
-                self._evaluated(message)
+                self.evaluations.add(message)
             case Quarantine():
                 self.quarantined.pop(message.learner, None)
                 if not message.released and len(self.quarantined) < MOST_QUARANTINED:
@@ -202,7 +227,7 @@ class RunView:
         unknown still: a reader fills it in by folding the history.
         """
         if isinstance(message, Evaluation):
-            self._judge(message)
+            self.evaluations.peek(message)
         else:
             newest = self.last_commit_s is None or seen_s >= self.last_commit_s
             self._know(message, seen_s, newest=newest)
@@ -302,22 +327,6 @@ class RunView:
         self.step = max(self.step, commit.step)
         if newest:
             self.last_commit, self.last_commit_s = commit, seen_s
-
-    def _evaluated(self, evaluation: Evaluation) -> None:
-        """Fold in an evaluation, once: an evaluator judges no state twice."""
-        reached = _reached(evaluation)
-        if reached <= self.evaluated.get(evaluation.evaluator, 0):
-            return
-        self._judge(evaluation)
-        self.evaluated[evaluation.evaluator] = reached
-        if len(self.evaluations) >= MOST_EVALUATIONS:
-            del self.evaluations[1:-RECENT_EVALUATIONS:2]
-        self.evaluations.append(evaluation)
-
-    def _judge(self, evaluation: Evaluation) -> None:
-        """Keep the evaluation of the newest state: a slow evaluator may speak after a quick one."""
-        if self.judged is None or _reached(evaluation) > _reached(self.judged):
-            self.judged = evaluation
 
 
 def _is_known(pulse: Pulse, held: Pulse | None) -> bool:

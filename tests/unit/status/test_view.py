@@ -400,7 +400,7 @@ def test_texts_stay_counted_where_a_history_thins_out() -> None:
 def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
     last = 5 * MOST_EVALUATIONS
     view = seen(*((float(n), judged(n)) for n in range(1, last + 1)))
-    kept = list(view.evaluations)
+    kept = list(view.evaluations.kept)
     assert MOST_EVALUATIONS // 2 <= len(kept) <= MOST_EVALUATIONS
     assert (kept[0].versions, kept[-1].versions) == ((1, 1), (last, last))
 
@@ -408,12 +408,12 @@ def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
 def test_the_newest_evaluation_may_be_known_before_those_that_led_to_it() -> None:
     said, ahead = [judged(n) for n in (1, 2, 3)], empty()
     ahead.peek(said[2], T0)
-    assert (ahead.evaluating, ahead.evaluations) == (True, [])
+    assert (ahead.evaluations.incomplete, ahead.evaluations.kept) == (True, [])
     assert report(ahead, T0).run.held_out is not None
     ahead.take(said[0], T0)
-    assert (ahead.evaluating, ahead.judged) == (True, said[2])
+    assert (ahead.evaluations.incomplete, ahead.evaluations.newest) == (True, said[2])
     seen(*((0, one) for one in said[1:]), into=ahead)
-    assert (ahead.evaluating, ahead.evaluations) == (False, said)
+    assert (ahead.evaluations.incomplete, ahead.evaluations.kept) == (False, said)
 
 
 HISTORY = [

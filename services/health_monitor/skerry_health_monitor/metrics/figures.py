@@ -105,7 +105,7 @@ def _run(now: RunSnapshot) -> Iterator[Figure]:
 
 
 def _held_out(now: RunSnapshot) -> Iterator[Figure]:
-    if now.model.view.evaluating:
+    if now.model.view.evaluations.incomplete:
         return
     run, evaluations = now.report.run.run, now.report.evaluations
     for evaluator, loss in {e.evaluator: e.loss for e in evaluations}.items():

@@ -103,7 +103,7 @@ def sections(
             )
             for path, c in history.checkpoints.items()
         },
-        "evaluations": {str(e.evaluated_ns): _evaluation(e) for e in view.evaluations},
+        "evaluations": {str(e.evaluated_ns): _evaluation(e) for e in view.evaluations.kept},
         "samples": {
             str(e.evaluated_ns): _row(
                 "samples", e, at_s=plain(e.evaluated_ns / 1e9), text=e.sample[:MOST_SAMPLE]
