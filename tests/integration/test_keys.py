@@ -23,7 +23,8 @@ from skerry.protocol.messages import RunRecord
 from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import Subjects
 from skerry.service import signing
-from skerry.service.keyring import Keyring, services_of
+from skerry.service.accounts import services_of
+from skerry.service.keyring import Keyring
 from skerry.settings.models import RunConfig
 from tests.support.keyed import KeyedBroker, keyed_broker
 from tests.support.log import all_of, specs, take

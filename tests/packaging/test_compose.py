@@ -19,7 +19,8 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
 from skerry.protocol.roles import Grant, Role
-from skerry.service.keyring import Keyring, services_of
+from skerry.service.accounts import services_of
+from skerry.service.keyring import Keyring
 from skerry.settings import loading
 from tests.support.keyed import KeyedBroker, mount_keys
 from tests.support.nats_cluster import free_ports

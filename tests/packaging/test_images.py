@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from skerry.protocol.roles import Grant, Role
-from skerry.service.keyring import services_of
+from skerry.service.accounts import services_of
 from tests.support.keyed import KeyedBroker
 from tests.support.processes import call
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.roles import Grant, Role
-from skerry.service.keyring import Keyring, services_of
+from skerry.service.accounts import services_of
+from skerry.service.keyring import Keyring
 from skerry.service.region import begin_region, cache_of, make_cache
 from skerry.settings.models import NatsSettings
 from tests.support.keyed import mount_keys

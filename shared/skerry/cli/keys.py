@@ -51,7 +51,8 @@ def init(
     With --days all keys of the folder expire, these and later ones, and the broker knows who signs
     them instead of each key.
     """
-    from skerry.service.keyring import ACCOUNTS, Keyring, services_of
+    from skerry.service.accounts import CORE, services_of
+    from skerry.service.keyring import ACCOUNTS, Keyring
 
     with exit_on_error():
         held = Keyring.begun(keys, days)
@@ -63,7 +64,8 @@ def init(
         held.add(*services_of(run, count), *learners)
         _show(held)
         print(f"The broker's config needs `include {keys / ACCOUNTS}`: the path from its folder.")
-        print(f"The log is in the account {held.account_of_log}.")
+        account = CORE if held.signer is None else held.signer.public(CORE)
+        print(f"The log is in the account {account}.")
 
 
 @app.command()
@@ -81,9 +83,13 @@ def add(
     pid_file: PidFile = None,
 ) -> None:
     """Make one key more; where the broker has to know it, it takes it once it has reloaded."""
+    from skerry.service.accounts import shards_of
+
     with exit_on_error():
         held = _opened(keys)
-        grant = granted_in(held, Grant(role, name, run, shards or held.shards_of(run)), region)
+        grant = granted_in(
+            held, Grant(role, name, run, shards or shards_of(run, held.grants.values())), region
+        )
         is_news = held.add(grant, days=days)
         print(f"{held.seed(name)} is the secret of {role} {name}: copy it to that machine, for the")
         print("user of the service alone, and name it there: --set nats.credentials=FILE.")

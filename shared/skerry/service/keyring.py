@@ -16,34 +16,25 @@ import json
 import re
 import signal
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from skerry.errors import ConfigError
 from skerry.log.nats.login import new_key
-from skerry.protocol.roles import (
-    API,
-    HUB_API,
-    Grant,
-    Role,
-    delivers_to,
-    services_for_edge,
-    through_cache,
-)
+from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import checked_token
+from skerry.service.accounts import CORE, account_of, home_of, included
 from skerry.service.private import write_private
 from skerry.service.signing import SIGNER, Signer, checked_days
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 ACCOUNTS = "broker/accounts.conf"
 LINK = "link.conf"
 LINK_CREDENTIALS = "link.creds"
 REGISTER = "keys.json"
-CORE, EDGE = "CORE", "EDGE"
 GRANT = TypeAdapter(Grant)
 SEED = re.compile(r"SU[A-Z2-7]{56}")
 
@@ -108,11 +99,6 @@ class Keyring:
         """Return the folder with what the broker of a region includes."""
         return self.folder / "regions" / checked_token(name, "region")
 
-    @property
-    def account_of_log(self) -> str:
-        """The broker's name for the account that has the log, and for its folder."""
-        return CORE if self.signer is None else self.signer.public(CORE)
-
     def add(self, *grants: Grant, days: int | None = None) -> bool:
         """Make a key for each grant, or none, and return whether a broker has to reload.
 
@@ -132,10 +118,6 @@ class Keyring:
         for grant in grants:
             self._make(replace(grant, until=until), *new_key())
         return self._write()
-
-    def shards_of(self, run: str) -> int:
-        """Return the shards of a run for which there are keys; 1 of one that has none."""
-        return next((grant.shards for grant in self.grants.values() if grant.run == run), 1)
 
     def region_of(self, name: str) -> Grant:
         """Return what a region's broker may do at the hub; ConfigError for one that has no key."""
@@ -199,14 +181,12 @@ class Keyring:
             raise _for_ever(self.folder)
         return 0
 
-    def _find(self, name: str) -> str:
-        return next((key for key, grant in self.grants.items() if grant.name == name), "")
-
     def _known(self, name: str) -> str:
-        if not (key := self._find(name)):
-            msg = f"No key in {self.folder} is named {name!r}: `skerry keys show` lists them."
-            raise ConfigError(msg, path="name")
-        return key
+        for key, grant in self.grants.items():
+            if grant.name == name:
+                return key
+        msg = f"No key in {self.folder} is named {name!r}: `skerry keys show` lists them."
+        raise ConfigError(msg, path="name")
 
     def _drop(self, key: str) -> Grant:
         grant = self.grants.pop(key)
@@ -232,12 +212,11 @@ class Keyring:
     def _write(self) -> bool:
         """Write what brokers and later commands read; return whether a broker's has changed."""
         rows = [asdict(grant) | {"key": key} for key, grant in self.grants.items()]
-        written = {self.folder / ACCOUNTS: self._settings("", accounts_of(self.grants))}
+        written = {self.folder / ACCOUNTS: included(self.grants, self.signer)}
         for grant in self.grants.values():
             if grant.role is Role.REGION:
-                accounts = accounts_in(grant.name, self.grants)
                 path = self.region(grant.name) / ACCOUNTS
-                written[path] = self._settings(f"{grant.name}/", accounts)
+                written[path] = included(self.grants, self.signer, grant.name)
         if self.signer is not None:
             self.signer.write(self.folder / SIGNER)
         write_private(self.folder / REGISTER, json.dumps(rows, indent=1) + "\n")
@@ -245,23 +224,6 @@ class Keyring:
         for path, text in changed.items():
             write_private(path, text, public=True)
         return bool(changed)
-
-    def _settings(self, place: str, accounts: dict[str, Any]) -> str:
-        """Return accounts in the server's own language, which has JSON as a part."""
-        settings: dict[str, Any] = {"accounts": accounts}
-        if self.signer is not None:
-            settings = self.signer.accounts(place, accounts, self.grants)
-        return "".join(
-            f'"{key}": {json.dumps(value, indent=1)}\n' for key, value in settings.items()
-        )
-
-
-def home_of(grant: Grant) -> str:
-    """Return the account that a key belongs to; one of a region's own broker after its name."""
-    if grant.role is Role.REGION:
-        return account_of(grant.name)
-    account = CORE if grant.role is Role.CACHE else grant.role.account
-    return f"{grant.region}/{account}" if grant.region else account
 
 
 def _holds(path: Path, text: str) -> bool:
@@ -282,94 +244,6 @@ def _unreadable(folder: Path, error: OSError) -> ConfigError:
         " made its keys, or name another folder with --keys."
     )
     return ConfigError(msg, path="keys")
-
-
-def accounts_of(grants: Mapping[str, Grant]) -> dict[str, Any]:
-    """Return the broker's accounts for these keys, as its configuration has them."""
-    services = services_for_edge(grants.values())
-    regions = {key: grant for key, grant in grants.items() if grant.role is Role.REGION}
-    mirrors = dict.fromkeys(s for grant in regions.values() for s in grant.mirrors())
-    exports: list[dict[str, Any]] = [
-        {"service": s, "response_type": kind} for s, kind in services.items()
-    ]
-    exports += [{"service": subject} for subject in mirrors]
-    exports += [
-        {"stream": f"{delivers_to(grant.name)}.>", "accounts": [account_of(grant.name)]}
-        for grant in regions.values()
-    ]
-    here = {key: grant for key, grant in grants.items() if not grant.region}
-    edge = services_for_edge(here.values())
-    return {
-        CORE: {"jetstream": "enabled", "users": _users(here, CORE), "exports": exports},
-        EDGE: {"users": _users(here, EDGE), "imports": [_imported(s) for s in edge]},
-        **{
-            account_of(grant.name): _of_region(key, grant, grants.values())
-            for key, grant in regions.items()
-        },
-    }
-
-
-def account_of(region: str) -> str:
-    """Return the account at the hub that a region's broker is in."""
-    return f"REGION_{region}"
-
-
-def _of_region(key: str, region: Grant, grants: Iterable[Grant]) -> dict[str, Any]:
-    """Return the account of a region's broker: what each of its learners may do, by name."""
-    learners = (g for g in grants if g.region == region.name and g.role.account == EDGE)
-    said = dict.fromkeys(subject for g in learners for subject in replace(g, region="").publishes())
-    delivered = {"stream": {"account": CORE, "subject": f"{delivers_to(region.name)}.>"}}
-    services = [_imported(subject) for subject in (*said, *region.mirrors())]
-    return {"users": [{"nkey": key}], "imports": [*services, delivered]}
-
-
-def accounts_in(region: str, grants: Mapping[str, Grant]) -> dict[str, Any]:
-    """Return the accounts of a region's own broker: its link is in CORE, its learners in EDGE.
-
-    What learners ask of JetStream's API is asked of the hub's; what the region keeps has an API
-    apart.
-    """
-    here = {key: grant for key, grant in grants.items() if grant.region == region}
-    services = services_for_edge(here.values())
-    kept = dict.fromkeys(stream for grant in here.values() for stream in grant.kept())
-    exports = [{"service": _at_hub(s), "response_type": kind} for s, kind in services.items()]
-    exports += [{"service": f"{API}.DIRECT.GET.{stream}"} for stream in kept]
-    imports = [_imported(_at_hub(s)) | {"to": s} for s in services]
-    imports += [
-        _imported(f"{API}.DIRECT.GET.{stream}") | {"to": through_cache(stream)} for stream in kept
-    ]
-    users = _users(here, Role.CACHE.account)
-    return {
-        CORE: {"jetstream": "enabled", "users": users, "exports": exports},
-        EDGE: {"users": _users(here, EDGE), "imports": imports},
-    }
-
-
-def _at_hub(subject: str) -> str:
-    return subject.replace(API, HUB_API, 1) if subject.startswith(API) else subject
-
-
-def _imported(subject: str) -> dict[str, Any]:
-    return {"service": {"account": CORE, "subject": subject}}
-
-
-def _users(grants: Mapping[str, Grant], account: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "nkey": key,
-            "permissions": {
-                "publish": {"allow": list(grant.publishes())},
-                "subscribe": {"allow": [f"_INBOX.{key}.>"]},
-            },
-        }
-        for key, grant in grants.items()
-        if grant.role.account == account
-    ]
-
-
-def services_of(run: str, shards: int = 1) -> Iterable[Grant]:
-    """Return what a run needs beside learners, each under its role's name."""
-    return (Grant(role, role, run, shards) for role in Role if role.account == CORE)
 
 
 def reload(pid_file: Path) -> None:
