@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
@@ -20,8 +21,8 @@ from typer.main import get_command
 
 from skerry.cli.programs import COMMANDS, PROGRAMS
 from skerry.service.entry import with_examples
-from skerry.settings import models
-from skerry.settings.models import LocalSettings, RunConfig, Table
+from skerry.settings.local import LocalSettings
+from skerry.settings.models import RunConfig, Table
 from skerry.telemetry import metrics
 
 File = importlib.import_module("mkdocs.structure.files").File  # only ``make docs`` installs it
@@ -155,7 +156,7 @@ def docstrings(of: type[Table]) -> dict[str, str]:
     """Return the text under each field of a table."""
     (body,) = [
         node.body
-        for node in ast.walk(ast.parse(inspect.getsource(models)))
+        for node in ast.walk(ast.parse(inspect.getsource(sys.modules[of.__module__])))
         if isinstance(node, ast.ClassDef) and node.name == of.__name__
     ]
     found: dict[str, str] = {}

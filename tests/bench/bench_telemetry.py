@@ -37,7 +37,7 @@ from skerry.protocol.messages import (
     Round,
 )
 from skerry.service.reporting import STOP_S
-from skerry.settings.models import TelemetrySettings
+from skerry.settings.local import TelemetrySettings
 from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.spans import Interval
 from skerry_syncer.telemetry import CommitTimes

@@ -31,7 +31,8 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import HealthSettings, RunConfig
+from skerry.settings.local import HealthSettings
+from skerry.settings.models import RunConfig
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject
 from skerry_health_monitor.web.server import listen, serve_http

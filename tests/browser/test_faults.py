@@ -10,7 +10,7 @@ import pytest
 from browser.conftest import Show, Watch
 from browser.stage import Stage
 
-from skerry.settings.models import HealthSettings
+from skerry.settings.local import HealthSettings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from skerry.log import ledger
 from skerry.protocol.messages import CommitOrigin, LearnerPhase, RefusalCause
-from skerry.settings.models import HealthSettings
+from skerry.settings.local import HealthSettings
 from skerry.status.timeline import MOST_ROUNDS, WRITTEN_S
 from tests.support.builders import checkpoint_record
 

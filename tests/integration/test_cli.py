@@ -25,7 +25,8 @@ from skerry.log import ledger
 from skerry.log.streams import specs
 from skerry.service.entry import bus_from
 from skerry.settings.loading import to_json
-from skerry.settings.models import NatsSettings, RunConfig
+from skerry.settings.local import NatsSettings
+from skerry.settings.models import RunConfig
 from tests.support.builders import run_record, wait_until
 from tests.support.keyed import refusals
 from tests.support.nats_server import NatsServer

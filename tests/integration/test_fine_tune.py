@@ -18,7 +18,7 @@ from skerry.data.prepare import prepare
 from skerry.data.tokenizer import Words, train_tokenizer
 from skerry.models import hf
 from skerry.models.adapters import ADAPTER
-from skerry.settings.models import StoreSettings
+from skerry.settings.local import StoreSettings
 from skerry.store import checkpoint
 from skerry.store.finding import locate
 from tests.support.hf_folder import random_folder

@@ -11,7 +11,7 @@ import pytest
 from skerry.algorithm.fragments import plan
 from skerry.log import ledger, state
 from skerry.protocol.messages import Commit, RunState
-from skerry.settings.models import LearnerSettings
+from skerry.settings.local import LearnerSettings
 from tests.support.cluster import Site, until_commit
 from tests.support.nats_server import NatsServer
 

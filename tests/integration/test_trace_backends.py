@@ -26,7 +26,7 @@ from skerry.protocol.messages import (
     ContributionHeader,
     Pulse,
 )
-from skerry.settings.models import TelemetrySettings
+from skerry.settings.local import TelemetrySettings
 from skerry.telemetry import export, instruments, metrics, tracing
 from skerry.telemetry.export import Identity
 from skerry.telemetry.metrics import MetricKind, prometheus_name

@@ -19,7 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 from skerry.cli.programs import COMMANDS, PROGRAMS
 from skerry.service.examples import EXAMPLES
 from skerry.settings.loading import load
-from skerry.settings.models import LocalSettings, RunConfig
+from skerry.settings.local import LocalSettings
+from skerry.settings.models import RunConfig
 from skerry.settings.tree import find, leaves
 from skerry_tools.chaos import plan as plans
 from skerry_tools.lab.scenario import load as load_scenario

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from skerry.errors import ConfigError, StateLost
 from skerry.settings import loading
-from skerry.settings.models import Settings
+from skerry.settings.local import Settings
 from tests.support.processes import call, skerry
 
 BIN = Path(sys.executable).parent

@@ -13,7 +13,7 @@ from skerry.protocol.roles import Grant, Role
 from skerry.service.accounts import services_of
 from skerry.service.keyring import Keyring
 from skerry.service.region import begin_region, cache_of, make_cache
-from skerry.settings.models import NatsSettings
+from skerry.settings.local import NatsSettings
 from tests.support.keyed import mount_keys
 from tests.support.nats_cluster import free_ports
 from tests.support.nats_server import NatsServer

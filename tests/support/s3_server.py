@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skerry.errors import SkerryError
-from skerry.settings.models import StoreSettings
+from skerry.settings.local import StoreSettings
 
 BUCKET = "skerry"
 STARTUP_S = 60.0

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from skerry.errors import ConfigError, StoreError
 from skerry.log.base import Bus
-from skerry.settings.models import LocalSettings, StoreSettings
+from skerry.settings.local import LocalSettings, StoreSettings
 from skerry.settings.tree import split_assignment
 from skerry.store.checkpoint import read_manifest, verify
 from skerry.store.finding import all_summaries, locate, root_of

@@ -39,7 +39,8 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.checks import refuse_code
 from skerry.settings.loading import load, run_config_from_json, to_json
-from skerry.settings.models import RunConfig, StoreSettings
+from skerry.settings.local import StoreSettings
+from skerry.settings.models import RunConfig
 from skerry.settings.tree import split_assignment
 from skerry.store.base import Store
 from skerry.store.checkpoint import Checkpoint, fragments, plan_of, verify

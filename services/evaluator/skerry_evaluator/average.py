@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan, gather
 from skerry.protocol.messages import Manifest, RunRecord
-from skerry.settings.models import StoreSettings
+from skerry.settings.local import StoreSettings
 from skerry.store import checkpoint
 from skerry.store.base import Store
 from skerry.store.finding import open_store, root_of, summaries

@@ -11,7 +11,7 @@ from pathlib import Path
 from skerry import installing
 from skerry.errors import ConfigError
 from skerry.models.export import export_hf
-from skerry.settings.models import StoreSettings
+from skerry.settings.local import StoreSettings
 
 
 def judge(where: str, tasks: str, tokenizer: Path | None, access: StoreSettings) -> None:

@@ -28,7 +28,8 @@ from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json, with_own_data
-from skerry.settings.models import RunConfig, Settings, StoreSettings
+from skerry.settings.local import Settings, StoreSettings
+from skerry.settings.models import RunConfig
 from skerry.store.checkpoint import step_of, tokens_of
 from skerry.store.finding import FROM_ENVIRONMENT
 from skerry.tasks import in_thread

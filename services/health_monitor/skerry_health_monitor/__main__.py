@@ -11,7 +11,7 @@ from skerry.errors import ConfigError
 from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
 
 if TYPE_CHECKING:
-    from skerry.settings.models import HealthSettings
+    from skerry.settings.local import HealthSettings
 
 app = application()
 

@@ -22,7 +22,7 @@ from skerry.log.base import Bus, Room, StreamInfo
 from skerry.log.streams import specs
 from skerry.service.reporting import BrokerWatch
 from skerry.service.shell import outlast, serve
-from skerry.settings.models import HealthSettings, LocalSettings
+from skerry.settings.local import HealthSettings, LocalSettings
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed
 from skerry.status.model import RunModel, RunSnapshot

@@ -29,7 +29,8 @@ from skerry.models.mesh import make_mesh
 from skerry.protocol.learner import TrainingProgress
 from skerry.service.shell import run_loops
 from skerry.settings import loading
-from skerry.settings.models import LearnerSettings, RunConfig
+from skerry.settings.local import LearnerSettings
+from skerry.settings.models import RunConfig
 from skerry_learner.service import feed, make_trainer
 from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.work import Work, prepare

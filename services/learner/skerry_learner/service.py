@@ -38,7 +38,8 @@ from skerry.models.mesh import machine_of, make_mesh
 from skerry.protocol.messages import LearnerPhase, RunState
 from skerry.service.shell import serve, yield_to_others
 from skerry.settings import loading
-from skerry.settings.models import LearnerSettings, RunConfig
+from skerry.settings.local import LearnerSettings
+from skerry.settings.models import RunConfig
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import TrainingLoop
 from skerry_learner.work import Work, find_or_create

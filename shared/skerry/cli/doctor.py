@@ -31,14 +31,14 @@ from skerry.service.clusters import ROOT
 from skerry.service.entry import bus_from
 from skerry.settings import loading
 from skerry.settings.checks import masked_url
-from skerry.settings.models import NatsSettings
+from skerry.settings.local import NatsSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from skerry.log.nats.bus import NatsBus
-    from skerry.settings.models import Settings
+    from skerry.settings.local import Settings
 
 NATS_SERVER = (2, 12)
 LEAST_DISK_BYTES = 2 * 1024**3

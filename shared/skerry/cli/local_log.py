@@ -18,7 +18,7 @@ from skerry.log.base import Bus
 from skerry.log.ledger import list_runs
 from skerry.service.clusters import LOGIN, running
 from skerry.settings import loading
-from skerry.settings.models import NatsSettings, Settings
+from skerry.settings.local import NatsSettings, Settings
 
 CONNECT_S = 5.0
 

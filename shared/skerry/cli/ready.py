@@ -16,7 +16,8 @@ from skerry.errors import ConfigError, CorpusError
 from skerry.settings import loading
 
 if TYPE_CHECKING:
-    from skerry.settings.models import LocalSettings, RunConfig, Settings
+    from skerry.settings.local import LocalSettings, Settings
+    from skerry.settings.models import RunConfig
 
 READ_BYTES = 32 * 1024**2
 """Text up to so much is read whole; of more, only its files are looked for."""

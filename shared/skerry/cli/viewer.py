@@ -25,7 +25,7 @@ from skerry.service.clusters import ROOT
 from skerry.service.entry import bus_from
 from skerry.service.reporting import BrokerWatch
 from skerry.settings import loading
-from skerry.settings.models import Settings
+from skerry.settings.local import Settings
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.format import printable

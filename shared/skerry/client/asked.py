@@ -17,7 +17,8 @@ from skerry.protocol.subjects import checked_token
 from skerry.service.clusters import running
 from skerry.service.entry import bus_from
 from skerry.settings import loading
-from skerry.settings.models import ModelConfig, NatsSettings, RunConfig, Settings
+from skerry.settings.local import NatsSettings, Settings
+from skerry.settings.models import ModelConfig, RunConfig
 
 Config: TypeAlias = RunConfig | Mapping[str, object] | Path | str | None
 

@@ -31,7 +31,7 @@ from skerry.client.peer import Deed
 from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import SkerryError
 from skerry.protocol.learner import TrainingProgress
-from skerry.settings.models import LearnerSettings
+from skerry.settings.local import LearnerSettings
 
 log = structlog.get_logger()
 

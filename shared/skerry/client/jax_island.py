@@ -26,7 +26,8 @@ from skerry.models.base import Params, leaf_specs
 from skerry.models.mesh import in_turn, machine_of_arrays
 from skerry.models.names import unit_of
 from skerry.service.entry import bus_from
-from skerry.settings.models import RunConfig, Settings
+from skerry.settings.local import Settings
+from skerry.settings.models import RunConfig
 
 
 class JaxIsland(LoopIsland):

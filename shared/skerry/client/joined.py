@@ -43,7 +43,8 @@ from skerry.protocol.subjects import checked_token
 from skerry.service.entry import bus_from
 from skerry.service.reporting import broker_event, configure, telemetry
 from skerry.settings import loading
-from skerry.settings.models import LearnerSettings, RunConfig, Settings
+from skerry.settings.local import LearnerSettings, Settings
+from skerry.settings.models import RunConfig
 
 MOST_PENDING = 64
 """Losses that are not known yet, at most; then the device is waited for."""

@@ -29,7 +29,8 @@ from skerry.errors import ConfigError, RunMismatch, SkerryError, first_cause
 from skerry.protocol.learner import TrainingProgress
 from skerry.service.reporting import configure
 from skerry.settings import loading
-from skerry.settings.models import RunConfig, Settings
+from skerry.settings.local import Settings
+from skerry.settings.models import RunConfig
 
 Obey: TypeAlias = Callable[..., None]
 """Does to fragments what the first process does: a deed, a fragment, and perhaps a version."""

@@ -22,7 +22,7 @@ import structlog
 from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import ConfigError
 from skerry.settings import loading
-from skerry.settings.models import LearnerSettings
+from skerry.settings.local import LearnerSettings
 
 log = structlog.get_logger()
 

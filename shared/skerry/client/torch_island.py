@@ -20,7 +20,8 @@ from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.client.torch_fragments import TorchFragments, leaves_of
 from skerry.client.torch_ranks import FollowerFragments, LeadFragments, met
 from skerry.models.machine import Machine
-from skerry.settings.models import RunConfig, Settings
+from skerry.settings.local import Settings
+from skerry.settings.models import RunConfig
 
 
 class PendingLoss:

@@ -18,7 +18,7 @@ from skerry import installing
 from skerry.errors import CorpusError, SkerryError
 from skerry.folders import matching
 from skerry.settings import loading
-from skerry.settings.models import STORE_KINDS, store_kinds
+from skerry.settings.local import STORE_KINDS, store_kinds
 
 COPIES = Path(".skerry/data")
 

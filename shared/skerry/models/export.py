@@ -15,7 +15,7 @@ from skerry.models.arch import Arch, parse
 from skerry.models.presets import arch_of
 from skerry.models.tensors import tensors_of
 from skerry.settings.loading import run_config_from_json
-from skerry.settings.models import StoreSettings
+from skerry.settings.local import StoreSettings
 from skerry.store import checkpoint
 from skerry.store.finding import locate
 

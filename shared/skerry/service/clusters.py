@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skerry.settings.models import NatsSettings
+    from skerry.settings.local import NatsSettings
 
 ROOT = Path(".skerry")
 """Where commands keep runs, checkpoints and caches: below the working folder."""

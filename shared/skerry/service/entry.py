@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
 
     from skerry.log.nats.bus import NatsBus
-    from skerry.settings.models import NatsSettings, Settings
+    from skerry.settings.local import NatsSettings, Settings
 
 Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
 Run = Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.service.keyring import Keyring
-    from skerry.settings.models import NatsSettings
+    from skerry.settings.local import NatsSettings
 
 CONFIG = "nats.conf"
 LINKS = frozenset({"nats", "nats-leaf", "tls", "ws", "wss"})

@@ -24,7 +24,7 @@ from skerry import installing
 from skerry.telemetry import lines, tracing
 
 if TYPE_CHECKING:
-    from skerry.settings.models import LocalSettings
+    from skerry.settings.local import LocalSettings
 
 log = structlog.get_logger()
 

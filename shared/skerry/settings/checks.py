@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from skerry import code, folders
 from skerry.algorithm.presets import INNERS, MERGES, OUTERS
 from skerry.errors import ConfigError
-from skerry.settings.models import DataConfig, LocalSettings, NatsSettings, RunConfig, store_kinds
+from skerry.settings.local import LocalSettings, NatsSettings, store_kinds
+from skerry.settings.models import DataConfig, RunConfig
 from skerry.settings.modes import RATES, clauses
 
 BROKERS = ("nats", "tls", "ws", "wss")

@@ -28,7 +28,8 @@ from skerry.settings.checks import (
     refuse_data,
     refuse_secret,
 )
-from skerry.settings.models import LocalSettings, OuterConfig, RunConfig, Settings
+from skerry.settings.local import LocalSettings, Settings
+from skerry.settings.models import OuterConfig, RunConfig
 from skerry.settings.modes import clauses
 from skerry.settings.tree import (
     Known,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from skerry import installing
 from skerry.errors import ConfigError, StoreError
 from skerry.protocol.subjects import checked_token
-from skerry.settings.models import STORE_KINDS, StoreSettings, store_kinds
+from skerry.settings.local import STORE_KINDS, StoreSettings, store_kinds
 from skerry.store.base import NAME, Store
 from skerry.store.checkpoint import Checkpoint, read_manifest
 from skerry.store.local import LocalStore

@@ -30,7 +30,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode
 
-from skerry.settings.models import TelemetrySettings
+from skerry.settings.local import TelemetrySettings
 from skerry.telemetry import instruments, lines, spans, tracing
 
 COMPLAIN_EVERY_S = 60.0

@@ -29,7 +29,7 @@ from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.service.entry import bus_from
 from skerry.settings import loading
-from skerry.settings.models import Settings
+from skerry.settings.local import Settings
 from skerry.store import tensorfile
 from skerry.store.checkpoint import PARAMS_FILE
 from skerry_tools.audit import verify as verifying

@@ -30,7 +30,7 @@ from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.parts import KEYFRAME, MASTER, OUTER
 from skerry.protocol.parts import newest as newest_part
 from skerry.protocol.shard import StalenessRule
-from skerry.settings.models import StoreSettings
+from skerry.settings.local import StoreSettings
 from skerry.store import checkpoint
 from skerry.store.checkpoint import SavedFragment
 from skerry.store.finding import FROM_ENVIRONMENT, locate

@@ -33,7 +33,7 @@ from skerry.protocol.messages import RunRecord
 from skerry.service.clusters import ROOT, RunningCluster, running
 from skerry.service.entry import bus_from
 from skerry.settings import loading
-from skerry.settings.models import LocalSettings, NatsSettings, StoreSettings
+from skerry.settings.local import LocalSettings, NatsSettings, StoreSettings
 from skerry.status.format import printable
 from skerry.store.checkpoint import verify
 from skerry.store.finding import locate

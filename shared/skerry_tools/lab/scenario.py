@@ -19,7 +19,8 @@ from skerry.errors import ConfigError
 from skerry.protocol.subjects import checked_token
 from skerry.settings import loading
 from skerry.settings.checks import check_run
-from skerry.settings.models import LocalSettings, ModelConfig, RunConfig, Table
+from skerry.settings.local import LocalSettings
+from skerry.settings.models import ModelConfig, RunConfig, Table
 from skerry.settings.tree import Tree, leaves
 from skerry_tools.lab.hostile import Attack
 

@@ -17,7 +17,8 @@ from skerry.errors import ConfigError
 from skerry.models.presets import OWN
 from skerry.settings.checks import check_run
 from skerry.settings.loading import read_toml, validated
-from skerry.settings.models import LocalSettings, ModelConfig, RunConfig
+from skerry.settings.local import LocalSettings
+from skerry.settings.models import ModelConfig, RunConfig
 from skerry.settings.tree import Tree, leaves, refuse_unknown, split_assignment
 from skerry_tools.plan.measured import DEFAULT, Speeds
 from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable

@@ -16,7 +16,8 @@ from skerry.models import hf
 from skerry.models.arch import read_arch
 from skerry.models.export import export_hf, export_tensors
 from skerry.models.tensors import tensors_of
-from skerry.settings.models import RunConfig, StoreSettings
+from skerry.settings.local import StoreSettings
+from skerry.settings.models import RunConfig
 from skerry.store import checkpoint
 from skerry.store.local import LocalStore
 from tests.support.checkpoints import QUICK, save

@@ -12,7 +12,7 @@ import pytest
 from skerry.cli import doctor
 from skerry.cli.doctor import FAIL, OK, WARN, Finding, Found, examine, run_doctor
 from skerry.settings.loading import load
-from skerry.settings.models import Settings
+from skerry.settings.local import Settings
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
 from skerry.settings.loading import load
-from skerry.settings.models import NatsSettings, RunConfig
+from skerry.settings.local import NatsSettings
+from skerry.settings.models import RunConfig
 from skerry.store.local import LocalStore
 from skerry_checkpointer.service import Checkpointer
 from tests.support.log import newest_parts

@@ -20,7 +20,8 @@ from skerry.client.processes import Assignment, LeadProcess
 from skerry.client.standing import Standing
 from skerry.errors import RunMismatch, SkerryError
 from skerry.settings import loading
-from skerry.settings.models import LearnerSettings, LocalSettings, RunConfig, Settings
+from skerry.settings.local import LearnerSettings, LocalSettings, Settings
+from skerry.settings.models import RunConfig
 from tests.support.builders import wait_until
 from tests.unit.client.test_processes import joined
 

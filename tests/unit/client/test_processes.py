@@ -22,7 +22,7 @@ from skerry.client.peer import Deed
 from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, SkerryError
 from skerry.protocol.codec import Shares, pack
-from skerry.settings.models import LearnerSettings
+from skerry.settings.local import LearnerSettings
 
 
 def free_port() -> int:

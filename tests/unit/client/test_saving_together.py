@@ -20,7 +20,7 @@ from skerry.client.inner_state import InnerStateSaver, StateKind, shapes_in
 from skerry.client.peer import Deed
 from skerry.client.processes import FollowingProcess
 from skerry.protocol.learner import TrainingProgress
-from skerry.settings.models import LearnerSettings
+from skerry.settings.local import LearnerSettings
 from tests.support.builders import wait_until
 from tests.unit.client.test_processes import joined
 

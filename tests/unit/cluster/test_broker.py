@@ -22,7 +22,7 @@ from skerry.errors import BrokerUnavailable, BrokerUnfit, ConfigError, Denied, S
 from skerry.log.streams import specs
 from skerry.service.entry import bus_from
 from skerry.settings.loading import load
-from skerry.settings.models import NatsSettings
+from skerry.settings.local import NatsSettings
 from skerry_tools.chaos.drilled import Injection
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.plan import Fault, Kind

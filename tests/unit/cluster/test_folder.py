@@ -25,7 +25,7 @@ from skerry.errors import ConfigError
 from skerry.service.clusters import running
 from skerry.service.private import private_file, write_private
 from skerry.settings.loading import load
-from skerry.settings.models import NatsSettings, Settings
+from skerry.settings.local import NatsSettings, Settings
 from tests.support.processes import full_disk
 
 URL = "nats://127.0.0.1:5"

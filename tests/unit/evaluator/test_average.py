@@ -15,7 +15,8 @@ from skerry.errors import StoreError
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.models.base import leaves_by_name, specs_of
 from skerry.models.export import export_hf
-from skerry.settings.models import EvalConfig, RunConfig, StoreSettings
+from skerry.settings.local import StoreSettings
+from skerry.settings.models import EvalConfig, RunConfig
 from skerry.store import checkpoint
 from skerry.store.finding import locate, open_store, root_of
 from skerry_checkpointer.restore import restore as continue_from

@@ -29,7 +29,7 @@ from skerry.log.global_fragments import GlobalReader
 from skerry.models.base import Aux
 from skerry.protocol.messages import Evaluation
 from skerry.service import shell
-from skerry.settings.models import LocalSettings, Settings
+from skerry.settings.local import LocalSettings, Settings
 from skerry.store.local import LocalStore
 from skerry_evaluator import service
 from skerry_evaluator.checkpoints import evaluate, restore

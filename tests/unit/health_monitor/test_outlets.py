@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from skerry.settings.models import MetricsSettings
+from skerry.settings.local import MetricsSettings
 from skerry_health_monitor.metrics.outlets import (
     MOST_WAITING,
     Journal,

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import Commit
-from skerry.settings.models import HealthSettings, ModelConfig, RunConfig
+from skerry.settings.local import HealthSettings
+from skerry.settings.models import ModelConfig, RunConfig
 from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject

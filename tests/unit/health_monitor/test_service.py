@@ -26,7 +26,8 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import HealthSettings, RunConfig
+from skerry.settings.local import HealthSettings
+from skerry.settings.models import RunConfig
 from skerry_health_monitor.__main__ import listening_on
 from skerry_health_monitor.metrics.broker import Brokers, Server
 from skerry_health_monitor.service import Monitor

@@ -26,7 +26,7 @@ from skerry.client.inner_state import InnerStateSaver, portions_of, shapes_in
 from skerry.client.jax_inner import flat, kind_of
 from skerry.errors import CheckpointCorrupt
 from skerry.protocol.learner import TrainingProgress
-from skerry.settings.models import LearnerSettings
+from skerry.settings.local import LearnerSettings
 from tests.support.builders import wait_until
 
 ORIGIN = Origin("run", 123, 2**63 + 5, 6, "a")

@@ -25,7 +25,8 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.models.machine import Machine
 from skerry.protocol.messages import Commit, LearnerPhase, MemberRecord, Pulse, RunRecord, RunState
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import LearnerSettings, RunConfig, TrainConfig
+from skerry.settings.local import LearnerSettings
+from skerry.settings.models import RunConfig, TrainConfig
 from skerry.tasks import TaskGroup
 from skerry_learner.service import learner, step_back
 from skerry_learner.trainer.trainer import Trainer

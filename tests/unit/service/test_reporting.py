@@ -15,7 +15,7 @@ from skerry.errors import ConfigError, RunNotFound, SkerryError, first_cause
 from skerry.service.entry import bus_from, exit_on_error, run_service
 from skerry.service.reporting import ForgivingStream, add_span, telemetry
 from skerry.settings import loading
-from skerry.settings.models import LocalSettings, NatsSettings, TelemetrySettings
+from skerry.settings.local import LocalSettings, NatsSettings, TelemetrySettings
 from skerry.telemetry import export, tracing
 from skerry.telemetry.export import Complain, Identity, Telemetry
 

@@ -25,7 +25,8 @@ from skerry.settings.loading import (
     to_json,
     to_toml,
 )
-from skerry.settings.models import RunConfig, Settings
+from skerry.settings.local import Settings
+from skerry.settings.models import RunConfig
 from skerry.settings.tree import parse_value, split_assignment
 
 

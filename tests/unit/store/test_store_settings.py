@@ -9,7 +9,7 @@ import pytest
 
 from skerry.errors import ConfigError
 from skerry.settings import loading
-from skerry.settings.models import STORE_KINDS, StoreSettings
+from skerry.settings.local import STORE_KINDS, StoreSettings
 from skerry.store import kinds
 from skerry.store.base import MANIFEST
 from skerry.store.finding import is_url, locate, open_store, root_of, store_of

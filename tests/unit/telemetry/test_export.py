@@ -14,7 +14,7 @@ from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import Link
 
 from skerry.service.reporting import STOP_S
-from skerry.settings.models import TelemetrySettings
+from skerry.settings.local import TelemetrySettings
 from skerry.telemetry import export, instruments, lines, metrics, spans, tracing
 from skerry.telemetry.export import Identity
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from skerry.settings.models import MetricsSettings
+    from skerry.settings.local import MetricsSettings
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skerry.settings.models import HealthSettings
+    from skerry.settings.local import HealthSettings
 
 LEAST_TOKEN = 16
 LOCALHOST = "localhost"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from skerry.cli.cluster.folder import RunFolder
     from skerry.cli.cluster.proxy import Proxy
-    from skerry.settings.models import NatsSettings, Settings
+    from skerry.settings.local import NatsSettings, Settings
 
 INSTALLED = ("learner", "syncer", "checkpointer", "health-monitor")
 """Services without which no cluster is started."""

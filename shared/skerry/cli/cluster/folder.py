@@ -19,7 +19,7 @@ from skerry.service.clusters import ANNOUNCEMENT, LOGIN, ROOT, RunningCluster
 from skerry.service.private import private_file, writing
 
 if TYPE_CHECKING:
-    from skerry.settings.models import NatsSettings
+    from skerry.settings.local import NatsSettings
 
 PID_BYTES = 32
 MOST_LOG_BYTES = 65_536

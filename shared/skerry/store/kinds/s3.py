@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from obstore import ObjectMeta
 
-    from skerry.settings.models import StoreSettings
+    from skerry.settings.local import StoreSettings
     from skerry.store.base import Buffer
 
 WRITER = ".writer"

@@ -23,7 +23,8 @@ from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.service.control import ControlError
 from skerry.settings.loading import to_json
-from skerry.settings.models import LocalSettings, RunConfig
+from skerry.settings.local import LocalSettings
+from skerry.settings.models import RunConfig
 from skerry_tools.chaos import command as cli
 from skerry_tools.chaos import healing, lease
 from skerry_tools.chaos.checks import Check

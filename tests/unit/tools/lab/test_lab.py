@@ -18,7 +18,8 @@ from skerry.log import ledger
 from skerry.protocol.messages import Commit, MemberRecord, Refused
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import LearnerSettings, RunConfig
+from skerry.settings.local import LearnerSettings
+from skerry.settings.models import RunConfig
 from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.progress import LabEvaluator
 from skerry_tools.lab.scenario import Failures, IslandSettings, Judging, LabScenario, LinkSettings

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skerry.log import contributions
 from skerry.log.nats import follow
 from skerry.protocol import shard
-from skerry.settings.models import NatsSettings
+from skerry.settings.local import NatsSettings
 from skerry.settings.tree import Tree
 from skerry_tools.plan import measured, traffic
 from skerry_tools.plan.memory import contributions_bytes, learner_need
