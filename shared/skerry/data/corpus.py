@@ -44,6 +44,8 @@ LINE_BYTES = 32
 """Average bytes of a line of text, which sets the share of lines that end a piece."""
 LINE = 10
 """The byte that ends a line."""
+SEARCHED = 1 << 24
+"""Bytes of text that are searched for line ends at once: what is kept of each line takes room."""
 WINDOW_WORDS = 6
 """Words of 8 bytes before a line's end that decide whether a cut follows it."""
 MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -340,8 +342,14 @@ def _ends(document: Document, seq_len: int, total: int) -> Places:
 
 def _lines(text: Tokens, files: Places, size: int) -> Places:
     """Return the ends of lines that end a piece; only bytes of the line's own file decide."""
+    found = [_lines_in(text, files, size, at) for at in range(0, len(text), SEARCHED)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _lines_in(text: Tokens, files: Places, size: int, at: int) -> Places:
+    """Return those of them in the SEARCHED bytes from ``at`` on."""
     window = 8 * WINDOW_WORDS
-    lines: Places = np.flatnonzero(text == LINE) + 1
+    lines: Places = np.flatnonzero(text[at : at + SEARCHED] == LINE) + at + 1
     begun = np.concatenate([[0], files])[np.searchsorted(files, lines, side="right")]
     lines = lines[lines - begun >= window]
     if not len(lines):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 Places = NDArray[np.int64]
 
 END_OF_FILE = b"\0"
+BLOCK_BYTES = 1 << 24
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
 
@@ -122,22 +123,32 @@ def _stdlib_files() -> list[Path]:
 
 
 def _join(paths: Sequence[Path]) -> Document:
-    """Read files as bytes, each closed by a zero byte."""
+    """Read files as bytes, each closed by a zero byte; memory never holds the text twice."""
     try:
-        files = [path.read_bytes() for path in paths]
+        document = text(_blocks(path) for path in paths)
     except OSError as error:
         raise unreadable(error) from error
-    if not any(files):
+    if len(document.tokens) == len(paths) * len(END_OF_FILE):
         msg = "The corpus is empty: name files with text in data.paths."
         raise CorpusError(msg, path="data.paths")
-    return text(files)
+    return document
 
 
-def text(files: Sequence[bytes]) -> Document:
-    """Return files as one document of bytes, each of them closed by a zero byte."""
-    data = b"".join(part for file in files for part in (file, END_OF_FILE))
-    ends = np.cumsum([len(file) + len(END_OF_FILE) for file in files], dtype=np.int64)
-    return Document(np.frombuffer(data, np.uint8), ends)
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def text(files: Iterable[Iterable[bytes]]) -> Document:
+    """Return files, each in blocks, as one document of bytes; a zero byte closes each file."""
+    data, ends = bytearray(), list[int]()
+    for blocks in files:
+        for block in blocks:
+            data += block
+        data += END_OF_FILE
+        ends.append(len(data))
+    return Document(np.frombuffer(data, np.uint8), np.array(ends, np.int64))
 
 
 def _map(path: Path, dtype: str) -> Tokens:

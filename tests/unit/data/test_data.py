@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -131,7 +132,7 @@ def text_files(count: int) -> list[bytes]:
 
 def split_text(files: Sequence[bytes], held_out: float = 0.3) -> tuple[set[bytes], set[bytes]]:
     """Return the lines that are trained on and those that are held out."""
-    corpus = split([text(files)], DataConfig(seq_len=16, held_out=held_out))
+    corpus = split([text([file] for file in files)], DataConfig(seq_len=16, held_out=held_out))
     train, rest = (
         {
             line
@@ -175,15 +176,34 @@ def test_most_of_an_edited_file_stays_on_its_side() -> None:
     assert len(before & after) > 0.8 * len(before)
 
 
+def test_text_is_held_once_while_it_is_read_and_cut_and_cut_as_it_is_in_one_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "big.txt").write_bytes(b"".join(text_files(400)))
+    size = (tmp_path / "big.txt").stat().st_size
+    config = DataConfig(source="text", paths=(str(tmp_path),))
+    whole = load_corpus(config)
+    monkeypatch.setattr("skerry.data.source.BLOCK_BYTES", size // 40)
+    monkeypatch.setattr("skerry.data.corpus.SEARCHED", size // 40)
+    tracemalloc.start()
+    try:
+        in_parts = load_corpus(config)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert in_parts.digest == whole.digest
+    assert peak < 1.4 * size
+
+
 def test_text_without_lines_is_cut_all_the_same() -> None:
     line = np.random.default_rng(2).integers(1, 9, 300_000, np.uint8)
-    corpus = split([text([line.tobytes()])], DataConfig())
+    corpus = split([text([[line.tobytes()]])], DataConfig())
     assert len(corpus.held_out.stretches) >= 1
     assert len(corpus.train) * 128 > 250_000
 
 
 def test_what_is_left_between_held_out_pieces_is_read_without_seams() -> None:
-    whole = text([b"a short file\n" * 3] * 2000 + text_files(8))
+    whole = text([file] for file in [b"a short file\n" * 3] * 2000 + text_files(8))
     corpus = split([whole], DataConfig(seq_len=128, held_out=0.02))
     assert sum(len(s) for s in corpus.train.stretches) > 0.7 * len(whole.tokens)
 
@@ -194,7 +214,7 @@ def test_many_files_that_no_sequence_fits_into_are_a_corpus(seq_len: int, size: 
     dice = np.random.default_rng(seq_len + size)
     files = [dice.integers(32, 127, size, np.uint8).tobytes() for _ in range(3000)]
     for more in ([], [dice.integers(32, 127, 3 * size, np.uint8).tobytes() for _ in range(2)]):
-        corpus = split([text([*files, *more])], DataConfig(seq_len=seq_len))
+        corpus = split([text([file] for file in [*files, *more])], DataConfig(seq_len=seq_len))
         train, held_out = (
             sum(map(len, side.stretches)) for side in (corpus.train, corpus.held_out)
         )
@@ -204,7 +224,7 @@ def test_many_files_that_no_sequence_fits_into_are_a_corpus(seq_len: int, size: 
 
 def test_text_of_two_bytes_a_character_is_cut_by_its_files_alone() -> None:
     files = [file.decode().encode("utf-16") for file in text_files(24)]
-    corpus = split([text(files)], DataConfig(seq_len=64, held_out=0.2))
+    corpus = split([text([file] for file in files)], DataConfig(seq_len=64, held_out=0.2))
     held_out = sum(map(len, corpus.held_out.stretches))
     assert 0.05 < held_out / sum(map(len, files)) < 0.5
     assert max(map(len, corpus.held_out.stretches)) > 500
@@ -226,7 +246,7 @@ def test_a_handful_of_lines_is_a_corpus_of_short_sequences(size: int) -> None:
     lines = b"".join(
         b"%d: a line that is long enough to end a piece of it\n" % n for n in range(14)
     )
-    corpus = split([text([lines[:size]])], DataConfig(seq_len=8, streams=1))
+    corpus = split([text([[lines[:size]]])], DataConfig(seq_len=8, streams=1))
     assert len(corpus.held_out) >= 1
     assert len(corpus.train) * 8 > size / 2
 

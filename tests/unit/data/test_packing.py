@@ -68,7 +68,7 @@ def test_rows_are_the_same_in_whatever_order_they_are_read() -> None:
 
 def test_training_text_is_packed_and_no_held_out_token_is_padding() -> None:
     files = [bytes([65 + n % 26]) * (5 + n % 40) for n in range(400)]
-    corpus = split([text(files)], DataConfig(seq_len=31, packing="fit"))
+    corpus = split([text([file] for file in files)], DataConfig(seq_len=31, packing="fit"))
     batch = corpus.train.batch(np.arange(len(corpus.train)))
     assert set(batch) == {"tokens", "segments", "positions"}
     assert corpus.held_out.batch(np.arange(len(corpus.held_out)))["segments"].min() == 1
