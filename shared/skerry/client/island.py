@@ -25,8 +25,6 @@ log = structlog.get_logger()
 
 DIVERGED_IN_A_ROW = 5
 REPORT_S = 10.0
-ALONE_S = 15.0
-"""Seconds without parameters in the log after which a learner says that no syncer commits."""
 
 
 def progress(config: TrainConfig, step: int, elapsed_s: float) -> float:
@@ -93,16 +91,11 @@ class Island:
     def catch_up(self) -> Iterator[float]:
         """Adopt a version of every fragment."""
         self.enter(LearnerPhase.CATCHING_UP)
-        alone_s = self.meter.clock() + ALONE_S
         while not self.stopping:
             yield from self.offer()  # who was to do it may be gone by now
             self.session.boundary(self.now, self.meter.loss)
             if self.session.caught_up and self.session.mailbox.began_s is not None:
                 break
-            if self.meter.clock() > alone_s and not any(self.session.versions):
-                alone_s, run = math.inf, self.place.learner.run
-                hint = f"start `skerry syncer --run {run}` on the same broker, or see its log"
-                log.warning("waits_for_syncer", seconds=ALONE_S, hint=hint)
             yield self.idle()
 
     def read(self, loss: float, *, finite: bool) -> None:

@@ -98,7 +98,10 @@ async def find_or_create(
         if record.created_ns == created_ns:
             _say_created(run, given, work.plan)
     if record.skerry_version != version("skerry"):
-        log.warning("other_release", created_by=record.skerry_version, here=version("skerry"))
+        hint = "all processes of a run should be of one release"
+        log.warning(
+            "other_release", created_by=record.skerry_version, here=version("skerry"), hint=hint
+        )
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
     config = loading.with_own_data(config, given)
     weights = config.model.weights if given.model.path else given.model.weights

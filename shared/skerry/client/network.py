@@ -25,7 +25,7 @@ from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
 from skerry.protocol import genesis
 from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
-from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse
+from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse, SyncerPulse
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup
@@ -33,6 +33,8 @@ from skerry.tasks import TaskGroup
 log = structlog.get_logger()
 
 NANOSECONDS = 1e9
+ALONE_S = 15.0
+"""Seconds without a syncer after which that is said, also while the trainer compiles."""
 PREPARING = {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
 
 
@@ -126,10 +128,24 @@ class Network:
         """Post when the run's first commit was made, on the trainer's clock.
 
         How long ago that is the broker's clock tells, once: those of machines differ, and jump.
+        Where none comes and no syncer has said anything, it is said once what is missing.
         """
-        begun_ns = await ledger.begun_ns(self.link.bus, self.link.run)
+        async with TaskGroup() as group:
+            say = lambda: group.create_task(self._say_alone())  # noqa: E731 - a task only if needed
+            alone = asyncio.get_running_loop().call_later(ALONE_S, say)
+            try:
+                begun_ns = await ledger.begun_ns(self.link.bus, self.link.run)
+            finally:
+                alone.cancel()
         now_ns, at_s = await self._broker_time()
         self.link.mailbox.post_genesis(at_s - (now_ns - begun_ns) / NANOSECONDS)
+
+    async def _say_alone(self) -> None:
+        run = self.link.run
+        with suppress(BrokerUnavailable):
+            if not await run_records.newest_each(self.link.bus, run, SyncerPulse):
+                hint = f"start `skerry syncer --run {run}` on the same broker, or see its log"
+                log.warning("waits_for_syncer", seconds=ALONE_S, hint=hint)
 
     async def _broker_time(self) -> tuple[int, float]:
         """Return what the broker's clock and the trainer's show, to within a round trip.

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import structlog
 from numpy.typing import NDArray
+from structlog.testing import capture_logs
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import slice_norms
 from skerry.client import connection, sending
+from skerry.client import network as network_side
 from skerry.client.joining import LearnerPlace
 from skerry.client.mailbox import Event, Gone, Initial, OutgoingContribution
 from skerry.client.network import Network, open_sync
@@ -42,6 +44,7 @@ from skerry.protocol.messages import (
     Manifest,
     RefusalCause,
     Refused,
+    SyncerPulse,
 )
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
@@ -596,3 +599,18 @@ async def test_a_pulse_is_said_again_until_a_step_is_measured(
         count = len(said)
         await asyncio.sleep(3 * every_s)
     assert len(said) == count
+
+
+async def test_learner_without_a_syncer_says_so_once_with_the_command_that_mends_it(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_side, "ALONE_S", 0.01)
+    wire = await Wire.begin(bus)
+    with capture_logs() as logs:
+        async with running(wire.network.genesis):
+            await until(lambda: bool(logs))
+        assert [line["event"] for line in logs] == ["waits_for_syncer"]
+        assert "skerry syncer --run run" in logs.pop()["hint"]
+        await run_records.publish(bus, SyncerPulse("run", "s", "5f3a", 1, "host", (0,), (1,)))
+        await wire.network._say_alone()
+        assert not logs, "a syncer is there"

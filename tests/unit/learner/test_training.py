@@ -301,17 +301,3 @@ def test_every_step_records_the_norm_of_its_gradient(collected: Collected) -> No
     Scene([], 3).train()
     ((_, total),) = collected.values(metrics.GRADIENT_NORM)
     assert total > 0
-
-
-def test_learner_without_a_syncer_says_so_once_with_the_command_that_mends_it() -> None:
-    scene = Scene([], 1)
-    place, trainer = scene.loop.place, scene.trainer
-    log = PlayedLog(scene.plan, CONFIG.sync, trainer, place.start)
-    clock = itertools.count()
-    meter = Meter(0.0, lambda: float(next(clock)))
-    loop = TrainingLoop(place, CONFIG, log.session, meter, trainer=trainer, feed=scene.feed)
-    with capture_logs() as lines:
-        for _ in itertools.islice(loop.catch_up(), 100):
-            pass
-    (said,) = [line for line in lines if line["event"] == "waits_for_syncer"]
-    assert "skerry syncer --run run" in said["hint"]
