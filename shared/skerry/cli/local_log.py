@@ -13,7 +13,7 @@ from typing import NamedTuple
 from skerry.cli.cluster.cluster import served
 from skerry.cli.cluster.folder import resting
 from skerry.cli.programs import argv_of
-from skerry.errors import RunNotFound
+from skerry.errors import BrokerUnavailable, RunNotFound
 from skerry.log.base import Bus
 from skerry.log.ledger import list_runs
 from skerry.service.clusters import LOGIN, running
@@ -21,6 +21,8 @@ from skerry.settings import loading
 from skerry.settings.local import NatsSettings, Settings
 
 CONNECT_S = 5.0
+HERE_S = 2.0
+"""For a broker on this machine, which answers at once or is not there."""
 
 
 class Log(NamedTuple):
@@ -42,8 +44,18 @@ async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGener
     nats = nats.model_copy(update={"connect_timeout_s": min(CONNECT_S, nats.connect_timeout_s)})
     clusters = [c for c in running() if run is None or c.run == run]
     folders = [f for f in resting() if run is None or f.run == run]
-    if named or nats.url != NatsSettings().url or not (clusters or folders):
+    if named or nats.url != NatsSettings().url:
         yield Log(nats, run)
+    elif not (clusters or folders):
+        try:
+            yield Log(nats.model_copy(update={"connect_timeout_s": HERE_S}), run)
+        except BrokerUnavailable as error:
+            msg = (
+                f"There is no run{f' {run!r}' if run else ''} of `skerry up` in this folder, and no"
+                f" broker at {nats.url}: give this command where `skerry up` was given, or name a"
+                " broker with --nats."
+            )
+            raise BrokerUnavailable(msg) from error
     elif clusters:
         yield Log(clusters[0].reached_with(nats), run)
     else:

@@ -122,6 +122,9 @@ def show(
 def up(  # noqa: PLR0913 - typer makes an option of each parameter
     config: Config = None,
     *,
+    as_option: Annotated[
+        Path | None, typer.Option("--config", hidden=True, metavar="CONFIG.toml")
+    ] = None,  # as other commands take it
     set_: Sets = None,
     run: Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")] = "main",
     from_: Annotated[
@@ -153,7 +156,7 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
 
     with exit_on_error():
         run_up(
-            config=config,
+            config=config or as_option,
             sets=assignments(set_, allow_code, from_hf),
             run=run,
             checkpoint=from_,

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skerry import installing
+from skerry import code, installing
 from skerry.cli.cluster import devices
 from skerry.cli.cluster.broker import find_server
 from skerry.cli.cluster.cluster import INSTALLED
 from skerry.cli.programs import require
 from skerry.errors import ConfigError, CorpusError
+from skerry.models.axes import sizes_of
 from skerry.settings import loading
+from skerry.settings.checks import named_code
 
 if TYPE_CHECKING:
     from skerry.settings.local import LocalSettings, Settings
     from skerry.settings.models import RunConfig
 
+MOST_DEVICES = 999_999
+"""Of a mesh whose devices are not known yet."""
 READ_BYTES = 32 * 1024**2
 """Text up to so much is read whole; of more, only its files are looked for."""
 SAMPLE = 1 << 22
@@ -37,6 +42,9 @@ def check(
     if nats is None:
         find_server(loading.control_variable("SKERRY_NATS_SERVER"))
     devices.refuse_missing()
+    sizes_of(settings.local.learner.mesh, MOST_DEVICES)
+    for path, value in named_code(settings.run):
+        _check_module(code.module_of(value), path)
     _check_extras(settings.local)
     if checkpoint is None:  # else it has a config of its own
         vocab = _check_model(settings.run)
@@ -75,6 +83,17 @@ def _check_extras(local: LocalSettings) -> None:
     ):
         if value and not _found(module):
             raise installing.missing(setting, module, extra)
+
+
+def _check_module(module: str, path: str) -> None:
+    """Raise ConfigError for a module that services, which look in this folder first, lack."""
+    top = module.partition(".")[0]
+    if top and not (PathFinder.find_spec(top, [""]) or PathFinder.find_spec(top)):
+        msg = (
+            f"{path} names module {module!r}, which is neither in this folder nor installed: give"
+            " the command in the folder of its file, or install it."
+        )
+        raise ConfigError(msg, path=path)
 
 
 def _found(module: str) -> bool:

@@ -79,6 +79,10 @@ def answer(
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     name = "" if first in also else name
     command = cast("TyperCommand", typer.main.get_command(app))
+    options = {option for parameter in command.params for option in parameter.opts}
+    if first.endswith(".toml") and "--config" in options:
+        print(f"error: {name} takes a file as an option: --config {first}.", file=sys.stderr)
+        sys.exit(2)
     try:
         with_examples(command, name)(prog_name=f"skerry {name}".strip())
     except SystemExit as end:

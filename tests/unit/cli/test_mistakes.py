@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from skerry.cli import main, ready
+from skerry.cli import local_log, main, ready
 from skerry.cli.cluster import devices
 from skerry.cli.programs import COMMANDS, PROGRAMS
+from skerry.data.__main__ import app as data
+from skerry.service.entry import answer
 from skerry_checkpointer.__main__ import app as checkpointer
 from skerry_evaluator.__main__ import app as evaluator
 from skerry_health_monitor.__main__ import app as health_monitor
 from skerry_learner.__main__ import app as learner
 from skerry_syncer.__main__ import app as syncer
 from skerry_tools.__main__ import app as tools
+from skerry_tools.lab.__main__ import app as lab
 
 APPS = {
     "learner": learner,
@@ -30,6 +33,8 @@ APPS = {
     "evaluator": evaluator,
     "health-monitor": health_monitor,
     "tools": tools,
+    "data": data,
+    "lab": lab,
 }
 NOWHERE = "--nats nats://127.0.0.1:1 --set nats.connect_timeout_s=0.05"
 
@@ -59,6 +64,10 @@ MISTAKES = [
     ("up --set train.inner=lion", "adamw, muon, gradient, or module:function"),
     ("up --set train.schedule=linear", "must be one of"),
     ("up --set log_level=verbose", "must be one of"),
+    ("up --set train.steps=1e6", "must be a whole number"),
+    ("up --set learner.mesh=rows=2", "such as data=2,fsdp=4"),
+    ("up --set sync.merge=my_rules:median", "nor installed"),
+    ("typo up", "did you mean sync.h_steps?"),
     # A config file.
     ("up nowhere.toml", "No such file"),
     ("up broken.toml", "is not valid TOML"),
@@ -66,6 +75,17 @@ MISTAKES = [
     ("up typo.toml", "did you mean model.preset?"),
     ("up books", "Is a directory"),
     ("config show nowhere.toml", "No such file"),
+    ("up --config broken.toml", "is not valid TOML"),
+    ("lab nowhere.toml", "No such file"),
+    ("plan --params 12X", 'such as 12e9 or "12B"'),
+    ("plan --bandwidth 3", "about --regions"),
+    ("simulate nowhere", "neither shipped nor a file"),
+    # A command line.
+    ("upp", "Did you mean 'up'?"),
+    ("up --learner 2", "--learners"),
+    ("sample", "Missing argument 'CHECKPOINT'"),
+    ("export books", "Missing option '--out'"),
+    ("keys add site --role leaner", "is not one of 'learner'"),
     # Text.
     ("up --set data.source=text", "name the files or folders"),
     ('up --set data.paths=["books"]', 'set data.source to "text"'),
@@ -75,6 +95,13 @@ MISTAKES = [
     ('up --set data.source=tokens --set data.paths=["words.npy"]', "set model.vocab to"),
     ('up --set data.source=prepared --set data.paths=["books"]', "data prepare"),
     ("up --set data.tokenizer_folder=x", 'set data.source to "text"'),
+    (
+        'up --set data.source=text --set data.paths=["books","odd"] --set data.weights=[1]',
+        "give each a weight",
+    ),
+    ("data prepare books --tokenizer nowhere --out corpus", "name the folder that has one"),
+    ("data inspect books", "`skerry data prepare`"),
+    ("data train-tokenizer empty --vocab 300 --out words", "names no file that ends in"),
     ("init nowhere", "name a file or folder"),
     ("init empty", "name a folder with the text"),
     ("init --out typo.toml", "add --force"),
@@ -86,11 +113,15 @@ MISTAKES = [
     ("up --set metrics.tensorboard=board", "install"),
     ("gpu up", "unset JAX_PLATFORMS"),
     ("gpu learner", "unset JAX_PLATFORMS"),
+    ("gpuu up", "did you mean gpu?"),
     ("server up", "unset it and `"),
     # A broker.
     (f"status {NOWHERE}", "No NATS server answered"),
     (f"learner {NOWHERE}", "No NATS server answered"),
     (f"syncer {NOWHERE}", "No NATS server answered"),
+    ("learner --nats tls://broker:4222 --set nats.ca_file=nowhere.pem", "files in PEM"),
+    ("keys rotate site-a", "`skerry keys init`"),
+    ("region init eu --hub tls://hub:7422 --learner eu-0", "`skerry keys init`"),
     ("status --nats http://broker:4222", "must look like nats://host:4222"),
     ("learner --nats nats://me:secret@broker", "password_file or nats.credentials"),
     ("learner --set nats.credentials=nowhere.nk", "No such file"),
@@ -104,7 +135,8 @@ MISTAKES = [
     ("sample nowhere", "`skerry checkpoints list`"),
     ("checkpointer --set store.url=gs://bucket", "s3://bucket/prefix"),
     ("health-monitor --set health.host=203.0.113.7", "an address of this machine"),
-    ("status", "skerry up"),
+    ("status", "name a broker with --nats"),
+    ("chaos --once kill learner-1", "No cluster runs in"),
     ("plan nowhere.toml", "nowhere.toml"),
 ]
 
@@ -153,24 +185,38 @@ def test_a_mistake_is_one_sentence_with_the_fix_and_leaves_nothing(
     fix: str,
 ) -> None:
     where, _, rest = line.partition(" ")
-    if where == "gpu":
+    if where in {"gpu", "gpuu"}:
         line = rest
-        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda" if where == "gpu" else where)
         monkeypatch.setattr(devices, "find_spec", lambda _name: None)
+    if where == "typo":
+        line = rest
+        monkeypatch.setenv("SKERRY_SYNC__H_STEP", "3")
     if where == "server":
         line = rest
         monkeypatch.setenv("SKERRY_NATS_SERVER", "/nowhere/nats-server")
     monkeypatch.setattr(ready, "_found", lambda _module: False)
+    monkeypatch.setattr(local_log, "HERE_S", 0.05)
     for begun in ("skerry.cli.up.run_stoppable", "os.execv"):
         monkeypatch.setattr(begun, pytest.fail)
     before = {*folder.rglob("*")}
     code, text = said(line, capfd)
     assert code in {1, 2}, text
-    (sentence,) = [one for one in text.splitlines() if one.startswith("error: ")]
+    (sentence,) = [one for one in text.splitlines() if one.lower().startswith("error: ")]
     assert fix in sentence
     assert "Traceback" not in text
     assert {*folder.rglob("*")} == before
 
 
+def test_a_service_given_its_file_as_an_argument_says_how_it_takes_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["skerry-learner", "run.toml"])
+    with pytest.raises(SystemExit, match="2"):
+        answer(learner, "learner")
+    said = "error: learner takes a file as an option: --config run.toml.\n"
+    assert capsys.readouterr().err == said
+
+
 def test_there_are_sixty_of_them() -> None:
-    assert len({line for line, _ in MISTAKES}) >= 60
+    assert len({fix for _, fix in MISTAKES}) >= 60

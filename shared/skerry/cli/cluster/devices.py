@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ MOST_MEMORY = 0.9
 """Of an accelerator's memory, for all learners that share it."""
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_S = 10.0
+KNOWN = ("cpu", "cuda", "gpu", "tpu", "rocm")
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
@@ -69,9 +71,14 @@ def shared(learners: int, devices: int) -> str:
 
 
 def refuse_missing(environ: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError where ``JAX_PLATFORMS`` wants an NVIDIA GPU and this machine has none."""
+    """Raise ConfigError where ``JAX_PLATFORMS`` is mistyped, or wants a GPU that is not here."""
     source = os.environ if environ is None else environ
     platforms = source.get(PLATFORMS, "")
+    for name in platforms.lower().split(","):
+        near = get_close_matches(name, KNOWN, 1)
+        if near and name not in KNOWN:
+            msg = f"{PLATFORMS} is {platforms}, which JAX does not know: did you mean {near[0]}?"
+            raise ConfigError(msg, path=PLATFORMS)
     if not {"cuda", "gpu"} & set(platforms.lower().split(",")):
         return
     why = ""
