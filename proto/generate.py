@@ -1,14 +1,13 @@
 """Generate shared/skerry/protocol/v1 from the schema, or with --check fail on a difference.
 
-Protobuf code comes from protoc, dataclasses and enums (messages.py) from ``dataclasses_of.py``.
-The generated files are committed, so that installing Skerry needs no compiler; CI runs this with
-``--check``. It needs grpcio-tools and mypy-protobuf of the dev group in the running interpreter.
+protoc writes schema.bin, the schema that protobuf reads at import; dataclasses and enums
+(messages.py) come from ``dataclasses_of.py``. The generated files are committed, so that installing
+Skerry needs no compiler; CI runs this with ``--check``. It needs grpcio-tools of the dev group.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,26 +25,28 @@ INIT = '"""Generated from proto/skerry/protocol/v1 by proto/generate.py: do not 
 def compile_into(out: Path) -> None:
     """Write the generated package under ``out``."""
     sources = sorted(str(path.relative_to(PROTO)) for path in (PROTO / PACKAGE).glob("*.proto"))
-    plugins = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    schema = out / "schema.bin"
+    schema = out / "with_comments.bin"
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={PROTO}"),
-            *(f"--python_out={out}", f"--mypy_out=quiet:{out}"),
             *(f"--descriptor_set_out={schema}", "--include_source_info", *sources),
         ],
         check=True,
-        env={**os.environ, "PATH": plugins},
     )
-    (out / PACKAGE / "__init__.py").write_text(INIT)
+    package = out / PACKAGE
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(INIT)
     files = FileDescriptorSet.FromString(schema.read_bytes())
-    (out / PACKAGE / "messages.py").write_text(module_of(files))
+    (package / "messages.py").write_text(module_of(files))
+    for file in files.file:
+        file.ClearField("source_code_info")
+    (package / "schema.bin").write_bytes(files.SerializeToString(deterministic=True))
 
 
 def generated(root: Path) -> dict[str, bytes]:
     """Return name and bytes of every generated file that lies under ``root``."""
     folder = root / PACKAGE
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.py*")) if path.is_file()}
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
 
 
 def main() -> int:

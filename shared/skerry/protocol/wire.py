@@ -22,19 +22,23 @@ module is imported.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.resources import files
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 import xxhash
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from skerry.errors import Corrupt, Oversized, Truncated, WrongVersion
 from skerry.protocol.messages import FrameKind
-from skerry.protocol.v1 import chunk_pb2, messages, plan_pb2, presence_pb2, run_pb2, state_pb2
+from skerry.protocol.v1 import messages
 
 Convert = Callable[[Any], Any]
 
@@ -143,11 +147,18 @@ def _refuse_oversized(header_bytes: int, payload_bytes: int) -> None:
         raise Oversized(msg)
 
 
-MESSAGES: dict[type[Any], type[Message]] = {
-    getattr(messages, name): getattr(module, name)
-    for module in (plan_pb2, chunk_pb2, presence_pb2, run_pb2, state_pb2)
-    for name in module.DESCRIPTOR.message_types_by_name
-}
+def _message_classes() -> Iterator[tuple[type[Any], type[Message]]]:
+    """Yield each dataclass with its protobuf class."""
+    pool, package = DescriptorPool(), messages.__name__.rpartition(".")[0]
+    schema = FileDescriptorSet.FromString((files(package) / "schema.bin").read_bytes())
+    for file in schema.file:
+        pool.Add(file)
+    for name in (message.name for file in schema.file for message in file.message_type):
+        if (kind := getattr(messages, name, None)) is not None:
+            yield kind, GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+
+
+MESSAGES: dict[type[Any], type[Message]] = dict(_message_classes())
 """The protobuf class of each dataclass."""
 
 

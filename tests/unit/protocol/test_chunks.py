@@ -27,7 +27,6 @@ from skerry.protocol import wire
 from skerry.protocol.chunks import OUTER_STACK, seal, unseal
 from skerry.protocol.codec import pack, packed_bound
 from skerry.protocol.messages import ChunkHeader, ContributionHeader, ContributionKind, FrameKind
-from skerry.protocol.v1 import chunk_pb2
 
 BLOCKS = 3
 PLAN = Plan(
@@ -143,7 +142,7 @@ def test_the_state_of_an_outer_optimizer_may_stack_vectors_up_to_a_bound() -> No
 
 
 def test_an_unknown_kind_of_contribution_is_a_wrong_version() -> None:
-    header = chunk_pb2.ChunkHeader.FromString(wire.encode(HEADER))
+    header: Any = wire.to_message(HEADER)
     header.contribution.MergeFromString(b"\x08\x63")  # kind = 99
     message = wire.write(FrameKind.CHUNK, header.SerializeToString(), CHUNK.packed)
     with pytest.raises(WrongVersion, match="ContributionKind 99"):

@@ -31,6 +31,7 @@ from skerry.protocol.messages import (
     FrameKind,
     Manifest,
     MemberRecord,
+    Part,
     Pulse,
     Round,
     RunRecord,
@@ -39,7 +40,6 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.records import Record, StoredMessage
 from skerry.protocol.subjects import Subjects
-from skerry.protocol.v1 import plan_pb2, presence_pb2, state_pb2
 from tests.support.builders import commit, member, pulse, round_, run_record, syncer_pulse
 
 ALL = [(kind, number) for kind, number in FRAME_KINDS.items() if kind is not ChunkHeader]
@@ -151,8 +151,13 @@ def test_what_no_honest_service_writes_is_implausible(record: Record) -> None:
         decoded(record)
 
 
+def protobuf(kind: type[Any], **fields: Any) -> Any:
+    """Return a message with these fields and no others."""
+    return wire.MESSAGES[kind](**fields)
+
+
 def test_leaves_of_the_first_release_are_trained_as_one_unit() -> None:
-    then = plan_pb2.LeafSpec(name="w", shape=[4, 4], embedding=True).SerializeToString()
+    then = protobuf(LeafSpec, name="w", shape=[4, 4], embedding=True).SerializeToString()
     leaf = LeafSpec("w", (4, 4), embedding=True)
     assert wire.decode(LeafSpec, then) == leaf
     assert wire.encode(leaf) == then, "and are written as they were"
@@ -173,10 +178,10 @@ def test_a_record_of_another_plan_is_refused(record: Round | RunRecord) -> None:
         records.decode(type(record), data, run="r", plan_digest=78)
 
 
-LATER = presence_pb2.Pulse(run="r")
+LATER = protobuf(Pulse, run="r")
 LATER.MergeFromString(b"\x20\x63")  # phase = 99
-NO_PHASE = presence_pb2.Pulse(run="r").SerializeToString()
-NO_COMMIT = state_pb2.Manifest(parts=[state_pb2.Part()]).SerializeToString()
+NO_PHASE = protobuf(Pulse, run="r").SerializeToString()
+NO_COMMIT = protobuf(Manifest, parts=[protobuf(Part)]).SerializeToString()
 
 
 @pytest.mark.parametrize(
