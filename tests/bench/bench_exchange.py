@@ -3,7 +3,9 @@
 M learners without a model send int4 noise for each fragment to a real broker, a syncer in a process
 of its own merges and commits it, and each learner reads the new global fragment. All on this
 machine, so the link is memory. ``--parameters`` and ``--learners`` say how much; encoding is done
-once before, since it is a learner's own. Beside each figure stands what ``skerry plan`` says of it.
+once before, since it is a learner's own. Beside each figure stands what ``skerry plan --measure``
+says of it, taken on the same machine afterwards; but no wall time: a plan has no learners and no
+broker on the syncer's cores.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from skerry.protocol.codec import pack
 from skerry.protocol.messages import ContributionKind, Manifest, Round
 from skerry.protocol.parts import size_of, window_bytes
 from skerry.settings.models import LogConfig, OuterConfig, RunConfig, SyncConfig
+from skerry_tools.plan.measure import measure as measured_here
 from skerry_tools.plan.memory import syncer_bytes
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
@@ -241,22 +244,23 @@ def config_of(cut: Plan, chosen: Namespace) -> RunConfig:
 def planned(
     cut: Plan, config: RunConfig, chosen: Namespace, empty_bytes: float
 ) -> dict[str, float]:
-    """Return what a plan of these settings says, by the name of its figure.
+    """Return what ``skerry plan --measure`` says of these settings, by the name of its figure.
 
     ``empty_bytes`` is what a syncer's process holds before it has a model.
     """
+    speeds, write = measured_here(config.sync, chosen.learners)
     load = SyncLoad(config.sync, cut.parameters, outer_vectors=int(chosen.momentum))
     here = {"learners": chosen.learners, "up": "1 Tbit/s", "rtt": "1 ms"}
     # A step as long as a round: an exchange has one round after the other.
     site = PlannedSite("here", SiteTable.model_validate(here), 1.0, local=True)
-    at = Deployment(load, {"here": site}, HubTable(), ScenarioTables(), run=config)
+    hub = HubTable().model_copy(update={"write": write})
+    at = Deployment(load, {"here": site}, hub, ScenarioTables(), run=config, speeds=speeds)
     state = load.state_bytes(1 / load.keyframe_every, at.snapshots)
     return {
         UP: load.up_bits,
         DOWN: load.down_bits,
         STORED: state,
-        WALL: 1e9 * at.site_rounds["here"].round_s * len(cut.fragments) / cut.parameters,
-        CPU: 1e9 * at.speeds.commit_cpu_s[chosen.momentum],
+        CPU: 1e9 * at.hub_round.busy_cores * at.period_s / cut.parameters,
         RESIDENT: (syncer_bytes(at) + empty_bytes) / cut.parameters,
     }
 
@@ -347,7 +351,8 @@ def main() -> None:
     print(" ".join(f"{load:.1f}" for load in os.getloadavg()))
     print(f"  {'':<50} {'measured':>8} {'planned':>8} {'goal':>5}")
     for name, value in rows.items():
-        print(f"  {name:<50} {value:8.2f} {plans[name]:8.2f} {limits[name]:5g}")
+        says = f"{plans[name]:8.2f}" if name in plans else f"{'-':>8}"
+        print(f"  {name:<50} {value:8.2f} {says} {limits[name]:5g}")
     print(f"  {empty_bytes / 2**20:.0f} MiB of the resident are a syncer without a model")
     goals = [Goal(name, goal, rows[name], "", at_most=True) for name, goal in limits.items()]
     write("exchange", [rows, plans], goals, chosen.json)

@@ -118,7 +118,7 @@ def measured_here(asked: Question) -> Question:
     """Return the question with what this machine does; a ``hub.write`` that is given stays."""
     from skerry_tools.plan.measure import measure
 
-    speeds, write = measure(asked.run.sync)
+    speeds, write = measure(asked.run.sync, asked.learners)
     hub = asked.tables.hub
     if "write" not in hub.model_fields_set:
         hub = hub.model_copy(update={"write": write})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from skerry.protocol.messages import ChunkHeader
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import control_variable
 from skerry.settings.models import SyncConfig
-from skerry_tools.plan.measured import COUNTS, DEFAULT, Speeds
+from skerry_tools.plan.measured import DEFAULT, MERGE_CHECKED, NEAR, Speeds
 from skerry_tools.plan.traffic import SyncLoad
 
 PARAMETERS = 4 * 1024**2
@@ -37,36 +38,34 @@ RUN = "measure"
 LAYOUT = plan([LeafSpec("w", (PARAMETERS,))], 1)
 
 
-def measure(sync: SyncConfig) -> tuple[Speeds, float]:
+def measure(sync: SyncConfig, learners: int) -> tuple[Speeds, float]:
     """Return what one core does with a run's schemes, and bytes a second that a broker stores.
 
-    Whole commits are taken to cost more or less by as much as their decode, merge and encode. The
-    broker is a server of our own below the folder for temporary files. Raises ConfigError where
-    there is none.
+    Merging is of as many contributions as there are learners, 8 at most. The broker is a server of
+    our own below the folder for temporary files. Raises ConfigError where there is none.
     """
     up, down = sync.contribution_scheme, SyncLoad(sync, PARAMETERS).down_scheme
     x = np.random.default_rng(0).standard_normal(PARAMETERS, np.float32) * np.float32(1e-4)
-    sent = {scheme: _messages(scheme, x, sync.chunk_bytes) for scheme in {up, down}}
+    count = min(learners, MERGE_CHECKED[-1])
+    sent = {scheme: _messages(scheme, x, sync.chunk_bytes) for scheme in {up, NEAR.get(down, down)}}
     encode = {s: _rate(partial(_messages, s, x, sync.chunk_bytes)) for s in sent}
     decode = {s: _rate(partial(_received, s, messages)) for s, messages in sent.items()}
-    few, many = (4 * PARAMETERS / _rate(_merging(up, x, count)) for count in COUNTS)
-    each = max(0.0, many - few) / (COUNTS[1] - COUNTS[0]) / (4 * PARAMETERS)
-    base = max(0.0, few / (4 * PARAMETERS) - COUNTS[0] * each)
-    found = replace(DEFAULT, encode=encode, decode=decode, merge_base=base, merge_each={up: each})
-    slower = found.work_s(up, down, 1.0, COUNTS[0]) / DEFAULT.work_s(up, down, 1.0, COUNTS[0])
-    commits = tuple(seconds * slower for seconds in DEFAULT.commit_cpu_s)
-    return replace(found, commit_cpu_s=commits, here=True), asyncio.run(_published(sync))
+    each = {up: 1 / _rate(_merging(up, x, count)) / count}
+    found = replace(
+        DEFAULT, encode=encode, decode=decode, merge_base=0.0, merge_each=each, here=True
+    )
+    return found, asyncio.run(_published(sync))
 
 
 def _rate(work: Callable[[], object]) -> float:
-    """Return f32 bytes a second, of the best of some rounds."""
+    """Return f32 bytes a CPU second, the median of some rounds: others may use the cores too."""
     work()  # compiles
-    best = float("inf")
+    spent: list[float] = []
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        began = time.process_time()
         work()
-        best = min(best, time.perf_counter() - began)
-    return 4 * PARAMETERS / best
+        spent.append(time.process_time() - began)
+    return 4 * PARAMETERS / statistics.median(spent)
 
 
 def _messages(scheme: str, x: np.ndarray, chunk_bytes: int) -> list[bytes]:
@@ -91,9 +90,12 @@ def _received(scheme: str, sent: list[bytes]) -> None:
 
 def _merging(scheme: str, x: np.ndarray, count: int) -> Callable[[], object]:
     fragment, outer = LAYOUT.fragments[0], make_outer("direct", lr=None, momentum=None, h_steps=1)
-    one = OuterGradient(scheme, cpu().quantise(scheme, x), slice_norms(fragment, x))
+    sent = [x * np.float32(1 + n / count) for n in range(count)]  # equal ones cost a digest more
+    items = [
+        OuterGradient(scheme, cpu().quantise(scheme, y), slice_norms(fragment, y)) for y in sent
+    ]
     master, spare = np.ones_like(x), [np.ones_like(x), np.ones_like(x)]
-    given = [one] * count, [1 / count] * count, "rda", fragment, (False,) * len(fragment.slices)
+    given = items, [1 / count] * count, "rda", fragment, (False,) * len(fragment.slices)
     return lambda: merge_and_apply(outer, master, outer.init(master), *given, spare)
 
 

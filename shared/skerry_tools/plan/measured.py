@@ -10,9 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.schemes import SCHEMES, raw_bytes
+from skerry.algorithm.schemes import AUTO, SCHEMES, raw_bytes
 
-RAW_BITS = {scheme: 8 * raw_bytes(scheme, 1) / BLOCK for scheme in SCHEMES}
+NEAR = {"e3m0": "int4", "int2": "int4", AUTO: "int5"}
+"""What other schemes cost about."""
+RAW_BITS = {
+    scheme: 8 * raw_bytes(NEAR[AUTO] if scheme == AUTO else scheme, 1) / BLOCK
+    for scheme in (*SCHEMES, AUTO)
+}
 """Bits per parameter before compression: no message exceeds them, headers aside."""
 _MEASURED = {
     "int2": 1.58,
@@ -23,17 +28,13 @@ _MEASURED = {
     "int8": 7.50,
     "bf16": 11.07,
     "f32": 28.09,
+    AUTO: 3.6,  # what training sent at the usual rate (docs/results/exchange.md)
 }
 WIRE_BITS = {**RAW_BITS, **_MEASURED}
 """Bits per parameter of a whole message, compression and headers included; not measured: raw."""
 
-COUNTS = (4, 8)
-"""Contributions of the merges that were measured, and about how many others are like them."""
 MERGE_CHECKED = range(2, 9)
-_NEAR = {"e3m0": "int4", "int2": "int4"}
-"""What other schemes cost about."""
-AUTO_DELTAS = "int5"
-"""What deltas of ``auto`` are planned as: training sends about as many bits, or fewer."""
+"""How many contributions merge at about the speed of the 4 and 8 that were measured."""
 STATE_COPIES = 2.2
 """Disk of the state stream, in live states: two slots, and what is not yet swept."""
 BROKER_WRITE_B_S = 0.48 * 1024**3
@@ -45,15 +46,15 @@ class Speeds:
     """What one core does: f32 bytes a second by scheme, checksum and compression included.
 
     Merging takes ``merge_base`` seconds an f32 byte, and ``merge_each`` for each contribution.
-    ``commit_cpu_s`` are CPU seconds a parameter of whole commits, without and with outer momentum,
-    on all threads: hash, compress and store too. ``here``: they are this machine's.
+    ``beside_s`` are CPU seconds a parameter that a commit takes beside that, without and with outer
+    momentum: receive, hash, send, and at times store it whole. ``here``: they are this machine's.
     """
 
     encode: Mapping[str, float]
     decode: Mapping[str, float]
     merge_base: float
     merge_each: Mapping[str, float]
-    commit_cpu_s: tuple[float, ...]
+    beside_s: tuple[float, float]
     here: bool = False
 
     def encode_s(self, scheme: str, params: float, cores: int) -> float:
@@ -73,9 +74,15 @@ class Speeds:
         merged = self.merge_s(up, params, decoded) + self.encode_s(down, params, cores)
         return decoded * self.decode_s(up, params, cores) + merged
 
+    def commit_s(
+        self, up: str, down: str, params: float, learners: int, *, momentum: bool
+    ) -> float:
+        """Return CPU seconds of a syncer, on all threads, for a whole commit."""
+        return self.work_s(up, down, params, learners) + self.beside_s[momentum] * params
+
 
 def _of(known: Mapping[str, float], scheme: str, worst: Callable[..., float]) -> float:
-    return known.get(_NEAR.get(scheme, scheme)) or worst(known.values())
+    return known.get(NEAR.get(scheme, scheme)) or worst(known.values())
 
 
 _MEMCPY_B_S = 15.4e9
@@ -88,7 +95,7 @@ DEFAULT = Speeds(
     decode={"int4": 6.5e9, "int5": 5.1e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S},
     merge_base=_BASE,
     merge_each={"int4": _EACH, "int8": (1 / 2.15e9 - _BASE) / 4},  # four at 2.15 GB/s
-    commit_cpu_s=(15e-9, 25e-9),
+    beside_s=(3.7e-9, 4.6e-9),
 )
 LARGEST = 246e3
 LOSS_BY_LEARNERS = {2: 2.5, 4: 8.3, 8: 15.8}

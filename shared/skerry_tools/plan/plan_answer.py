@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skerry.algorithm.schemes import scheme_of
+from skerry.algorithm.schemes import AUTO, scheme_of
 from skerry_tools.plan import measured, memory
 from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, several, shown
 from skerry_tools.plan.goodput import without_failures
@@ -93,7 +93,7 @@ def _caveats(plan: RunPlan) -> Iterator[str]:
     if at.learners not in measured.MERGE_CHECKED:
         yield f"merging {at.learners} contributions was not measured, 4 and 8 were"
     up, down = load.sync.contribution_scheme, load.down_scheme
-    if up not in at.speeds.merge_each or down not in at.speeds.encode:
+    if up not in at.speeds.merge_each or down not in {AUTO, *at.speeds.encode}:
         yield "the syncer's time with schemes that were not measured"
     if max(at.hub.cores, *(site.table.cores for site in at.sites.values())) > 1:
         yield "encoding on several cores; one core was measured"

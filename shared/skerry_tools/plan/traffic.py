@@ -13,11 +13,10 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.algorithm.fragments import plan
-from skerry.algorithm.schemes import AUTO
 from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
 from skerry.protocol.parts import INITIAL_BYTES, MOST_UNCOVERED, window_bytes
 from skerry.settings.models import RunConfig, SyncConfig
-from skerry_tools.plan.measured import AUTO_DELTAS, DEFAULT, RAW_BITS, WIRE_BITS, Speeds
+from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 
 if TYPE_CHECKING:
@@ -80,8 +79,8 @@ class SyncLoad:
     @property
     def down_scheme(self) -> str:
         """What a learner in step reads of each version."""
-        planned = {"none": self.sync.global_scheme, AUTO: AUTO_DELTAS}
-        return planned.get(self.sync.delta_scheme, self.sync.delta_scheme)
+        sync = self.sync
+        return sync.global_scheme if sync.delta_scheme == "none" else sync.delta_scheme
 
     @property
     def down_bits(self) -> float:
@@ -295,6 +294,8 @@ class Deployment:
 
         speeds, cores = self.speeds, hub.cores
         busy_s = speeds.work_s(up, down, whole, self.learners, cores) / load.sync.shards
+        momentum = load.outer_vectors > 0
+        commit_s = speeds.commit_s(up, down, whole, self.learners, momentum=momentum)
         last = math.ceil(burst / load.sync.shards) * load.fragment
         syncer_s = speeds.work_s(up, down, last, self.learners, cores)
         syncer_s -= speeds.decode_s(up, last, cores) * (self.learners - 1)  # as they come
@@ -306,10 +307,7 @@ class Deployment:
             broker_bytes_s=(self.contributed_bytes + state * whole) / self.period_s,
             broker_most_bytes_s=(self.contributed_bytes + most * whole) / self.period_s,
             busy_share=busy_s / self.period_s,
-            busy_cores=self.speeds.commit_cpu_s[load.outer_vectors > 0]
-            * whole
-            / load.sync.shards
-            / self.period_s,
+            busy_cores=commit_s / load.sync.shards / self.period_s,
             syncer_s=syncer_s,
             spared_s=burst * load.fragment * (all_parts - state) / hub.write,
             transfer_s=sum(remote * burst * load.fragment * b / rate for b, rate in ways if rate),

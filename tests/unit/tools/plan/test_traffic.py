@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.fragments import BLOCK, LeafSpec, plan
 from skerry.algorithm.schedule import Schedule, offset, room_steps
-from skerry.algorithm.schemes import raw_bytes
+from skerry.algorithm.schemes import SCHEMES, raw_bytes
 from skerry.protocol.chunks import seal_chunk
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import KEYFRAME, MOST_UNCOVERED, is_due
@@ -55,7 +55,7 @@ def _site_of(drawn: dict[str, Any]) -> PlannedSite:
 loads = st.fixed_dictionaries({
     "fragments": st.integers(1, 64), "h_steps": st.integers(1, 512),
     "overlap_steps": st.integers(1, 4), "shards": st.integers(1, 8),
-    "contribution_scheme": st.sampled_from(sorted(WIRE_BITS)),
+    "contribution_scheme": st.sampled_from(sorted(SCHEMES)),
     "global_scheme": st.sampled_from(["f32", "bf16"]),
 }).map(lambda sync: LOAD.changed(**sync))  # fmt: skip
 sites = st.fixed_dictionaries({
@@ -143,7 +143,7 @@ def test_the_hubs_own_link_holds_a_round_up_where_it_is_the_narrower_one() -> No
     narrow = HUB.model_copy(update={"down": 1e9, "up": 1e9})
     free, held = at(site_of(), site_of()), at(site_of(), site_of(), hub=narrow)
     assert held.site_rounds["s0"].round_s > free.site_rounds["s0"].round_s
-    assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 4.43) / 1e9)
+    assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 3.6) / 1e9)
 
 
 def test_learners_that_stop_compute_for_h_steps_in_every_cycle() -> None:
@@ -158,7 +158,7 @@ def test_where_all_stop_and_rounds_are_free_utilisation_is_mean_over_maximum_of_
     assert found.utilisation == pytest.approx(1.5 / 2.0)
 
 
-@pytest.mark.parametrize("scheme", sorted(WIRE_BITS))
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_raw_bits_are_the_codecs_and_measured_ones_are_not_above_them(scheme: str) -> None:
     assert RAW_BITS[scheme] == 8 * raw_bytes(scheme, 100) / (100 * BLOCK)
     assert WIRE_BITS[scheme] <= RAW_BITS[scheme] * 1.01
@@ -218,12 +218,12 @@ def test_snapshots_come_every_nth_version_or_before_the_window_is_full(
 def test_a_round_of_snapshots_is_judged_and_an_average_one_is_waited_for() -> None:
     hub = HUB.model_copy(update={"write": 1e9})
     found, free = (at(site_of(), site_of(), hub=one).hub_round for one in (hub, HUB))
-    all_bytes, mean_bytes = (4.43 + 11.07) / 8 + 8, (4.43 + 11.07 / 16) / 8 + 8 / 16
+    all_bytes, mean_bytes = (3.6 + 11.07) / 8 + 8, (3.6 + 11.07 / 16) / 8 + 8 / 16
     assert found.syncer_s - free.syncer_s == pytest.approx(5e8 * all_bytes / 1e9, rel=1e-3)
     assert found.spared_s == pytest.approx(5e8 * (all_bytes - mean_bytes) / 1e9)
     sent = 2 * 3.33 / 8
     assert found.broker_bytes_s == pytest.approx((sent + mean_bytes) * 12e9 / 48)
-    twice = (4.43 + 11.07 * 2 / 24) / 8 + 8 * 2 / 24  # of 24 fragments two have their turn at once
+    twice = (3.6 + 11.07 * 2 / 24) / 8 + 8 * 2 / 24  # of 24 fragments two have their turn at once
     assert found.broker_most_bytes_s == pytest.approx((sent + twice) * 12e9 / 48)
     stops = {"fragments": 1, "overlap_steps": 0}
     stopped = at(site_of(), hub=hub, load=LOAD.changed(**stops))
@@ -234,17 +234,17 @@ def test_a_round_of_snapshots_is_judged_and_an_average_one_is_waited_for() -> No
 def test_recovery_reads_a_snapshot_and_merges_again_what_was_contributed_since() -> None:
     found = at(site_of(), site_of(), hub=HUB.model_copy(update={"cores": 1, "write": 1e9}))
     read, seconds = recovery(found)
-    assert read == pytest.approx(12e9 * (8 + (11.07 + 15 * 4.43) / 8 + 15 * 2 * 3.33 / 8))
+    assert read == pytest.approx(12e9 * (8 + (11.07 + 15 * 3.6) / 8 + 15 * 2 * 3.33 / 8))
     slowest = 4 / (0.14 * 15.4e9)  # of a value in bf16, and in f32, which was not measured
     once_s = 2 * slowest + slowest + 15 * 4 / 5.1e9
     each_s = 2 * 4 / 6.5e9 + DEFAULT.merge_s("int4", 1.0, 2)
     assert seconds == pytest.approx(2.0 + read / 1e9 + 12e9 * (once_s + 15 * each_s))
     soon, soon_s = recovery(at(site_of(), site_of(), load=LOAD.changed(snapshot_every=1)))
-    assert soon == pytest.approx(12e9 * (8 + (11.07 + 15 * 4.43) / 8))
+    assert soon == pytest.approx(12e9 * (8 + (11.07 + 15 * 3.6) / 8))
     assert soon_s < seconds
 
 
-@pytest.mark.parametrize("scheme", sorted(WIRE_BITS))
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_bits_on_the_wire_are_what_the_codec_makes_of_gaussian_data(scheme: str) -> None:
     layout = plan([LeafSpec("w", (2**19,))], 1)
     x = np.random.default_rng(0).standard_normal(2**19, np.float32)
