@@ -148,8 +148,8 @@ async def test_a_region_whose_link_is_cut_says_so_and_comes_back(
             assert await read(learner, sequences) == sequences  # out of the cache
             with pytest.raises(ConfigError, match="Region eu is no standby of run 'r'"):
                 await rescue(region.bus(region.leaf, cache_of("eu")), RUN, LocalStore(tmp_path))
-            with pytest.raises(BrokerUnavailable, match="region eu has no link to the hub"):
-                async with region.learner(NatsOptions(connect_timeout_s=1.0)):
+            with pytest.raises(BrokerUnavailable, match=r"region eu at .* has not reached the hub"):
+                async with region.learner(NatsOptions(connect_timeout_s=3.0)):
                     pass
             region.hub.start()
             async with asyncio.timeout(60.0):
@@ -251,7 +251,9 @@ async def test_a_region_reaches_a_hub_over_tls_whose_authority_it_knows(
             async with region.learner() as learner:
                 await learner.publish(NAMES.pulse("eu-0"), b"x", msg_id="1")
             return
-        unreached = pytest.raises(BrokerUnavailable, match="region eu has no link to the hub")
+        unreached = pytest.raises(
+            BrokerUnavailable, match=r"region eu at .* has not reached the hub"
+        )
         with unreached:
             async with region.learner(NatsOptions(connect_timeout_s=2.0)):
                 pass

@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 from structlog.testing import capture_logs
 
+from skerry.log.client import NoAnswer
 from skerry.log.nats import fast
 from skerry.log.nats.fast import READ_BYTES, Incoming, LeanParser, WideTransport, headers_in
 from skerry.log.nats.session import cancellable
@@ -314,9 +315,11 @@ async def deaf(asked: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
 
-async def run(asked: asyncio.Event) -> str:
+async def run(asked: asyncio.Event, error: Exception | None = None) -> str:
     with cancellable():
         await deaf(asked)
+        if error is not None:
+            raise error
     return "ran on"
 
 
@@ -329,10 +332,11 @@ async def test_a_dropped_cancellation_is_heeded() -> None:
         await task
 
 
-async def test_a_dropped_timeout_is_a_timeout() -> None:
+@pytest.mark.parametrize("error", [None, NoAnswer("region eu has no link to the hub")])
+async def test_a_dropped_timeout_is_a_timeout_whatever_comes_of_it(error: Exception | None) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await run(asyncio.Event())
+            await run(asyncio.Event(), error)
 
 
 async def test_without_a_cancellation_nothing_happens() -> None:

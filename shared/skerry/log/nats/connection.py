@@ -104,6 +104,8 @@ class Connection:
         self.urls = urls
         self.options = options
         self.reason = "no connection"
+        self.region = ""
+        """The region whose broker has answered us, '' where that is the hub."""
         self.closing = False
         self.lost: set[Callable[[], None]] = set()
         """Called whenever what the server held for this connection is gone."""
@@ -124,11 +126,6 @@ class Connection:
         session = self._session
         return session is not None and bool(server_info(session.client).get("cluster"))
 
-    @property
-    def region(self) -> str:
-        """The region whose broker we are connected to, '' where that is the hub."""
-        return "" if self._session is None else region_of(self._session)
-
     async def close(self) -> None:
         """End the connection; requests that wait and followers end too."""
         self.closing = True
@@ -141,7 +138,7 @@ class Connection:
     def unavailable(self, seconds: float, refused: str = "") -> BrokerUnavailable:
         """Return the error for a server that does not answer, or cannot act, with what to do."""
         reached = self._session is not None and self._session.client.is_connected
-        if reached and self.region:
+        if self.region and (reached or self._session is None):
             return BrokerUnavailable(
                 f"The broker of region {self.region} at {self.urls} has not reached the hub for"
                 f" {seconds:.3g} s ({refused or self.reason}): mend its link (its log says what is"
@@ -254,7 +251,8 @@ class Connection:
                 async with asyncio.timeout_at(self._down_since + patience_s):
                     await self._up.wait()
             except TimeoutError:
-                await session.client.close()
+                with cancellable():
+                    await session.client.close()
             return
         async with self._dialling:
             if self._session is session:
@@ -310,9 +308,10 @@ class Connection:
                 )
                 client.options["allow_reconnect"] = True
                 await session.open()
+                self.region = region_of(session)
                 await check(session, self.urls, options.request_timeout_s)
         except BaseException as e:
-            with contextlib.suppress(OSError, NatsError, AssertionError):
+            with contextlib.suppress(OSError, NatsError, AssertionError), cancellable():
                 await client.close()
             ended = isinstance(e, (ConnectionError, ssl.SSLError))
             ours = ended and not isinstance(e, ssl.SSLCertVerificationError)

@@ -28,12 +28,14 @@ VIOLATION = re.compile(r'violation for (publish|subscription) to "([^"]*)"', re.
 
 @contextlib.contextmanager
 def cancellable() -> Generator[None]:
-    """Cancel the running task after all if nats-py dropped a cancellation while it flushed."""
+    """Cancel the running task after all if nats-py dropped a cancellation, whatever came of it."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 class NatsSession:
