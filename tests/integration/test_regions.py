@@ -12,15 +12,18 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from skerry.cli import doctor
+from skerry.cli.main import app
 from skerry.errors import BrokerUnavailable, ConfigError, Denied, RunMismatch
 from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
-from skerry.service.keyring import Keyring
+from skerry.service.accounts import CORE
+from skerry.service.keyring import ACCOUNTS, LINK, LINK_CREDENTIALS, Keyring
 from skerry.service.region import cache_of
 from skerry.settings.loading import load
 from skerry.settings.models import LogConfig, RunConfig
@@ -299,6 +302,41 @@ async def test_a_run_whose_hub_is_gone_goes_on_at_a_region_that_stands_by(
         await restore(admin, where, RUN)
         await assert_log_holds(learner, RUN, LocalStore(tmp_path / RUN), "step-00000004")
         assert (await ledger.join(learner, RUN, "eu-0", "host", 1)).shard == 1
+
+
+@pytest.mark.parametrize("region", [None], ids=["static"], indirect=True)
+async def test_a_deployment_goes_over_from_static_keys_to_keys_that_expire(
+    region: Region, tmp_path: Path
+) -> None:
+    """As docs/how-to/keys.md has it; the log stays, and clients need no new start."""
+    held, folder = region.keyring, tmp_path / "new"
+    async with begun(region) as (admin, learner):
+        mine = SHARD.contribution(0, "eu-0")
+        before = await learner.publish(mine, b"x", msg_id="1")
+        words = ("init", "--like", str(held.folder), "--days", "7", "--keys", str(folder))
+        done = CliRunner().invoke(app, ["keys", *words])
+        assert done.exit_code == 0, done.output
+        new = Keyring.opened(folder)
+        account = done.output.rpartition("The log is in the account ")[2].strip().rstrip(".")
+        for server in (region.leaf, region.hub):
+            server.stop()
+        for name in (ACCOUNTS, *(f"regions/eu/{n}" for n in (ACCOUNTS, LINK, LINK_CREDENTIALS))):
+            shutil.copy(folder / name, held.folder / name)
+        store = region.hub.folder / "jetstream"
+        (store / CORE).rename(store / account)
+        shutil.rmtree(region.leaf.folder / "jetstream")
+        for server in (region.hub, region.leaf):
+            server.start()
+        for name in ("admin", "eu-0", cache_of("eu")):
+            shutil.copy(new.seed(name), held.seed(name))
+        async with asyncio.timeout(30.0):
+            after = await learner.publish(mine, b"y", msg_id="2")
+        assert after.sequence == before.sequence + 1
+        await region.make_cache()
+        sequences = await committed(admin)
+        await caught_up(region, MANY)
+        assert await read(learner, sequences) == sequences
+        assert learner.shared_reads.cached_bytes == MANY * 1000
 
 
 @pytest.mark.drill

@@ -44,12 +44,17 @@ def init(
     ] = None,
     shards: Shards = None,
     days: Days = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Make keys for those named in this folder instead.", metavar="FOLDER"),
+    ] = None,
     keys: Folder = KEYS,
 ) -> None:
     """Make a key for each service of a run, its admin, and who only reads it (audit).
 
     With --days all keys of the folder expire, these and later ones, and the broker knows who signs
-    them instead of each key.
+    them instead of each key. With --like a deployment goes over to such keys: those of the other
+    folder stay as they are.
     """
     from skerry.service.accounts import CORE, services_of
     from skerry.service.keyring import ACCOUNTS, Keyring
@@ -61,7 +66,8 @@ def init(
         learners = (
             Grant(role, name, run, count) for role, names in named.items() for name in names or ()
         )
-        held.add(*services_of(run, count), *learners)
+        known = Keyring.opened(like).grants.values() if like else services_of(run, count)
+        held.add(*known, *learners)
         _show(held)
         print(f"The broker's config needs `include {keys / ACCOUNTS}`: the path from its folder.")
         account = CORE if held.signer is None else held.signer.public(CORE)

@@ -61,7 +61,10 @@ class Keyring:
         except OSError as error:
             raise _unreadable(folder, error) from error
         if is_taken:
-            msg = f"{folder} has keys already: `skerry keys add` makes one more."
+            msg = (
+                f"{folder} has keys already: `skerry keys add` makes one more, and `skerry keys"
+                f" init --like {folder} --keys OTHER` new ones for all of them."
+            )
             raise ConfigError(msg, path="keys")
         signer = None if days is None else Signer(checked_days(days))
         return cls(folder, signer=signer)
@@ -232,8 +235,8 @@ def _holds(path: Path, text: str) -> bool:
 
 def _for_ever(folder: Path) -> ConfigError:
     msg = (
-        f"The keys in {folder} do not expire, and have no --days: `skerry keys init --days N` in"
-        " another folder makes keys that do."
+        f"The keys in {folder} do not expire, and have no --days: `skerry keys init --days N --like"
+        f" {folder} --keys OTHER` makes such that do."
     )
     return ConfigError(msg, path="days")
 

@@ -73,7 +73,10 @@ def test_no_key_of_a_folder_has_days_where_the_first_had_none(keyring: Keyring) 
         lambda: keyring.add(Grant(Role.LEARNER, "b", "r"), days=7),
         lambda: keyring.renew("a"),
     ):
-        with pytest.raises(ConfigError, match=r"do not expire.*`skerry keys init --days N`"):
+        with pytest.raises(
+            ConfigError,
+            match=r"do not expire.*`skerry keys init --days N --like .*keys --keys OTHER`",
+        ):
             act()
     assert held(keyring) == before
     with pytest.raises(ConfigError, match="--days is 0, but a key lives for 1 to 3650 days"):
