@@ -69,7 +69,7 @@ class NatsServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob("nats-server_*.ports"):
             stale.unlink()
-        command = [*launcher(), *self._command()]
+        command = [*launcher(), *self.command()]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -134,7 +134,8 @@ class NatsServer:
             raise RuntimeError(msg)
         os.kill(pid, number)
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
+        """Write the server's configuration, and return the command line that starts it."""
         server = str((self._binary or find_server()).absolute())
         command = [server, "-a", self.host, "-p", str(self.port or -1)]
         command += ["--ports_file_dir", str(self.folder)]

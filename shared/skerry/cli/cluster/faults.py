@@ -78,14 +78,14 @@ class FaultControl:
 
     def _kill(self, name: str, back_after_s: float) -> int:
         """SIGKILL a process; one that is asked for is no crash, however often."""
-        kept = self.broker if name == BROKER else self.services
-        if kept is None:
+        for kept in filter(None, (self.broker, self.services)):
+            if name in kept.kinds():
+                return kept.kill(name, back_after_s=back_after_s)
+        if name == BROKER:
             msg = "The broker was not started by this cluster: kill it where it runs."
             raise ControlError(msg)
-        if name not in kept.kinds():
-            msg = f"There is no process {name!r} in this cluster."
-            raise ConfigError(msg, path="name")
-        return kept.kill(name, back_after_s=back_after_s)
+        msg = f"There is no process {name!r} in this cluster."
+        raise ConfigError(msg, path="name")
 
     def _begin(self, name: str, request: Mapping[str, Any]) -> str:
         try:
