@@ -13,10 +13,10 @@ from browser.stage import RUN, Stage
 from playwright.sync_api import Page, expect
 
 from skerry.log import ledger
-from skerry.protocol.messages import CommitOrigin, LearnerPhase, RefusalCause
+from skerry.protocol.messages import Commit, CommitOrigin, LearnerPhase, RefusalCause
 from skerry.settings.local import HealthSettings
 from skerry.status.timeline import MOST_ROUNDS, WRITTEN_S
-from tests.support.builders import checkpoint_record
+from tests.support.builders import checkpoint_record, commit
 
 RESTORED: Final[dict[str, Any]] = {"origin": CommitOrigin.RESTORED, "reason": None}
 """What a commit says of itself that a checkpoint wrote."""
@@ -452,6 +452,60 @@ def test_it_fits_a_phone(show: Show, page: Page) -> None:
     assert wide == []
     page.click("#lanes button >> nth=0")
     page.wait_for_selector("#learner[open]")
+
+
+class PausedStage(Stage):
+    """A run in which nothing happened from two thirds to one third of the past hour ago."""
+
+    @property
+    def rests(self) -> bool:
+        return 1200 < time.time() - self.now_s < 2400
+
+    async def commit(self, fragment: int, **changes: Any) -> Commit:
+        return commit(1) if self.rests else await super().commit(fragment, **changes)
+
+    async def evaluate(self, **changes: Any) -> None:
+        if not self.rests:
+            await super().evaluate(**changes)
+
+
+COLOURED = """([name, share]) => {
+  const chart = document.querySelector("#loss-chart canvas"), c = chart.getContext("2d");
+  const over = document.querySelector("#loss-chart .u-over").getBoundingClientRect();
+  const at = over.left - chart.getBoundingClientRect().left + share * over.width;
+  const probe = document.createElement("canvas").getContext("2d");
+  probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+  probe.fillRect(0, 0, 1, 1);
+  const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+  const column = c.getImageData(Math.round(at * devicePixelRatio), 0, 1, chart.height).data;
+  for (let i = 0; i < column.length; i += 4) {
+    const far = Math.abs(column[i] - r) + Math.abs(column[i + 1] - g) + Math.abs(column[i + 2] - b);
+    if (column[i + 3] > 128 && far < 60) return true;
+  }
+  return false;
+}"""
+"""Whether a colour is in the column of the loss chart at a share of its width."""
+
+
+@pytest.mark.parametrize("curve", ["sea", "sand"])
+def test_no_curve_of_the_loss_goes_on_where_nothing_was_merged(
+    watch: Watch, page: Page, curve: str
+) -> None:
+    watch(PausedStage(), past=(3600, 10))
+    page.click("[data-axis='at_s']")
+    page.wait_for_selector("#loss-chart canvas")
+    drawn = [page.evaluate(COLOURED, [curve, share]) for share in (0.2, 0.5, 0.8)]
+    assert drawn == [True, False, True]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_ends_where_its_last_part_does(watch: Watch, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    watch(Stage(learners=3), past=(300, 1))
+    page.wait_for_selector("#round-rows button >> nth=40")
+    ends = "[document.documentElement.scrollHeight, document.body.getBoundingClientRect().bottom]"
+    whole, last = page.evaluate(ends)
+    assert whole <= last + 1
 
 
 def test_two_hundred_learners_are_sorted_by_trouble_and_filtered(show: Show, page: Page) -> None:

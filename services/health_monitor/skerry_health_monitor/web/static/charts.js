@@ -82,6 +82,8 @@ function yAxis(values) {
 
 const shown = (value, format) => (value === null || value === undefined ? "–" : format(value));
 
+const gaps = (u) => breaks.map((pair) => pair.map((x) => u.valToPos(x, "x", true))); // and none where only the other curve has a point
+
 function lossOptions(width, height) {
   const x = chosen.axis === "at_s" ? "time" : chosen.axis === "step" ? "step" : "tokens";
   return {
@@ -91,8 +93,8 @@ function lossOptions(width, height) {
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
     series: [
       { label: x, value: (_, v) => shown(v, chosen.axis === "at_s" ? (s) => new Date(1000 * s).toLocaleString("en-GB") : count) },
-      { label: "training", stroke: colour("sea"), width: 1.6, gaps: (u) => breaks.map((pair) => pair.map((x) => u.valToPos(x, "x", true))), points: { show: false }, value: (_, v) => shown(v, loss) },
-      { label: "held-out", stroke: colour("sand"), width: 1.6, spanGaps: true, points: { show: true, size: 5, fill: colour("sand") }, value: (_, v) => shown(v, loss) },
+      { label: "training", stroke: colour("sea"), width: 1.6, gaps, points: { show: false }, value: (_, v) => shown(v, loss) },
+      { label: "held-out", stroke: colour("sand"), width: 1.6, gaps, points: { show: true, size: 5, fill: colour("sand") }, value: (_, v) => shown(v, loss) },
     ],
   };
 }

@@ -20,10 +20,12 @@ for (const [name, title, word] of TILES) {
   $("tiles").append(box);
 }
 
+const together = (text) => text.replace(/(\d) (?=\S{1,2}(\s|$|,))/g, "$1\u00a0"); // a number and its unit
+
 function tile(name, value, unit, more, tone = "") {
   say(tiles[name].value, value);
   say(tiles[name].unit, unit ? ` ${unit}` : "");
-  say(tiles[name].more, more);
+  say(tiles[name].more, together(more));
   tiles[name].more.title = more;
   mark(tiles[name].box, "tone", tone);
 }
