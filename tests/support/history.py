@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from skerry.log import ledger
 from skerry.log.base import Bus
-from skerry.log.replay import newest_sequence, read_up_to
+from skerry.log.reading import newest_sequence, read_now
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.contribution import (
     Contribution,
@@ -72,7 +72,7 @@ async def _contributions(log: RunLog) -> dict[Key, Contribution]:
     found: list[Contribution] = []
     for shard in log.shards:
         pattern, assembler = shard.contribution(), ContributionAssembler(log.run, log.plan)
-        records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
+        records = read_now(log.bus, pattern)
         async with aclosing(records):
             fed = [assembler.feed(record) async for record in records]
         found += [got for got in fed if isinstance(got, Contribution)]

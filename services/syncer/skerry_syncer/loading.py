@@ -13,7 +13,7 @@ from skerry.algorithm.fragments import Plan
 from skerry.errors import WireError
 from skerry.log import ledger, run_records
 from skerry.log.base import Bus, StreamInfo
-from skerry.log.replay import newest_sequence, read_up_to
+from skerry.log.reading import read_now
 from skerry.log.state_writer import StateWriter
 from skerry.protocol.containment import WINDOW, containment_rules
 from skerry.protocol.contribution import ContributionRules, Incarnations
@@ -139,7 +139,7 @@ async def commits_since(
     found: dict[int, dict[int, Commit]] = {index: {} for index in manifests}
 
     async def collect(pattern: str, after: int) -> None:
-        records = read_up_to(bus, pattern, await newest_sequence(bus, pattern), after)
+        records = read_now(bus, pattern, after)
         async with aclosing(records):
             async for record in records:
                 with suppress(WireError):
@@ -169,7 +169,7 @@ async def _read_starts(
         if 0 < began <= (stream.last_seq if stream else 0):
             incarnations.note(member.learner, member.incarnation, began)
     pattern = Subjects(run).shard(shard).start()
-    async with aclosing(read_up_to(bus, pattern, await newest_sequence(bus, pattern))) as records:
+    async with aclosing(read_now(bus, pattern)) as records:
         async for record in records:
             with suppress(WireError):
                 incarnations.start(read(Start, record, run=run), record.sequence)

@@ -19,7 +19,8 @@ from skerry.errors import ContributionGone, Corrupt, Diverged, StateLost, WireEr
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.ledger import state_lost
-from skerry.log.replay import FragmentFold, Payloads, newest_sequence, read_up_to, redo
+from skerry.log.reading import newest_sequence, read_up_to
+from skerry.log.replay import FragmentFold, Payloads, redo
 from skerry.log.state import read_part
 from skerry.log.window import Uncovered
 from skerry.protocol.chunks import vector_digest

@@ -17,16 +17,13 @@ from skerry.client.processes import OtherProcesses
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
 from skerry.log import recovery, run_records, state
 from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.reading import LOOK_PAUSES_S
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
 from skerry.tasks import TaskGroup, in_thread
 from skerry.telemetry.spans import Interval
 
 log = structlog.get_logger()
-
-LOOKS = 8
-LOOK_PAUSE_S = 0.25
-"""How often, and at which interval, the ledger is asked for a commit: a replica may lag."""
 
 
 @dataclass(slots=True)
@@ -114,11 +111,11 @@ class FragmentReceiver:
             if not self.leaps:
                 await self._leaped.wait()
                 continue
-            for _ in range(LOOKS):
+            for pause_s in LOOK_PAUSES_S:
+                await asyncio.sleep(pause_s)
                 await self._read_ledger()
                 if all(self._is_recorded(m.commit) for m in self.leaps.values()):
                     break
-                await asyncio.sleep(LOOK_PAUSE_S)
             leaps, self.leaps = self.leaps, {}
             for fragment, manifest in leaps.items():
                 if not self._is_recorded(manifest.commit):

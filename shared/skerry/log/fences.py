@@ -10,14 +10,11 @@ from typing import NamedTuple
 from skerry.errors import Fenced, WireError
 from skerry.log.base import Bus, Deliver, Expect, Record
 from skerry.log.ledger import until_granted
+from skerry.log.reading import LOOK_PAUSES_S
 from skerry.log.run_records import publish
 from skerry.protocol.messages import Fence
 from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects
-
-LOOKS, LOOK_PAUSE_S = 8, 0.25
-"""How often, and at which interval, the log is asked before a fence that it lacks counts as lost: a
-replica that lags behind, or a leader that was deposed, does not have the newest."""
 
 
 class HeldFence(NamedTuple):
@@ -68,12 +65,12 @@ async def settled(bus: Bus, run: str, shard: int, known: int) -> HeldFence | Non
 
     What is below it, or None, after that is so because the log has lost the fence ``known``.
     """
-    held = await newest(bus, run, shard)
-    for _ in range(LOOKS - 1):
+    held = None
+    for pause_s in LOOK_PAUSES_S:
+        await asyncio.sleep(pause_s)
+        held = await newest(bus, run, shard)
         if token_of(held) >= known:
             break
-        await asyncio.sleep(LOOK_PAUSE_S)
-        held = await newest(bus, run, shard)
     return held
 
 

@@ -34,6 +34,7 @@ from skerry.log.ledger import (
     state_lost,
     until_granted,
 )
+from skerry.log.reading import LOOK_PAUSES_S
 from skerry.log.run_records import NewestRecord, publish, readable_up_to
 from skerry.log.state import read_manifest, read_manifests
 from skerry.protocol.messages import Commit, Manifest, MemberRecord, RunRecord, begins_history
@@ -43,12 +44,10 @@ from skerry.telemetry import spans, tracing
 
 READ_S = 20.0
 """Reading up to a fence that was just taken takes no longer than this."""
-LOOKS, LOOK_PAUSE_S = 8, 0.25
-"""How often, and at which interval, the ledger is asked before what it lacks counts as lost: a
-replica that lags behind, or a leader that was deposed, does not have the newest."""
 SETTLED_LOOKS, SETTLED_PAUSE_S = 40, 0.5
-"""The same for state that is older than it was: no service waits for the answer, so until a leader
-that was deposed and is cut off from the others must have stepped down (after 10 s)."""
+"""How often, and at which interval, the log is asked about state that is older than it was: no
+service waits for the answer, so until a leader that was deposed and is cut off from the others must
+have stepped down (after 10 s)."""
 
 
 async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | None:
@@ -59,8 +58,8 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
     created over that would number its learners from 1 again, and take what they send for merged.
     """
     left: list[Commit | None] = []
-    for look in range(LOOKS):
-        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+    for pause_s in LOOK_PAUSES_S:
+        await asyncio.sleep(pause_s)
         try:
             return await read_run(bus, run)
         except RunNotFound:
@@ -277,11 +276,11 @@ async def _follows(
 
     Tells whether it had to be read again for that, which updates ``commits``.
     """
-    for look in range(LOOKS):
-        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+    for looked, pause_s in enumerate(LOOK_PAUSES_S):
+        await asyncio.sleep(pause_s)
         missing = gaps(newest, commits)
         if not missing:
-            return look > 0
+            return looked > 0
         for fragment in missing:
             held = await _newest_commit(bus, run, fragment)
             if held is not None and held.value is not None:
@@ -331,8 +330,8 @@ async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[st
     Who has a record of its own, as new as manifests know, may join.
     """
     lost: dict[str, int] = {}
-    for look in range(LOOKS):
-        await asyncio.sleep(LOOK_PAUSE_S if look else 0)
+    for pause_s in LOOK_PAUSES_S:
+        await asyncio.sleep(pause_s)
         manifests = await read_manifests(bus, run, plan)
         known = await members(bus, run)  # after them: who joins meanwhile is no loss
         lost = _unknown((m.commit for m in manifests.values()), known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -17,7 +16,7 @@ from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import Outer, merge_and_apply
 from skerry.errors import ContributionGone
-from skerry.log.base import Bus, Record
+from skerry.log.base import Record
 from skerry.protocol.contribution import (
     Contribution,
     ContributionAssembler,
@@ -27,39 +26,6 @@ from skerry.protocol.contribution import (
 from skerry.protocol.messages import Commit, Consumed, is_from_checkpoint
 
 Vector = NDArray[np.float32]
-
-STALLED_S = 5.0
-"""Reading that gets nothing for this long looks whether there is still something to get."""
-
-
-async def newest_sequence(bus: Bus, pattern: str) -> int:
-    """Return the sequence of the newest message that matches and is still there, 0 for none."""
-    return max((record.sequence for record in await bus.last_each(pattern)), default=0)
-
-
-async def read_up_to(
-    bus: Bus, pattern: str, through: int, after: int = 0
-) -> AsyncGenerator[Record]:
-    """Yield what matches after ``after`` and up to ``through``, then end.
-
-    Ends early when retention has dropped what is left.
-    """
-    position = after
-    while position < through:
-        follower = bus.follow(pattern, after=position)
-        async with aclosing(follower):
-            while position < through:
-                try:
-                    async with asyncio.timeout(STALLED_S):
-                        record = await anext(follower)
-                except (TimeoutError, StopAsyncIteration):
-                    break
-                if record.sequence > through:
-                    return
-                position = record.sequence
-                yield record
-        if position < through:
-            through = min(through, await newest_sequence(bus, pattern))
 
 
 def first_master(genesis: Contribution) -> Vector:

@@ -13,6 +13,7 @@ import structlog
 
 from skerry.errors import WireError
 from skerry.log.base import Bus, Deliver, Expect, Receipt, Record
+from skerry.log.reading import read_now
 from skerry.protocol import messages
 from skerry.protocol.records import encode, read, subject_of
 from skerry.protocol.subjects import Subjects
@@ -112,18 +113,9 @@ async def follow(
 
 async def read_all(bus: Bus, run: str, kind: type[T]) -> list[T]:
     """Return every record of that kind that the log holds by now, oldest first."""
-    pattern = PATTERNS[kind](Subjects(run))
-    newest = await bus.last(pattern)
-    found: list[T] = []
-    if newest is None:
-        return found
-    async with aclosing(bus.follow(pattern)) as follower:
-        async for stored in follower:
-            if (value := readable(kind, stored, run)) is not None:
-                found.append(value)
-            if stored.sequence >= newest.sequence:
-                break
-    return found
+    async with aclosing(read_now(bus, PATTERNS[kind](Subjects(run)))) as records:
+        found = [readable(kind, stored, run) async for stored in records]
+    return [value for value in found if value is not None]
 
 
 async def newest(bus: Bus, run: str, kind: type[T], subject: str) -> T | None:

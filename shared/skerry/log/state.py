@@ -19,6 +19,7 @@ from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.base import Deliver
 from skerry.log.client import merged
 from skerry.log.ledger import state_lost
+from skerry.log.reading import LOOK_PAUSES_S
 from skerry.log.run_records import readable
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
 from skerry.protocol.codec import blocks_per_chunk
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus, Record
 
     Vector = NDArray[np.float32]
-
-LOST_ATTEMPTS = 8
-LOST_PAUSE_S = 0.25
-"""How often, and at which interval, a chunk is asked for before it counts as lost: a replica that
-lags behind does not have the newest yet."""
 
 
 class OwnBlocks(NamedTuple):
@@ -188,8 +184,8 @@ async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: Chun
     """Return a chunk that was not there when it was asked for, or say why it will never be."""
     commit = manifest.commit
     stream = Subjects(commit.run).of_fragment(commit.fragment, plan.shards).stream("STATE")
-    for attempt in range(LOST_ATTEMPTS):
-        await asyncio.sleep(LOST_PAUSE_S if attempt else 0)
+    for pause_s in LOOK_PAUSES_S:
+        await asyncio.sleep(pause_s)
         newest = await read_manifest(bus, commit.run, plan, commit.fragment)
         if newest is not None and newest.parts != manifest.parts:
             msg = f"Fragment {commit.fragment} has moved on from version {commit.version}."

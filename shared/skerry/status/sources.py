@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from skerry.errors import WireError
 from skerry.log.base import Bus, Deliver, Record
+from skerry.log.reading import newest_sequence, read_now
+from skerry.log.run_records import HISTORY, PATTERNS
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -35,30 +37,17 @@ RunMessage = (
 T = TypeVar("T", bound=RunMessage)
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """What a kind of message is counted as, its subjects, and where a follower of it begins."""
-
-    name: str
-    subjects: Callable[[Subjects], str]
-    deliver: Deliver
-
-
-TOPICS: Mapping[type[object], Topic] = {
-    RunRecord: Topic("run", lambda s: s.ledger("run"), Deliver.LAST_PER_SUBJECT),
-    MemberRecord: Topic("member", Subjects.member, Deliver.ALL),
-    Commit: Topic("commit", Subjects.commit, Deliver.ALL),
-    CheckpointRecord: Topic("checkpoint", lambda s: s.ledger("checkpoint"), Deliver.ALL),
-    Evaluation: Topic("evaluation", lambda s: s.ledger("eval"), Deliver.ALL),
-    Quarantine: Topic("quarantine", Subjects.quarantine, Deliver.LAST_PER_SUBJECT),
-    Pulse: Topic("pulse", Subjects.pulse, Deliver.LAST_PER_SUBJECT),
-    Round: Topic("round", Subjects.round, Deliver.LAST_PER_SUBJECT),
-}
-"""Every start of a learner is read, old ones too: one that flaps did so before."""
+READ_WHOLE = HISTORY | {MemberRecord}
+"""Kinds of which viewers read old records, too: a learner that flaps started more than once."""
 
 MOST_LEARNERS = 1000
 """Names come from the log: more learners than these are not taken in."""
 MOST_LATELY = 1000
+
+
+def kind_name(kind: type[object]) -> str:
+    """Return what a kind of message is counted as: ``pulse``, ``member``."""
+    return kind.__name__.removesuffix("Record").lower()
 
 
 @dataclass(slots=True)
@@ -124,10 +113,10 @@ class Sources:
 
     async def follow(self, kind: type[T]) -> AsyncGenerator[tuple[Record, T]]:
         """Yield the messages of a kind for ever."""
-        topic, pattern = TOPICS[kind], TOPICS[kind].subjects(Subjects(self.run))
-        known_to = max((r.sequence for r in await self.bus.last_each(pattern)), default=0)
-        before = 0
-        records = self.bus.follow(pattern, deliver=topic.deliver)
+        name, pattern = kind_name(kind), PATTERNS[kind](Subjects(self.run))
+        deliver = Deliver.ALL if kind in READ_WHOLE else Deliver.LAST_PER_SUBJECT
+        known_to, before = await newest_sequence(self.bus, pattern), 0
+        records = self.bus.follow(pattern, deliver=deliver)
         async with aclosing(records):
             async for record in records:
                 if record.sequence <= before:  # a stream in memory that restarted with its broker
@@ -135,32 +124,25 @@ class Sources:
                 before = record.sequence
                 message = self._read(kind, record)
                 if message is None:
-                    self.counts.malformed[topic.name] += 1
+                    self.counts.malformed[name] += 1
                     came_s = seen_s(self.clock_s(), record.time_ns, record.sequence, known_to)
                     self.counts.lately.append(came_s)
                     continue
-                self.counts.read[topic.name] += 1
+                self.counts.read[name] += 1
                 yield record, message
 
     async def newest(self, kind: type[T]) -> list[tuple[Record, T]]:
         """Return what is newest of each subject; following counts what is left out."""
-        records = await self.bus.last_each(TOPICS[kind].subjects(Subjects(self.run)))
+        records = await self.bus.last_each(PATTERNS[kind](Subjects(self.run)))
         found = [(record, self._read(kind, record)) for record in records]
         return [(record, message) for record, message in found if message is not None]
 
     async def stored(self, kind: type[T]) -> AsyncGenerator[tuple[Record, T]]:
         """Yield every message of a kind that the log holds by now, oldest first."""
-        pattern = TOPICS[kind].subjects(Subjects(self.run))
-        last = max((r.sequence for r in await self.bus.last_each(pattern)), default=0)
-        if not last:
-            return
-        records = self.bus.follow(pattern, deliver=Deliver.ALL)
-        async with aclosing(records):
+        async with aclosing(read_now(self.bus, PATTERNS[kind](Subjects(self.run)))) as records:
             async for record in records:
                 if (message := self._read(kind, record)) is not None:
                     yield record, message
-                if record.sequence >= last:
-                    return
 
     def _read(self, kind: type[T], record: Record) -> T | None:
         try:

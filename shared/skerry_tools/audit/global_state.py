@@ -13,7 +13,7 @@ from skerry.algorithm.fragments import BLOCK, Fragment
 from skerry.errors import Overtaken, StateLost, WireError
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.ledger import commit_of
-from skerry.log.replay import newest_sequence
+from skerry.log.reading import newest_sequence
 from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, kind_of, newest

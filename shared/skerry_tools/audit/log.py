@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from skerry.algorithm.fragments import Plan
 from skerry.errors import StateLost, WireError
 from skerry.log.base import Bus, Record, StreamInfo
-from skerry.log.replay import read_up_to
+from skerry.log.reading import read_up_to
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,

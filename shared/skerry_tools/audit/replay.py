@@ -21,7 +21,8 @@ from skerry.algorithm import closed_loop
 from skerry.algorithm.fragments import Fragment
 from skerry.algorithm.planes import Planes
 from skerry.errors import ContributionGone, Diverged, RunMismatch, StateLost
-from skerry.log.replay import FragmentFold, Payloads, newest_sequence, read_up_to, redo
+from skerry.log.reading import read_now
+from skerry.log.replay import FragmentFold, Payloads, redo
 from skerry.log.state import read_manifest
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.containment import containment_rules
@@ -264,7 +265,7 @@ class _Worker:
         """Go through the commits; return why it stopped before the version that is wanted."""
         log, subjects = self.log, self.log.subjects
         pattern = log.shard_of(self.index).contribution(self.index)
-        records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
+        records = read_now(log.bus, pattern)
         entries = log.ledger(self.survey.sequence, subjects.commit(self.index))
         async with aclosing(records), aclosing(entries):
             source = Payloads(records, ContributionAssembler(log.run, log.plan))

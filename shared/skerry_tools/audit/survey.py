@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from skerry.algorithm.fragments import shard_of
 from skerry.errors import ConfigError
 from skerry.log.base import Record
-from skerry.log.replay import newest_sequence
+from skerry.log.reading import newest_sequence
 from skerry.protocol.messages import Commit, is_from_checkpoint
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import xxhash
 
 from skerry.log import ledger
 from skerry.log.base import Bus, Record
-from skerry.log.replay import newest_sequence, read_up_to
+from skerry.log.reading import newest_sequence, read_now
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
 from skerry.protocol.subjects import START
@@ -247,7 +247,7 @@ async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
     for shard in log.shards:
         assembler = ContributionAssembler(log.run, log.plan, keeps_payload=False)
         pattern = shard.contribution()
-        records = read_up_to(log.bus, pattern, await newest_sequence(log.bus, pattern))
+        records = read_now(log.bus, pattern)
         async with aclosing(records):
             async for record in records:
                 if record.subject.split(".")[-2] != START:

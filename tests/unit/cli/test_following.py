@@ -104,7 +104,7 @@ async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(
     assert feed.model is not None
     wrong = {alert.key for alert in feed.model.snapshot().alerts}
     assert not wrong & {"no-commit", "held-out"}
-    assert (now.run.counting, feed.model.view.evaluating) == (True, True)
+    assert (now.run.counting, feed.model.view.evaluations.incomplete) == (True, True)
     assert (now.run.versions[:3], now.run.step) == ((5, 5, 5), 40)
 
 

@@ -72,7 +72,7 @@ async def test_learners_that_create_at_once_agree(bus: MemoryBus, config: RunCon
 async def test_run_whose_ledger_is_gone_is_not_created_again(
     bus: MemoryBus, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "LOOK_PAUSE_S", 0.0)
+    monkeypatch.setattr(recovery, "LOOK_PAUSES_S", (0.0,) * 8)
     scripted = await ScriptedRun.begin(bus, "run")
     await scripted.commit_all()
     del bus.broker.streams["SKERRY_run_LEDGER"]

@@ -28,7 +28,7 @@ SUBJECTS = Subjects(RUN)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "LOOK_PAUSE_S", 0.0)
+    monkeypatch.setattr(recovery, "LOOK_PAUSES_S", (0.0,) * 8)
 
 
 async def begun(versions: int) -> ScriptedRun:

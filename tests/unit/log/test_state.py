@@ -338,7 +338,7 @@ async def test_missing_state_without_a_checkpoint_has_no_source(bus: MemoryBus) 
 async def test_missing_chunk_of_the_newest_version_is_lost_and_not_overtaken(
     bus: MemoryBus, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "LOST_PAUSE_S", 0.0)
+    monkeypatch.setattr(state, "LOOK_PAUSES_S", (0.0,) * 8)
     part = next(part for part in manifest.parts if part.name == MASTER)
     sequence = part.chunks[0].sequence
     bus.broker.streams[STATE].drop(sequence)
@@ -350,7 +350,7 @@ async def test_missing_chunk_of_the_newest_version_is_lost_and_not_overtaken(
 async def test_chunk_that_a_lagging_replica_does_not_have_yet_is_asked_for_again(
     bus: MemoryBus, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "LOST_PAUSE_S", 0.0)
+    monkeypatch.setattr(state, "LOOK_PAUSES_S", (0.0,) * 8)
     get, asked = bus.get, list[int]()
 
     async def lagging(stream: str, sequence: int) -> object:

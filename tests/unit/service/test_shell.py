@@ -156,7 +156,7 @@ async def test_a_service_that_comes_before_its_run_says_once_that_it_waits() -> 
 
 
 async def test_run_that_lost_its_ledger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "LOOK_PAUSE_S", 0.0)
+    monkeypatch.setattr(recovery, "LOOK_PAUSES_S", (0.0,) * 8)
     bus = MemoryBroker().connect()
     await (await ScriptedRun.begin(bus, "run")).commit_all()
     del bus.broker.streams["SKERRY_run_LEDGER"]

@@ -1,0 +1,54 @@
+"""Read what a stream holds by now, and end: a follower alone would wait for more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from skerry.log.base import Bus, Record
+
+LOOK_PAUSES_S = (0.0, *(0.25,) * 7)
+"""Pauses before each look at the log, until what it lacks counts as lost: a replica that lags
+behind, or a leader that was deposed, does not have the newest."""
+STALLED_S = 5.0
+"""Reading that gets nothing for this long looks whether there is still something to get."""
+
+
+async def newest_sequence(bus: Bus, pattern: str) -> int:
+    """Return the sequence of the newest message that matches and is still there, 0 for none."""
+    return max((record.sequence for record in await bus.last_each(pattern)), default=0)
+
+
+async def read_up_to(
+    bus: Bus, pattern: str, through: int, after: int = 0
+) -> AsyncGenerator[Record]:
+    """Yield what matches after ``after`` and up to ``through``, then end.
+
+    Ends early when retention has dropped what is left.
+    """
+    position = after
+    while position < through:
+        follower = bus.follow(pattern, after=position)
+        async with aclosing(follower):
+            while position < through:
+                try:
+                    async with asyncio.timeout(STALLED_S):
+                        record = await anext(follower)
+                except (TimeoutError, StopAsyncIteration):
+                    break
+                if record.sequence > through:
+                    return
+                position = record.sequence
+                yield record
+        if position < through:
+            through = min(through, await newest_sequence(bus, pattern))
+
+
+async def read_now(bus: Bus, pattern: str, after: int = 0) -> AsyncGenerator[Record]:
+    """Yield what matches after ``after`` and is there by now, oldest first."""
+    async with aclosing(
+        read_up_to(bus, pattern, await newest_sequence(bus, pattern), after)
+    ) as records:
+        async for record in records:
+            yield record
