@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from skerry.errors import ModelError
 from skerry.folders import offered
 from skerry.models import hf
 from skerry.models.arch import Arch
+from skerry.models.saving import save_tensors
 from skerry.models.tensors import Tensor, tensors_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def write_peft(
         raise ModelError(msg, path="out")
     target.mkdir(parents=True, exist_ok=True)
     tensors = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in adapters.items()}
-    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_tensors(tensors, target / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from skerry.errors import ModelError
 from skerry.models import adapters, hf
 from skerry.models.arch import Arch, parse
 from skerry.models.presets import arch_of
+from skerry.models.saving import save_tensors
 from skerry.models.tensors import tensors_of
 from skerry.settings.loading import run_config_from_json
 from skerry.settings.local import StoreSettings
@@ -113,7 +113,7 @@ def export_tensors(
         raise ModelError(msg, path="out")
     target.mkdir(parents=True, exist_ok=True)
     made = {n: np.asarray(t, hf.DTYPES[dtype or DEFAULT_DTYPE]) for n, t in tensors.items()}
-    save_file(made, target / hf.SINGLE, metadata={"format": "pt"})
+    save_tensors(made, target / hf.SINGLE)
     return target
 
 

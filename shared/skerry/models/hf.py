@@ -23,11 +23,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from skerry.models.arch import Arch, parse, read_arch
 from skerry.models.folder import CONFIG, fault, read_text
 from skerry.models.names import EXPERTS
+from skerry.models.saving import save_tensors
 from skerry.models.tensors import tensors_of
 
 SINGLE = "model.safetensors"
@@ -323,7 +323,7 @@ def _write_tensors(
             part = whole[at][0] if at else whole
             block[name] = np.ascontiguousarray(part, dtype=DTYPES[dtype])
             names[name] = file
-        save_file(block, folder / file, metadata={"format": "pt"})
+        save_tensors(block, folder / file)
     if len(shards) > 1:
         total = width * sum(size for _, _, size, _ in _pieces(arch))
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}

@@ -60,6 +60,14 @@ async def test_an_export_has_the_type_that_the_models_config_names(
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+async def test_whoever_may_read_an_exports_config_may_read_its_weights(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    where = await checkpoint_of(store, {"config": ARCH.config})
+    out = export_hf(where, tmp_path / "out", StoreSettings())
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+
+
 async def test_the_tensors_of_a_model_without_a_config_are_written_by_name(
     store: LocalStore, tmp_path: Path
 ) -> None:

@@ -1,0 +1,18 @@
+"""Files of safetensors for other programs, by other users too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+
+def save_tensors(tensors: Mapping[str, NDArray[Any]], path: Path) -> None:
+    """Write tensors to a new file that whoever may read new files of this user may read."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({**tensors}, path, metadata={"format": "pt"})
+    path.chmod(mode)  # the library leaves it to its owner alone
