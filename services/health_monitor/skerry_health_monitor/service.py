@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from skerry.errors import BrokerUnavailable, first_cause
@@ -37,7 +37,7 @@ from skerry_health_monitor.web.faults import Inject, fault_route, inject
 from skerry_health_monitor.web.gate import gate_for, read_token
 from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.server import application, serve_http
-from skerry_health_monitor.web.stream import EventStream, Hub, PageFrame
+from skerry_health_monitor.web.stream import Hub, PageFrame, stream_route
 
 log = structlog.get_logger()
 
@@ -196,7 +196,7 @@ def page_of(
     hub = Hub(monitor.frame, feed.changed)
     monitor.facts["trace_url"] = health.trace_url
     more: list[BaseRoute] = [
-        Route("/api/stream", EventStream(hub)),
+        stream_route(hub),
         metrics_route(monitor.figures),
     ]
     if faults is not None and health.token_file is not None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Route
 
 from skerry_health_monitor.web import connections, stream
 from skerry_health_monitor.web.connections import PageProtocol
@@ -19,11 +18,11 @@ from skerry_health_monitor.web.stream import (
     MOST_CLIENTS,
     MOST_WAITING,
     Client,
-    EventStream,
     Hub,
     PageFrame,
     difference,
     pause_s,
+    stream_route,
 )
 from tests.support.builders import background, until
 
@@ -86,7 +85,7 @@ async def test_whoever_comes_gets_the_whole_and_then_changes() -> None:
     assert (name, data["sections"]) == ("change", {"run": {"set": {"step": 2}, "del": []}})
     assert data["marks"] == [[2, 0, 0.7, True]]
     assert told(client)[0] == "end"
-    assert await client.next() is None
+    assert await anext(client, None) is None
 
 
 async def test_one_who_comes_later_does_not_make_others_miss_a_change() -> None:
@@ -116,11 +115,11 @@ async def test_changes_are_pushed_when_something_has_changed() -> None:
     hub = Hub(source.frame, changed)
     async with background(hub.run()):
         client = joined(hub)
-        assert await client.next() is not None
+        assert await anext(client, None) is not None
         assert source.sections is not None
         source.sections["run"]["step"] = 2
         changed.set()
-        message = await asyncio.wait_for(client.next(), DEADLINE_S)
+        message = await asyncio.wait_for(anext(client, None), DEADLINE_S)
     assert message is not None
     assert b'"step":2' in message
 
@@ -134,7 +133,7 @@ async def test_where_nothing_changes_a_beat_says_that_somebody_is_there(
     hub = Hub(Source({"run": {"step": 1}}).frame, asyncio.Event())
     async with background(hub.run()):
         client = joined(hub)
-        heard = [await asyncio.wait_for(client.next(), DEADLINE_S) for _ in range(3)]
+        heard = [await asyncio.wait_for(anext(client, None), DEADLINE_S) for _ in range(3)]
     assert [message.split(b"\n")[0] for message in heard if message] == [
         b"event: whole", b"event: beat", b"event: beat"
     ]  # fmt: skip
@@ -176,7 +175,7 @@ async def test_a_browser_that_stops_reading_loses_its_connection(
     monkeypatch.setattr(PageProtocol, "connection_lost", lambda *_: lost.set())
     source, changed = Source({"run": {"text": ""}}), asyncio.Event()
     hub = Hub(source.frame, changed)
-    app = Starlette(routes=[Route("/api/stream", EventStream(hub))])
+    app = Starlette(routes=[stream_route(hub)])
     listening = listen("127.0.0.1", 0)
     async with background(serve_http(app, listening, hub.close)):
         with socket.create_connection(listening.getsockname()) as reader:

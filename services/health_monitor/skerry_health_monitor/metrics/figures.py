@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from skerry.algorithm.goodput import TRAIN, Cause, split
+from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
 from skerry.status.alerts import diverged, held_out, missed, round_s
+from skerry.status.pulse_metrics import PULSE_METRICS
 from skerry.status.sources import MOST_LEARNERS, MessageCounts
-from skerry.status.view import ENDED, spent_in
+from skerry.status.view import ENDED
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Point
 from skerry_health_monitor.metrics.broker import MOST_NAME
@@ -129,27 +130,11 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
     pulse = view.learners[row.name].pulse
     if pulse is None:
         return
-    yield Point(metrics.LEARNER_STEP, pulse.step, labels)
-    yield Point(metrics.LEARNER_STALENESS, pulse.max_staleness, labels)
-    yield Point(metrics.LEARNER_CONTRIBUTIONS, pulse.contributions, labels)
-    yield Point(metrics.LEARNER_SYNCS_SKIPPED, pulse.syncs_skipped, labels)
-    yield Point(metrics.LEARNER_DIGEST_MISMATCHES, pulse.digest_mismatches, labels)
-    yield Point(metrics.TOKENS, pulse.tokens, labels)
     if pulse.step_time_s > 0:
         yield Point(metrics.STEP_TIME, pulse.step_time_s, labels)
-    if row.loss is not None:
-        yield Point(metrics.LOSS, row.loss, labels)
-    yield Point(metrics.WIRE_IO, pulse.bytes_up, (*labels, "up"))
-    yield Point(metrics.WIRE_IO, pulse.bytes_down, (*labels, "down"))
-    if pulse.region:
-        yield Point(metrics.WIRE_CACHED, pulse.cached_bytes, (*labels, pulse.region[:MOST_NAME]))
-    yield Point(metrics.WIRE_UNCOMPRESSED, pulse.f32_bytes_up, (*labels, "up"))
-    yield Point(metrics.WIRE_UNCOMPRESSED, pulse.f32_bytes_down, (*labels, "down"))
-    yield Point(metrics.CODEC_TIME, pulse.encode_s, (*labels, "encode"))
-    yield Point(metrics.CODEC_TIME, pulse.decode_s, (*labels, "decode"))
-    for use, seconds in split(spent_in(pulse), pulse.alive_s).items():
-        if use != Cause.DOWN:
-            yield Point(metrics.LEARNER_TIME, seconds, (*labels, use))
+    for metric, (key, read) in PULSE_METRICS.items():
+        for label, value in read(pulse).items():
+            yield Point(metric, value, (*labels, label[:MOST_NAME]) if key else labels)
 
 
 def _log(seen: Observed) -> Iterator[Figure]:

@@ -13,10 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import structlog
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from skerry_health_monitor.web.sections import Sections
@@ -50,7 +53,7 @@ class PageFrame:
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One page that listens; ``next`` returns None at the end."""
+    """One page that listens: its messages, as they come."""
 
     waiting: deque[bytes] = field(default_factory=deque[bytes])
     ended: bool = False
@@ -67,10 +70,13 @@ class Client:
         self._ready.set()
         return fits
 
-    async def next(self) -> bytes | None:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
         while not self.waiting:
             if self.ended:
-                return None
+                raise StopAsyncIteration
             self._ready.clear()
             await self._ready.wait()
         return self.waiting.popleft()
@@ -178,39 +184,28 @@ def event(name: str, data: object) -> bytes:
     return f"event: {name}\ndata: {text}\n\n".encode()
 
 
-class EventStream:
-    """An ASGI application: one client of the hub for as long as the request lasts."""
+def stream_route(hub: Hub) -> Route:
+    """Return the route on which a page is a client of the hub for as long as its request lasts."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    async def answer(_: Request) -> Response:
+        client = hub.join()
+        if client is None:
+            return PlainTextResponse("Too many pages are open: close some.", 503)
+        return _EventStream(client, partial(hub.clients.discard, client))
+
+    return Route("/api/stream", answer)
+
+
+class _EventStream(StreamingResponse):
+    """A client's messages; ``left`` is called once it has gone."""
+
+    def __init__(self, client: Client, left: Callable[[], None]) -> None:
+        headers = {"x-accel-buffering": "no"}
+        super().__init__(client, media_type="text/event-stream", headers=headers)
+        self._left = left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = self._hub.join()
-        if client is None:
-            refusal = PlainTextResponse("Too many pages are open: close some.", 503)
-            await refusal(scope, receive, send)
-            return
-        writing = asyncio.ensure_future(_write(client, send))
-        leaving = asyncio.ensure_future(_left(receive))
         try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await super().__call__(scope, receive, send)
         finally:
-            self._hub.clients.discard(client)
-            for task in (writing, leaving):
-                task.cancel()
-            await asyncio.gather(writing, leaving, return_exceptions=True)
-
-
-async def _write(client: Client, send: Send) -> None:
-    headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
-    with suppress(OSError):
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        while (message := await client.next()) is not None:
-            await send({"type": "http.response.body", "body": message, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _left(receive: Receive) -> None:
-    """Return once the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+            self._left()
