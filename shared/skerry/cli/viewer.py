@@ -34,6 +34,8 @@ from skerry.tasks import TaskGroup
 
 FRAME_S = 0.5
 LINE_S = 2.0
+SILENT_S = 15.0
+"""So long no line is left out: while learners compile nothing changes."""
 JSON_S = 1.0
 MEASURE_S = 15.0
 MOST_LISTED = 20
@@ -43,8 +45,8 @@ class Screen:
     """Where a command shows how a run is going.
 
     On a terminal that is a board, drawn over and over, with sentences scrolling by above it;
-    elsewhere a line every couple of seconds, when something has changed. Times count from
-    ``began_s``, or from the run's creation.
+    elsewhere a line every couple of seconds when something has changed, else now and then. Times
+    count from ``began_s``, or from the run's creation.
     """
 
     def __init__(self, console: Console | None = None, began_s: float | None = None) -> None:
@@ -81,7 +83,8 @@ class Screen:
             return
         counts = (run.step, run.rounds, run.alive, len(now.report.evaluations))
         what = (*counts, run.checkpoint, run.finished, *(row.phase for row in rows))
-        if what != self._shown and time.monotonic() - self._shown_s >= LINE_S:
+        for_s = time.monotonic() - self._shown_s
+        if for_s >= (LINE_S if what != self._shown else SILENT_S):
             self._shown, self._shown_s = what, time.monotonic()
             self._print(line(now.report, elapsed_s))
 

@@ -318,10 +318,13 @@ def test_off_a_terminal_lines_are_neither_repeated_nor_many_and_move_no_cursor(
     monkeypatch.setattr(viewer, "LINE_S", 0.0)
     for now in (early, late, late):
         lines.show(now)
+    monkeypatch.setattr(viewer, "SILENT_S", 0.0)
+    lines.show(late)
     lines.say("Checkpoint: /c\x1b]0;pwn\x07")
-    first, second, said = capsys.readouterr().out.splitlines()
+    first, second, again, said = capsys.readouterr().out.splitlines()
     assert first.startswith("  1:10  step 40/100")
     assert second.startswith("  1:10  step 41/100")
+    assert again == second, "nothing has changed for long, and that is said"
     assert said == "Checkpoint: /c\N{REPLACEMENT CHARACTER}]0;pwn\N{REPLACEMENT CHARACTER}"
 
 
