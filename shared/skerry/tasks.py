@@ -1,4 +1,4 @@
-"""asyncio's task group as of Python 3.13, and calls in threads that a cancellation waits for.
+"""asyncio's task group as of Python 3.13, its time, and calls in threads.
 
 Before 3.13, two faults of the group end a service that should live, or keep one alive that should
 end:
@@ -87,3 +87,17 @@ def end_if_cancelled() -> None:
     asked = _ASKED.get()
     if asked is not None and asked.is_set():
         raise asyncio.CancelledError
+
+
+def now_s() -> float:
+    """Return the event loop's time: what simulated time replaces."""
+    return asyncio.get_running_loop().time()
+
+
+async def happens(event: asyncio.Event, within_s: float | None) -> bool:
+    """Wait for an event, so long at most; return True once it is set."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    except TimeoutError:
+        return False

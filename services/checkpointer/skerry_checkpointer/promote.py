@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError, RunMismatch, RunNotFound
 from skerry.log import ledger
-from skerry.service.entry import bus_from
+from skerry.service.entry import bus_from, settings_from
 from skerry.service.keyring import ACCOUNTS, Keyring
 from skerry.service.region import cache_of
-from skerry.settings import loading
 from skerry.store.finding import store_of
 from skerry_checkpointer.cut import last_state
 from skerry_checkpointer.restore import span
@@ -60,8 +59,7 @@ def run_promote(name: str, nats: str | None, sets: Sequence[str], keys: Path) ->
     held = Keyring.opened(keys)
     run = held.region_of(name).run
     login = f"nats.credentials={held.seed(cache_of(name))}"
-    url = [f"nats.url={nats}"] if nats else []
-    local = loading.load(None, [login, *sets, *url]).local
+    local = settings_from(nats, None, [login, *sets]).local
     store = store_of(local.store, run)
     written = asyncio.run(rescue(bus_from(local.nats, "promote"), run, store))
     held.promote(name)

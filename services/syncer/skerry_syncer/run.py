@@ -21,10 +21,11 @@ from skerry.protocol.coordinator import CoordinatorSettings, RoundCoordinator, R
 from skerry.protocol.messages import Pulse, Quarantine, Round
 from skerry.protocol.records import plan_of
 from skerry.settings.loading import run_config_from_json
+from skerry.tasks import now_s
 from skerry_syncer.committer import Committer
 from skerry_syncer.loading import load
 from skerry_syncer.restoring import Restorer
-from skerry_syncer.serving import ShardServer, note_quarantine, now_s
+from skerry_syncer.serving import ShardServer, note_quarantine
 from skerry_syncer.telemetry import RoundTelemetry
 
 if TYPE_CHECKING:

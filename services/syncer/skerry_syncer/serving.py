@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -26,7 +25,7 @@ from skerry.protocol.coordinator import (
 )
 from skerry.protocol.messages import Quarantine, RunRecord
 from skerry.protocol.subjects import Subjects, contributor
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, happens, now_s
 from skerry.telemetry import tracing
 from skerry_syncer.committer import Committer
 from skerry_syncer.telemetry import RoundTelemetry
@@ -35,11 +34,6 @@ log = structlog.get_logger()
 
 SLICE = 64
 """Messages taken in one go before other tasks of this process have their turn."""
-
-
-def now_s() -> float:
-    """Return the event loop's time: what simulated time replaces."""
-    return asyncio.get_running_loop().time()
 
 
 def note_quarantine(learners: LearnerTable, record: Quarantine) -> None:
@@ -165,9 +159,7 @@ class ShardServer:
             now = now_s()
             action = self.coordinator.decide(now, self.wall_ns())
             if action is None:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.coordinator.idle_s(now)):
-                        await self.wake.wait()
+                await happens(self.wake, self.coordinator.idle_s(now))
             elif await self._do(action):
                 return True
         return False

@@ -13,10 +13,9 @@ from skerry.errors import BrokerUnavailable, BusError, Denied
 from skerry.log import fences, ledger, recovery, run_records
 from skerry.protocol import succession
 from skerry.protocol.messages import SyncerPulse
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, happens, now_s
 from skerry_syncer.following import StandbyFollower
 from skerry_syncer.leadership import RETRY_S, Leadership, LeadershipEnd
-from skerry_syncer.serving import now_s
 
 if TYPE_CHECKING:
     from skerry_syncer.run import ServedRun
@@ -180,9 +179,7 @@ class StandBy:
                 raise
             except (BusError, TimeoutError) as error:
                 log.debug("pulse_not_sent", cause=str(error))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(every_s):
-                    await self.due.wait()
+            await happens(self.due, every_s)
 
     def _holds(self) -> dict[int, int]:
         return {shard: led.token for shard, led in self.leaderships.items() if led.taken}
@@ -206,9 +203,7 @@ class StandBy:
                     led = Leadership(self.served, shard, fence.token if fence else 0, self._tell)
                     self.leaderships[shard] = led
                     self.tasks[shard] = group.create_task(self._serve(led), name=f"shard-{shard}")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(succession.next_wake_s(now, self.view, self.policy)):
-                    await self.wake.wait()
+            await happens(self.wake, succession.next_wake_s(now, self.view, self.policy))
 
     async def _serve(self, leadership: Leadership) -> None:
         """Serve a shard to the end of its leadership, and say at once that it is not held any more.

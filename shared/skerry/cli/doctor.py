@@ -28,7 +28,7 @@ from skerry.cli.programs import PROGRAMS
 from skerry.errors import ConfigError, SkerryError
 from skerry.log.streams import check_payload
 from skerry.service.clusters import ROOT
-from skerry.service.entry import bus_from
+from skerry.service.entry import bus_from, settings_from
 from skerry.settings import loading
 from skerry.settings.checks import masked_url
 from skerry.settings.local import NatsSettings
@@ -77,7 +77,7 @@ def run_doctor(
     *, config: Path | None, sets: Sequence[str], nats: str | None, as_json: bool
 ) -> None:
     """Examine this machine, print the findings and exit with 1 if a required one failed."""
-    settings = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    settings = settings_from(nats, config, sets)
     named = settings.local.nats.url != NatsSettings().url
     console, findings = Console(highlight=False), list[Finding]()
     for finding in examine(settings, reach_broker=named or nats is not None):

@@ -13,8 +13,7 @@ from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
 from skerry.log.base import Bus
 from skerry.protocol.messages import Quarantine, QuarantineReason
-from skerry.service.entry import bus_from
-from skerry.settings import loading
+from skerry.service.entry import bus_from, settings_from
 
 
 def run_quarantine(
@@ -30,7 +29,7 @@ def run_quarantine(
 
     Raises ConfigError for a name that no learner of the run has.
     """
-    given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    given = settings_from(nats, config, sets)
 
     async def write() -> str:
         async with (

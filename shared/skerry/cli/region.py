@@ -9,7 +9,7 @@ import typer
 
 from skerry.cli.keys import KEYS, Folder, Shards
 from skerry.protocol.roles import Grant, Role
-from skerry.service.entry import Nats, Run, Sets, application, exit_on_error
+from skerry.service.entry import Nats, Run, Sets, application, exit_on_error, settings_from
 
 Region = Annotated[str, typer.Argument(help="Name of the region.", metavar="NAME")]
 
@@ -66,12 +66,11 @@ def cache(
     """Make the cache of a region's broker, or make it again."""
     from skerry.service.keyring import Keyring
     from skerry.service.region import cache_of, make_cache
-    from skerry.settings import loading
 
     with exit_on_error():
         held = Keyring.opened(keys)
         region, seed = held.region_of(name), held.seed(cache_of(name))
-        sets = [f"nats.credentials={seed}", *(set_ or []), *([f"nats.url={nats}"] if nats else [])]
-        asyncio.run(make_cache(loading.load(None, sets).local.nats, region, standby=standby))
+        local = settings_from(nats, None, [f"nats.credentials={seed}", *(set_ or [])]).local
+        asyncio.run(make_cache(local.nats, region, standby=standby))
         what = "all of" if standby else "what learners all read of"
         print(f"The broker of region {name} keeps {what} run {region.run}.")

@@ -22,15 +22,14 @@ from skerry.cli.cluster import processes
 from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import BrokerUnavailable
 from skerry.service.clusters import ROOT
-from skerry.service.entry import bus_from
+from skerry.service.entry import bus_from, settings_from
 from skerry.service.reporting import BrokerWatch
-from skerry.settings import loading
 from skerry.settings.local import Settings
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.format import printable
 from skerry.status.model import RunSnapshot
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, happens
 
 FRAME_S = 0.5
 LINE_S = 2.0
@@ -113,7 +112,7 @@ def run_viewer(
 
     What is not on a terminal is shown once. ``as_json`` prints one JSON object, or one a second.
     """
-    given = loading.load(config, [*sets, *([f"nats.url={nats}"] if nats else [])])
+    given = settings_from(nats, config, sets)
     asyncio.run(_view(given, run, named=nats is not None, as_json=as_json, live=live))
 
 
@@ -208,7 +207,7 @@ class FollowedRun:
 
     async def _print_json(self) -> None:
         while not self.feed.finished.is_set():
-            await _pause(self.feed.finished, JSON_S)
+            await happens(self.feed.finished, JSON_S)
             if (now := self.snapshot()) is not None:
                 print(json.dumps(snapshot_json(now)), flush=True)
 
@@ -218,14 +217,7 @@ class FollowedRun:
             while not (enough.is_set() or self.feed.finished.is_set()):
                 if (now := self.snapshot()) is not None:
                     live.update(board(now, console.width, console.height - 1), refresh=True)
-                await _pause(enough, FRAME_S)
-
-
-async def _pause(ended: asyncio.Event, seconds: float) -> None:
-    """Wait that long, or until the event."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await ended.wait()
+                await happens(enough, FRAME_S)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse, SyncerPulse
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, happens
 
 log = structlog.get_logger()
 
@@ -173,12 +173,7 @@ class Network:
             self._pulse_ordered.clear()
             await self.pulse(repeat=repeat)
             pulse_s = self.link.config.liveness.pulse_s if _prepares(self.last_pulse) else None
-            try:
-                async with asyncio.timeout(pulse_s):
-                    await self._pulse_ordered.wait()
-                repeat = False
-            except TimeoutError:
-                repeat = True
+            repeat = not await happens(self._pulse_ordered, pulse_s)
 
     async def pulse(self, *, repeat: bool = False) -> bool:
         """Publish the pulse that waits, if one does; return True once the log has it.

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from skerry.errors import BrokerUnavailable, BusError, Conflict, Denied, first_cause
 from skerry.log.base import MSG_ID, Bus, Deliver, Expect, Receipt, Record, Storage, StreamSpec
 from skerry.protocol.subjects import stream_of
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, now_s
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Retries:
 
     async def pause(self) -> bool:
         """Wait a little; False if the deadline has passed."""
-        left = self.deadline - asyncio.get_running_loop().time()
+        left = self.deadline - now_s()
         if left <= 0:
             return False
         await asyncio.sleep(min(self._pause, left))
@@ -130,9 +130,9 @@ class Publisher:
         except BrokerUnavailable:
             if message.msg_id is None:
                 raise
-        await self.broker.exists(stream_of(message.subject), self._now() + self.timeout_s)
+        await self.broker.exists(stream_of(message.subject), now_s() + self.timeout_s)
         try:
-            return await self._store(message, self._now() + self.timeout_s, unsure=True)
+            return await self._store(message, now_s() + self.timeout_s, unsure=True)
         except BrokerUnavailable as e:
             raise self.broker.failure(self.patience_s + self.timeout_s, message.subject) from e
 
@@ -164,9 +164,6 @@ class Publisher:
                     await self._check_stream(message.subject, deadline)
             if not await retries.pause():
                 raise self.broker.failure(self.patience_s)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
 
     def _with_id(self, message: Message, fresh: int) -> Message:
         """Add what no other process can predict to an id: all senders to a stream share its ids."""

@@ -37,6 +37,7 @@ from skerry.log.client import (
 from skerry.log.memory_stream import MemoryStream, matches
 from skerry.log.streams import STREAM_PREFIX, changes, normal
 from skerry.protocol.subjects import stream_of
+from skerry.tasks import now_s
 
 T = TypeVar("T")
 
@@ -173,7 +174,7 @@ class MemoryRequests:
 
     async def ask(self, act: Callable[[], T], deadline: float | None = None) -> T:
         """Ask until there is an answer; BrokerUnavailable if there is none by the deadline."""
-        now = asyncio.get_running_loop().time()
+        now = now_s()
         retries = Retries(now + self.patience_s if deadline is None else deadline)
         while True:
             try:
@@ -253,7 +254,7 @@ class MemoryBus:
             )
             raise BrokerUnfit(msg)
         message = Message(subject, payload, msg_id, expect, dict(headers or {}))
-        deadline = asyncio.get_running_loop().time() + self._requests.patience_s
+        deadline = now_s() + self._requests.patience_s
         return await self._publisher.publish(message, deadline)
 
     async def last(self, subject: str) -> Record | None:
@@ -284,7 +285,7 @@ class MemoryBus:
         self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
-        cursor, since_s = Cursor(deliver, after), asyncio.get_running_loop().time()
+        cursor, since_s = Cursor(deliver, after), now_s()
         while True:
             stream = await self._stream(stream_of(patterns[0]))
             cursor.place(stream.extent())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, aclosing, suppress
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 
 import structlog
@@ -21,7 +21,7 @@ from skerry.log import ledger, state
 from skerry.log.base import Bus
 from skerry.protocol.messages import Commit, RunRecord
 from skerry.protocol.subjects import ANY, Subjects
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, happens
 from skerry.telemetry import spans, tracing
 from skerry.telemetry.spans import Attributes, FinishedSpan, Interval, Messages
 
@@ -64,9 +64,7 @@ async def take_turns(
                 log.error(failed, run=record.run, error=str(error))  # noqa: TRY400  the sentence says it all
             if last:
                 break
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s()):
-                    await finished.wait()
+            await happens(finished, pause_s())
         end.cancel()
 
 

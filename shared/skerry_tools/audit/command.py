@@ -27,8 +27,7 @@ from skerry.cli.local_log import log_of, newest_run
 from skerry.errors import ConfigError, HistoryBroken, StoreError
 from skerry.log import ledger
 from skerry.log.base import Bus
-from skerry.service.entry import bus_from
-from skerry.settings import loading
+from skerry.service.entry import bus_from, settings_from
 from skerry.settings.local import Settings
 from skerry.store import tensorfile
 from skerry.store.checkpoint import PARAMS_FILE
@@ -62,9 +61,7 @@ class RunChoice:
 
     def load(self) -> Settings:
         """Return the settings."""
-        return loading.load(
-            self.config, [*self.sets, *([f"nats.url={self.nats}"] if self.nats else [])]
-        )
+        return settings_from(self.nats, self.config, self.sets)
 
     @contextlib.asynccontextmanager
     async def reached(self, given: Settings, name: str) -> AsyncGenerator[tuple[Bus, str]]:

@@ -17,6 +17,7 @@ from skerry.log.base import Bus
 from skerry.protocol.messages import CheckpointRecord, SyncerPulse, is_leaving
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
+from skerry.tasks import now_s
 from skerry_tools.chaos.drilled import DrilledRun, beside
 
 LOOK_S = 0.1
@@ -79,11 +80,11 @@ class LivenessCheck:
     async def checks(self, deadline_s: float) -> list[Check]:
         """Wait until every process runs and has heard something since; one check for each."""
         await self.drilled.settle()
-        until = asyncio.get_running_loop().time() + deadline_s
+        until = now_s() + deadline_s
         while True:
             heard = await self._down_bytes()
             found = [self._check(name, heard) for name in sorted(self.names)]
-            if all(check.ok for check in found) or asyncio.get_running_loop().time() > until:
+            if all(check.ok for check in found) or now_s() > until:
                 break
             await asyncio.sleep(LOOK_S)
         entries = self.drilled.entries()
@@ -142,7 +143,7 @@ class Convergence:
         syncers = self._expect("syncer", "{} answers", "no new pulse of it")
         self.missing |= {COMMITS: "none did"} if syncers else {}
         self._expect("checkpointer", CHECKPOINT, "none was written")
-        until = asyncio.get_running_loop().time() + deadline_s
+        until = now_s() + deadline_s
         async with beside(
             self._watched("commits", self._commits(syncers)),
             self._watched("checkpoints", self._checkpoints()),
@@ -150,7 +151,7 @@ class Convergence:
             self._watched("the run's end", self._end()),
         ):
             while not self.finished and self.missing.keys() - self.passed.keys():
-                if asyncio.get_running_loop().time() > until:
+                if now_s() > until:
                     break
                 await asyncio.sleep(LOOK_S)
         late = f"within {deadline_s:.0f} s of healing"

@@ -31,7 +31,7 @@ from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.protocol.messages import RunRecord
 from skerry.service.clusters import ROOT, RunningCluster, running
-from skerry.service.entry import bus_from
+from skerry.service.entry import bus_from, settings_from
 from skerry.settings import loading
 from skerry.settings.local import LocalSettings, NatsSettings, StoreSettings
 from skerry.status.format import printable
@@ -92,8 +92,7 @@ def run_chaos(options: ChaosOptions) -> None:
         if not 0 <= value <= plans.MOST_S:  # which is false for nan, too
             msg = f"{name} is {value}: give a number from 0 to {plans.MOST_S:.0f}."
             raise ConfigError(msg, path=name)
-    named = [f"nats.url={options.nats}"] if options.nats else []
-    local = loading.load(options.config, [*options.sets, *named]).local
+    local = settings_from(options.nats, options.config, options.sets).local
     elsewhere = local.nats.url != NatsSettings().url
     far = options.nats or (elsewhere and not options.heal)  # healing asks no broker
     cluster = None if far else _cluster(options.run)

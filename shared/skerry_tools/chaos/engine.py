@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skerry.errors import SkerryError
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, now_s
 from skerry_tools.chaos.drilled import Absent, DrilledRun, Injection
 from skerry_tools.chaos.plan import ROUTE, Fault, FaultPlan, choose
 
@@ -61,7 +61,7 @@ class Engine:
 
     async def run(self) -> None:
         """Run all faults, each at its time; those under way are ended when this is cancelled."""
-        self._began = asyncio.get_running_loop().time()
+        self._began = now_s()
         services = self.drilled.kinds()
         async with TaskGroup() as group:
             for index, fault in enumerate(self.plan.faults):
@@ -70,7 +70,7 @@ class Engine:
 
     def _now(self) -> float:
         """Return the seconds since the plan began."""
-        return asyncio.get_running_loop().time() - self._began
+        return now_s() - self._began
 
     async def _fault(self, index: int, fault: Fault, target: str) -> None:
         await asyncio.sleep(fault.at_s - self._now())

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from skerry.models.base import path_name
 from skerry.models.machine import Machine
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import LearnerPhase, RunRecord
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, happens
 from skerry_learner.trainer.trainer import Programs, Trainer
 from skerry_learner.training import Pause, TrainingLoop
 from skerry_learner.work import Work
@@ -77,9 +77,7 @@ async def drive(
             if pause is None:
                 await step()
                 continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await news.wait()
+            await happens(news, pause)
             news.clear()
     finally:
         life.close()

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 
 from skerry.log.base import Record
 from skerry.log.client import Message
+from skerry.tasks import now_s
 from skerry_tools.lab.scenario import LinkSettings
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ class Pipe:
         Messages that left one after the other are under way together: each waits for those before
         it to be through the narrowest place, not for them to have arrived.
         """
-        now = asyncio.get_running_loop().time()
+        now = now_s()
         began = max(now if left_s is None else left_s, self._free_s)
         self._free_s = began + (size / self._bytes_s if self._bytes_s else 0.0)
         delay_s = self._free_s + self._latency_s - now

@@ -11,7 +11,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -22,6 +21,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from skerry.tasks import happens
 from skerry_health_monitor.web.sections import Sections
 
 log = structlog.get_logger()
@@ -113,9 +113,7 @@ class Hub:
             if not self.clients:
                 self._came.clear()
                 await self._came.wait()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._changed.wait()
+            await happens(self._changed, LOOK_S)
             self._changed.clear()
             began_s = time.thread_time()
             self._push()

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from skerry.errors import ConfigError
+from skerry.tasks import now_s
 
 HOST = "127.0.0.1"
 READ_BYTES = 256 * 1024
@@ -139,8 +140,8 @@ class Route:
             free_at_s, change = 0.0, self.changed
             with contextlib.suppress(OSError):
                 while data := await reader.read(READ_BYTES):
-                    now_s = asyncio.get_running_loop().time()
-                    begins_s = max(now_s, free_at_s) if change is self.changed else now_s
+                    came_s = now_s()
+                    begins_s = max(came_s, free_at_s) if change is self.changed else came_s
                     free_at_s, change = begins_s + self._takes_s(data, counter), self.changed
                     await waiting.put((data, free_at_s + self.shape.delay_s, change))
             await waiting.put((b"", 0.0, self.changed))
@@ -180,7 +181,7 @@ class Route:
         while True:
             if self.shape.cut is LinkCut.BLACKHOLE:
                 await self.changed.wait()
-            elif change.is_set() or due_s <= asyncio.get_running_loop().time():
+            elif change.is_set() or due_s <= now_s():
                 return
             else:
                 with contextlib.suppress(TimeoutError):

@@ -20,7 +20,7 @@ from skerry.cli.cluster import child
 from skerry.cli.cluster.folder import last_sentence, log_file, size_of
 from skerry.errors import ConfigError, SkerryError, Superseded
 from skerry.status.format import printable
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, happens
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -259,8 +259,7 @@ class Supervisor:
                 self._on_event(judged)
             if judged is None or judged.change not in {Change.CRASHED, Change.UNWELL}:
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), judged.delay_s)
+            await happens(self._stopping, judged.delay_s)
 
     async def _run_once(self, slot: _Slot) -> ProcessEvent:
         """Run a process to its end; UNWELL if it was killed because it did not work any more."""

@@ -43,6 +43,7 @@ from skerry.log.nats.read import Leader, Reads
 from skerry.log.streams import STREAM_PREFIX, changes
 from skerry.protocol.roles import HUB_API
 from skerry.protocol.subjects import stream_of
+from skerry.tasks import now_s
 
 ID_BYTES = 32
 """Room in a message for what is added to its id."""
@@ -164,7 +165,7 @@ class Mirrors:
 
     async def hub_answers(self) -> bool:
         """Return True where the hub answers a client of this broker."""
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        deadline = now_s() + self._timeout_s
         try:
             await self._connection.request(f"{HUB_API}.INFO", b"", deadline=deadline)
         except NoAnswer:
@@ -192,7 +193,7 @@ class NatsBus:
         self.mirrors = Mirrors(self._connection, self._reads.leader, timeout_s)
 
     async def __aenter__(self) -> Self:
-        now = asyncio.get_running_loop().time()
+        now = now_s()
         await self._connection.ready(now + self._options.connect_timeout_s)
         return self
 
@@ -244,7 +245,7 @@ class NatsBus:
     ) -> Receipt:
         message = Message(subject, payload, msg_id, expect, dict(headers or {}))
         check_size(message, self._connection.max_payload)
-        deadline = asyncio.get_running_loop().time() + self._options.waits_s
+        deadline = now_s() + self._options.waits_s
         waits_for = expect.subject if expect is not None and self._connection.clustered else None
         async with AsyncExitStack() as held:
             try:

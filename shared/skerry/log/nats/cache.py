@@ -18,6 +18,7 @@ from skerry.log.client import NoAnswer
 from skerry.log.nats.jetstream import direct_record, status_of
 from skerry.protocol.roles import through_cache
 from skerry.protocol.subjects import is_shared
+from skerry.tasks import now_s
 
 if TYPE_CHECKING:
     from skerry.log.base import Record
@@ -41,13 +42,13 @@ class ChunkCache:
     def serves(self, pattern: str) -> bool:
         """Return True where the cache is worth asking for such messages."""
         self.reads.region = self._connection.region
-        return bool(self.reads.region) and is_shared(pattern) and _now() >= self._rests_until
+        return bool(self.reads.region) and is_shared(pattern) and now_s() >= self._rests_until
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         """Return the message with that sequence; None where the hub has to be asked."""
         subject, body = through_cache(stream), json.dumps({"seq": sequence}).encode()
-        deadline = _now() + LATE_S
-        while _now() >= self._rests_until:
+        deadline = now_s() + LATE_S
+        while now_s() >= self._rests_until:
             try:
                 answer = await self._connection.request(subject, body, deadline=deadline)
             except (NoAnswer, BusError):
@@ -56,12 +57,8 @@ class ChunkCache:
                 record = direct_record(answer)
                 self.reads.cached_bytes += len(record.payload)
                 return record
-            if status != "404" or _now() + POLL_S >= deadline:
+            if status != "404" or now_s() + POLL_S >= deadline:
                 break
             await asyncio.sleep(POLL_S)
-        self._rests_until = max(self._rests_until, _now() + REST_S)
+        self._rests_until = max(self._rests_until, now_s() + REST_S)
         return None
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

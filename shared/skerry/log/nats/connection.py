@@ -28,6 +28,7 @@ from skerry.log.nats.fitness import check, is_refusal, region_of, remedy
 from skerry.log.nats.jetstream import error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
 from skerry.log.nats.session import NatsSession, cancellable
+from skerry.tasks import now_s
 
 PING_INTERVAL_S = 5
 MAX_OUTSTANDING_PINGS = 2
@@ -169,7 +170,7 @@ class Connection:
     ) -> Msg:
         """Send one request and return its answer; NoAnswer if there was none in time."""
         session = await self.ready(deadline)
-        timeout_s = max(0.001, min(self.options.request_timeout_s, deadline - _now()))
+        timeout_s = max(0.001, min(self.options.request_timeout_s, deadline - now_s()))
         try:
             return await session.ask(subject, payload, timeout_s, headers)
         except NoAnswer as e:
@@ -191,12 +192,12 @@ class Connection:
         Raises an error ``about`` the call for others, and BrokerUnavailable once the deadline has
         passed, by default that of a call; it may be infinite.
         """
-        began, options = _now(), self.options
+        began, options = now_s(), self.options
         retries = Retries(began + options.waits_s if deadline is None else deadline)
         data, refused = b"" if body is None else json.dumps(body).encode(), ""
         while True:
             try:
-                until = min(retries.deadline, _now() + options.waits_s)
+                until = min(retries.deadline, now_s() + options.waits_s)
                 answer = await self.request(f"$JS.API.{name}", data, deadline=until)
                 reply: dict[str, Any] = json.loads(answer.data)
                 if (error := reply.get("error")) is None:
@@ -209,7 +210,7 @@ class Connection:
             except NoAnswer as e:
                 self.reason = str(e)
             if not await retries.pause():
-                raise self.unavailable(_now() - began, refused)
+                raise self.unavailable(now_s() - began, refused)
 
     def suspect(self) -> None:
         """Have a silent server looked at: one that hangs is left for another of its cluster.
@@ -227,7 +228,7 @@ class Connection:
 
         Raises BrokerUnavailable or, for a server that cannot carry a run, BrokerUnfit.
         """
-        began = _now()
+        began = now_s()
         while True:
             session = self._session
             if self.closing:
@@ -239,12 +240,12 @@ class Connection:
                 async with asyncio.timeout_at(deadline):
                     await self._wait_up(session)
             except TimeoutError as e:
-                raise self.unavailable(_now() - began) from e
+                raise self.unavailable(now_s() - began) from e
 
     async def _wait_up(self, session: NatsSession | None) -> None:
         """Wait for nats-py to reconnect; dial again when it does not or has given up for good."""
         if session is not None and not session.client.is_closed:
-            self._down_since = self._down_since or _now()
+            self._down_since = self._down_since or now_s()
             self._up.clear()
             try:
                 patience_s = 0.0 if is_refusal(self.reason) else GIVE_UP_S
@@ -269,13 +270,13 @@ class Connection:
         still be learning of a renewed key, and it is tried for a while.
         """
         retries, options = Retries(), self.options
-        until = _now() + (options.login_patience_s if self._session is not None else 0.0)
+        until = now_s() + (options.login_patience_s if self._session is not None else 0.0)
         while True:
             try:
                 return await self._dialled()
             except (OSError, NatsError, NoAnswer) as e:
                 self.reason = str(e)
-                if _now() >= until and (unfit := remedy(e, self.urls, options)):
+                if now_s() >= until and (unfit := remedy(e, self.urls, options)):
                     raise BrokerUnfit(unfit) from e
             await retries.pause()
 
@@ -369,7 +370,3 @@ async def _leave_hung(connection: Connection, session: NatsSession) -> None:
         if client.connected_url == url and isinstance(client, FastClient):
             connection.reason = "the server hangs"
             client.abort()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -32,6 +32,7 @@ from skerry.log.nats.jetstream import (
     status_of,
 )
 from skerry.log.nats.session import cancellable
+from skerry.tasks import now_s
 
 IN_FLIGHT_BYTES = (16 * 1024**2,) * 3
 """Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
@@ -98,7 +99,7 @@ class Flow:
 
     def _ahead(self) -> int:
         """Return how many messages should be on their way, by what came in some round trips."""
-        now = asyncio.get_running_loop().time()
+        now = now_s()
         self._began_s = self._began_s or now
         took_s = max(1e-3, self.round_trip_s, now - self._began_s)
         rate_b_s = max(self._rate_b_s, self._came_bytes / took_s)
@@ -218,7 +219,7 @@ class Puller:
             self._inbox.lose()
 
     async def _publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        session = await self._connection.ready(asyncio.get_running_loop().time())
+        session = await self._connection.ready(now_s())
         with cancellable():
             await session.client.publish(subject, payload, reply)
 
@@ -235,7 +236,7 @@ async def _place(connection: Connection, stream: str, cursor: Cursor) -> None:
         if not info:
             await absent.pause()
             continue
-        shorter = shorter or Retries(asyncio.get_running_loop().time() + SHORTER_S)
+        shorter = shorter or Retries(now_s() + SHORTER_S)
         replicated = info["config"].get("num_replicas", 1) > 1
         behind = replicated and info["state"]["last_seq"] < cursor.sequence
         if not behind or not await shorter.pause():

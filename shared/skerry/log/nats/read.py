@@ -10,7 +10,6 @@ which only the true leader can grant.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections import deque
@@ -35,6 +34,7 @@ from skerry.log.nats.jetstream import (
 )
 from skerry.log.nats.session import cancellable
 from skerry.protocol.subjects import stream_of
+from skerry.tasks import now_s
 
 if TYPE_CHECKING:
     from skerry.log.nats.connection import Connection
@@ -150,7 +150,7 @@ class Reads:
             return None
         deadline, wanted = self._deadline(), {"seq": sequence}
         replicated, record = await self.leader.replicated(stream, deadline), None
-        if not replicated or _now() >= self._avoid_until:
+        if not replicated or now_s() >= self._avoid_until:
             record = await self._direct(stream, wanted, deadline, replicated=replicated)
         if record is not None or not replicated:
             return record
@@ -170,7 +170,7 @@ class Reads:
                 async for record in records:
                     yield record
             return
-        if len(left) >= MANY and _now() >= self._avoid_until:
+        if len(left) >= MANY and now_s() >= self._avoid_until:
             async with aclosing(self._pulled(stream, pattern, sequences)) as records:
                 async for record in records:
                     if left and record.sequence == left[0]:
@@ -196,7 +196,7 @@ class Reads:
                 return []
             goal = newest
         found: list[Record] | None = None
-        if not replicated or _now() >= self._avoid_until:
+        if not replicated or now_s() >= self._avoid_until:
             found, reached = await self._batch(stream, [pattern], deadline, replicated=replicated)
             found = found if reached >= goal else None
         if found is None:
@@ -221,7 +221,7 @@ class Reads:
         return await self.get(stream, sequence)
 
     def _deadline(self) -> float:
-        return _now() + self._connection.options.waits_s
+        return now_s() + self._connection.options.waits_s
 
     async def _pulled(
         self, stream: str, pattern: str, sequences: Sequence[int]
@@ -239,7 +239,7 @@ class Reads:
             puller.silent = True
         finally:
             if puller.silent:
-                self._avoid_until = _now() + AVOID_S
+                self._avoid_until = now_s() + AVOID_S
             await puller.close()
 
     async def _direct(
@@ -253,7 +253,7 @@ class Reads:
                 answer = await self._connection.request(subject, body, deadline=deadline)
             except NoAnswer as e:
                 if e.sent and replicated:
-                    self._avoid_until = _now() + AVOID_S
+                    self._avoid_until = now_s() + AVOID_S
                     return None
                 if await self._absent(e, stream, retries):
                     return None
@@ -280,7 +280,7 @@ class Reads:
                 page, end = await _page(self._connection, stream, subjects, sequence, deadline)
             except NoAnswer as e:
                 if e.sent and replicated:
-                    self._avoid_until = _now() + AVOID_S
+                    self._avoid_until = now_s() + AVOID_S
                     return None, 0
                 if await self._absent(e, stream, retries):
                     return found, 0
@@ -350,7 +350,3 @@ def _pages(subjects: Sequence[str], most_bytes: int, most: int) -> Iterator[list
         size += own
     if page:
         yield page
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
