@@ -36,7 +36,8 @@ def verify(
     json: AsJson = False,
 ) -> None:
     """Prove a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
-    from skerry_tools.audit.command import RunChoice, run_verify
+    from skerry.cli.local_log import RunChoice
+    from skerry_tools.audit.command import run_verify
 
     with exit_on_error():
         run_verify(RunChoice(config, set_ or (), run, nats), rebuilds=replay, as_json=json)
@@ -76,7 +77,8 @@ def replay(  # noqa: PLR0913 - one option each
 
     A what-if merges the same contributions under another policy and says how far it drifts.
     """
-    from skerry_tools.audit.command import ReplayOptions, RunChoice, run_replay
+    from skerry.cli.local_log import RunChoice
+    from skerry_tools.audit.command import ReplayOptions, run_replay
     from skerry_tools.audit.whatif import WhatIfPolicy
 
     with exit_on_error():
@@ -106,7 +108,7 @@ def fork(
     nats: Nats = None,
 ) -> None:
     """Write a checkpoint of a past moment, or of what it were without a learner."""
-    from skerry_tools.audit.command import RunChoice
+    from skerry.cli.local_log import RunChoice
     from skerry_tools.audit.fork import run_fork
 
     with exit_on_error():

@@ -125,11 +125,9 @@ class Plan:
     shards: int = 1
 
     def shard_of(self, fragment: int) -> int:
-        """Return the shard to which a fragment belongs."""
         return shard_of(fragment, self.shards)
 
     def of_shard(self, shard: int) -> tuple[Fragment, ...]:
-        """Return the fragments of a shard."""
         return tuple(f for f in self.fragments if self.shard_of(f.index) == shard)
 
     @property

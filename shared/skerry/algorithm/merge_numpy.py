@@ -52,7 +52,6 @@ def spans_of(fragment: Fragment) -> Spans:
 
 
 def whole(x: NDArray[np.float32]) -> Spans:
-    """Return one span over all of ``x``."""
     return Spans(np.zeros(1, np.int64), np.full(1, x.size // BLOCK, np.int64))
 
 

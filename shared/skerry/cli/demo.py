@@ -298,7 +298,6 @@ async def _evaluate(cluster: Cluster, checkpoint: Summary) -> float:
 
 
 def summary_lines(results: Mapping[str, Any]) -> list[str]:
-    """Return the results as lines for people."""
     r, sent = results, results["bytes_sent"]
     parallel = r["bytes_data_parallel"]
     rows = {

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from skerry.errors import BrokerUnavailable, RunNotFound
 from skerry.log.base import Bus
 from skerry.log.ledger import list_runs
 from skerry.service.clusters import LOGIN, running
+from skerry.service.entry import bus_from, settings_from
 from skerry.settings import loading
 from skerry.settings.local import NatsSettings, Settings
 
@@ -72,6 +74,26 @@ async def newest_run(bus: Bus) -> str:
         msg = "This log holds no run: start one with `skerry up` or `skerry demo`."
         raise RunNotFound(msg)
     return runs[-1].run
+
+
+@dataclass(frozen=True, slots=True)
+class RunChoice:
+    """Whose log a command is about: the settings, and the run and broker that were named."""
+
+    config: Path | None
+    sets: Sequence[str]
+    run: str | None
+    nats: str | None
+
+    def load(self) -> Settings:
+        return settings_from(self.nats, self.config, self.sets)
+
+    @contextlib.asynccontextmanager
+    async def reached(self, given: Settings, name: str) -> AsyncGenerator[tuple[Bus, str]]:
+        """Yield a bus that reaches the log, and the run."""
+        named = self.nats is not None
+        async with log_of(given, self.run, named=named) as log, bus_from(log.nats, name) as bus:
+            yield bus, log.run or await newest_run(bus)
 
 
 def restore_here(rest: Sequence[str]) -> int | None:

@@ -175,10 +175,11 @@ def status(
     json: AsJson = False,
 ) -> None:
     """Show how a run is going now."""
+    from skerry.cli.local_log import RunChoice
     from skerry.cli.viewer import run_viewer
 
     with exit_on_error():
-        run_viewer(config=config, sets=set_ or [], run=run, nats=nats, as_json=json, live=False)
+        run_viewer(RunChoice(config, set_ or (), run, nats), as_json=json, live=False)
 
 
 def top(
@@ -190,10 +191,11 @@ def top(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line each second.")] = False,
 ) -> None:
     """Watch a run: learners, rounds, time; q quits."""
+    from skerry.cli.local_log import RunChoice
     from skerry.cli.viewer import run_viewer
 
     with exit_on_error():
-        run_viewer(config=config, sets=set_ or [], run=run, nats=nats, as_json=json, live=True)
+        run_viewer(RunChoice(config, set_ or (), run, nats), as_json=json, live=True)
 
 
 def doctor(
@@ -220,10 +222,11 @@ def quarantine(
     nats: Nats = None,
 ) -> None:
     """Merge nothing more of a learner, until it is released."""
+    from skerry.cli.local_log import RunChoice
     from skerry.cli.quarantine import run_quarantine
 
     with exit_on_error():
-        run_quarantine(learner, release=release, config=config, sets=set_ or [], run=run, nats=nats)
+        run_quarantine(learner, RunChoice(config, set_ or (), run, nats), release=release)
 
 
 def pass_on(command: str, rest: list[str]) -> None:

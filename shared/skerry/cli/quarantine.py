@@ -5,38 +5,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
-from skerry.cli.local_log import log_of, newest_run
+from skerry.cli.local_log import RunChoice
 from skerry.errors import ConfigError
 from skerry.log import ledger, run_records
 from skerry.log.base import Bus
 from skerry.protocol.messages import Quarantine, QuarantineReason
-from skerry.service.entry import bus_from, settings_from
 
 
-def run_quarantine(
-    learner: str,
-    *,
-    release: bool,
-    config: Path | None,
-    sets: Sequence[str],
-    run: str | None,
-    nats: str | None,
-) -> None:
+def run_quarantine(learner: str, choice: RunChoice, *, release: bool) -> None:
     """Write the record that the syncers of a run obey, and say so.
 
     Raises ConfigError for a name that no learner of the run has.
     """
-    given = settings_from(nats, config, sets)
 
     async def write() -> str:
-        async with (
-            log_of(given, run, named=nats is not None) as log,
-            bus_from(log.nats, "quarantine") as bus,
-        ):
-            name = log.run or await newest_run(bus)
+        async with choice.reached(choice.load(), "quarantine") as (bus, name):
             await decide(bus, name, learner, release=release)
             return name
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Self
 
 from rich.console import Console
@@ -19,12 +18,11 @@ from rich.markup import escape
 
 from skerry.cli.board import board, line
 from skerry.cli.cluster import processes
-from skerry.cli.local_log import log_of, newest_run
+from skerry.cli.local_log import RunChoice, log_of, newest_run
 from skerry.errors import BrokerUnavailable
 from skerry.service.clusters import ROOT
-from skerry.service.entry import bus_from, settings_from
+from skerry.service.entry import bus_from
 from skerry.service.reporting import BrokerWatch
-from skerry.settings.local import Settings
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.format import printable
@@ -92,37 +90,25 @@ class Screen:
 
 
 async def keep_showing(feed: RunFeed, on: Screen) -> None:
-    """Show the feed's run until cancelled."""
     while True:
         if (now := feed.snapshot()) is not None:
             on.show(now)
         await asyncio.sleep(FRAME_S)
 
 
-def run_viewer(
-    *,
-    config: Path | None,
-    sets: Sequence[str],
-    run: str | None,
-    nats: str | None,
-    as_json: bool,
-    live: bool,
-) -> None:
+def run_viewer(choice: RunChoice, *, as_json: bool, live: bool) -> None:
     """Show a run once or, ``live``, until it is finished or ``q`` is pressed.
 
     What is not on a terminal is shown once. ``as_json`` prints one JSON object, or one a second.
     """
-    given = settings_from(nats, config, sets)
-    asyncio.run(_view(given, run, named=nats is not None, as_json=as_json, live=live))
+    asyncio.run(_view(choice, as_json=as_json, live=live))
 
 
-async def _view(
-    given: Settings, run: str | None, *, named: bool, as_json: bool, live: bool
-) -> None:
+async def _view(choice: RunChoice, *, as_json: bool, live: bool) -> None:
     console = Console(highlight=False)
     link = BrokerWatch(report=lambda _event, _fields: None)
     async with (
-        log_of(given, run, named=named) as log,
+        log_of(choice.load(), choice.run, named=choice.nats is not None) as log,
         bus_from(log.nats, "top" if live else "status", on_event=link.on_event) as bus,
     ):
         name = log.run or await newest_run(bus)

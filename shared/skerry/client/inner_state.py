@@ -65,7 +65,6 @@ class StateKind:
 
 
 def shapes_in(arrays: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of a state's arrays."""
     return {name: (tuple(array.shape), str(array.dtype)) for name, array in arrays.items()}
 
 

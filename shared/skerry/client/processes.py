@@ -262,7 +262,6 @@ class FollowingProcess:
             self._take = take
 
     def answer(self, number: int, value: object = 0, error: BaseException | None = None) -> None:
-        """Answer a request."""
         failed = None if error is None else (type(error).__name__, str(error))
         self._peer.say(Deed.DONE, (number, failed, value))
 

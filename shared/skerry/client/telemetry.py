@@ -45,7 +45,6 @@ class LearnerIdentity:
         return {metrics.RUN: self.run, metrics.LEARNER_NAME: self.name}
 
     def subjects(self, fragment: int) -> ShardSubjects:
-        """Return the subjects of the shard to which a fragment belongs."""
         return Subjects(self.run).of_fragment(fragment, self.shards)
 
     def trace(self, fragment: int, version: int) -> str:

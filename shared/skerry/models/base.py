@@ -117,7 +117,6 @@ class Layout:
         return jax.tree.unflatten(self.tree, flat)
 
     def named(self, leaves: Mapping[str, Any]) -> Params:
-        """Return the tree of leaves by name."""
         return self.params([leaves[name] for name in self.names])
 
 

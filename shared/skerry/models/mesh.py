@@ -71,7 +71,6 @@ def on_cpu(array: Any) -> bool:
 
 
 def one_device() -> Mesh:
-    """Return the mesh of the default device alone."""
     return make_mesh(devices=jax.devices()[:1])
 
 

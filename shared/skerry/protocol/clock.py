@@ -94,7 +94,6 @@ class LearnerTable:
         return held.pulse if held else None
 
     def counted(self) -> dict[str, SeenLearner]:
-        """Return the learners that count."""
         return {name: seen for name, seen in self.seen.items() if name not in self.quarantined}
 
     def set_quarantine(self, record: Quarantine) -> bool:

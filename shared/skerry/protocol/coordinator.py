@@ -201,7 +201,6 @@ class RoundCoordinator:
         return min(waits)
 
     def over(self, now_s: float) -> bool:
-        """Return True if training is over."""
         return self.clock.learners.finished(now_s, self.end.over_since_s)
 
     def arrived(self, contribution: Contribution, now_s: float) -> None:

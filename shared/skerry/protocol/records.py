@@ -96,7 +96,6 @@ def read(kind: type[T], stored: StoredMessage, *, run: str, plan_digest: int | N
 
 
 def subject_of(record: Record) -> str:  # noqa: C901, PLR0911, PLR0912 - one line for each kind of record
-    """Return the subject that a record is published on."""
     match record:
         case Manifest():
             shard = Subjects(record.commit.run).shard(record.shard)

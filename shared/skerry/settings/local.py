@@ -188,7 +188,6 @@ class MetricsSettings(Table):
 
     @property
     def broker_urls(self) -> tuple[str, ...]:
-        """The addresses of ``broker``."""
         return tuple(url.strip() for url in self.broker.split(",") if url.strip())
 
 

@@ -133,7 +133,6 @@ class Checkpoint:
 
 
 def snapshot_file(fragment: int) -> str:
-    """Return the name of the file that holds a fragment's snapshot."""
     return f"snapshot-{fragment:04d}.safetensors"
 
 

@@ -44,7 +44,6 @@ class Summary(NamedTuple):
 
 
 def is_url(where: str | Path) -> bool:
-    """Return True for the URL of a store."""
     scheme, mark, _ = str(where).partition("://")
     return bool(mark) and scheme in store_kinds()
 

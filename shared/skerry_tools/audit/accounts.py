@@ -68,7 +68,6 @@ Finding = tuple[What, str]
 
 
 def named(number: ContributionId) -> str:
-    """Return how a sentence names a contribution."""
     return f"contribution {number.identity} of incarnation {number.incarnation}"
 
 

@@ -86,11 +86,9 @@ class FragmentHistory:
     unnamed: Counter[str] = field(default_factory=Counter[str])
 
     def account(self, learner: str) -> Account:
-        """Return the account of a learner."""
         return self.accounts.setdefault(learner, Account(ContributionId(learner, 0, 0)))
 
     def row(self, learner: str) -> LearnerProgress:
-        """Return the progress of a learner."""
         return self.rows.get(learner, LearnerProgress(learner, 0, 0, 0, 0))
 
     def drop(self, commit: Commit, at_ns: int) -> list[Contribution]:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -23,12 +23,9 @@ from rich.table import Table
 from skerry import code
 from skerry.algorithm.fragments import Plan, scatter
 from skerry.algorithm.presets import MERGES
-from skerry.cli.local_log import log_of, newest_run
+from skerry.cli.local_log import RunChoice
 from skerry.errors import ConfigError, HistoryBroken, StoreError
 from skerry.log import ledger
-from skerry.log.base import Bus
-from skerry.service.entry import bus_from, settings_from
-from skerry.settings.local import Settings
 from skerry.store import tensorfile
 from skerry.store.checkpoint import PARAMS_FILE
 from skerry_tools.audit import verify as verifying
@@ -48,27 +45,6 @@ ASSUMED = (
     " global state would have sent others, so a real run would have gone further apart."
 )
 SUFFIX = ".safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class RunChoice:
-    """Whose log is read: the settings, and the run and broker that were named."""
-
-    config: Path | None
-    sets: Sequence[str]
-    run: str | None
-    nats: str | None
-
-    def load(self) -> Settings:
-        """Return the settings."""
-        return settings_from(self.nats, self.config, self.sets)
-
-    @contextlib.asynccontextmanager
-    async def reached(self, given: Settings, name: str) -> AsyncGenerator[tuple[Bus, str]]:
-        """Yield a bus that reaches the log, and the run."""
-        named = self.nats is not None
-        async with log_of(given, self.run, named=named) as log, bus_from(log.nats, name) as bus:
-            yield bus, log.run or await newest_run(bus)
 
 
 @dataclass(frozen=True, slots=True)

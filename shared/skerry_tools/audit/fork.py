@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import decoder
+from skerry.cli.local_log import RunChoice
 from skerry.errors import ConfigError, HistoryBroken
 from skerry.log import ledger
 from skerry.log.replay import FragmentFold
@@ -27,7 +28,7 @@ from skerry.store.base import Store
 from skerry.store.checkpoint import SavedLearner
 from skerry.store.finding import store_of
 from skerry.store.writer import CheckpointWriter, Snapshot, Written
-from skerry_tools.audit.command import RunChoice, progress
+from skerry_tools.audit.command import progress
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import Bases, from_checkpoint, from_genesis, replay
 from skerry_tools.audit.survey import ReplayMoment, parse, survey

@@ -76,7 +76,6 @@ class RunLog:
         return [self.subjects.shard(shard) for shard in range(self.plan.shards)]
 
     def shard_of(self, fragment: int) -> ShardSubjects:
-        """Return the subjects of the shard to which a fragment belongs."""
         return self.subjects.of_fragment(fragment, self.plan.shards)
 
     async def stream(self, name: str) -> StreamInfo:

@@ -162,7 +162,6 @@ class Convergence:
         return found
 
     def _expect(self, kind: str, name: str, why: str) -> list[str]:
-        """Expect a check to pass for each process of a kind, and return their names."""
         names = sorted(process for process, held in self.kinds.items() if held == kind)
         self.missing |= {name.format(process): why for process in names}
         return names

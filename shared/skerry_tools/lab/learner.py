@@ -93,7 +93,6 @@ class SavedOptimizer:
         self._saved: tuple[Any, int] | None = None
 
     def due(self) -> bool:
-        """Return True if a save is due."""
         return self._clock() >= self._due_s
 
     def save(self, state: Any, now: TrainingProgress) -> None:

@@ -52,7 +52,6 @@ class Display:
         self._loss = ""
 
     def report(self, seen: LabEvaluation) -> None:
-        """Show an evaluation."""
         self._loss = f"loss {seen.loss:.4f}, "
 
     def watch(self, lab: Lab) -> None:

@@ -148,7 +148,6 @@ def changed(asked: Question, sync: dict[str, int], **tables: Any) -> Question:
 
 
 def simulate(asked: Setup, end_s: float | None = None) -> SimulatedRun:
-    """Return what becomes of a run."""
     tables = asked.question.tables
     end_s = tables.simulation.days * DAY_S if end_s is None else end_s
     timelines = tuple(_timelines(asked, end_s))

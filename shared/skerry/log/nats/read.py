@@ -115,7 +115,6 @@ class Leader:
         return leader_record(reply["message"]) if reply else None
 
     async def subjects(self, stream: str, pattern: str, deadline: float) -> list[str]:
-        """List the subjects that match in a stream."""
         found, name = set[str](), f"STREAM.INFO.{stream}"
         while True:
             body = {"subjects_filter": pattern, "offset": len(found)}
