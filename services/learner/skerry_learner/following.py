@@ -26,7 +26,6 @@ from skerry.data.stream import stream_of
 from skerry.errors import RunMismatch
 from skerry.log.base import Bus
 from skerry.models.mesh import make_mesh
-from skerry.protocol.learner import TrainingProgress
 from skerry.service.shell import run_loops
 from skerry.settings import loading
 from skerry.settings.local import LearnerSettings
@@ -156,17 +155,8 @@ class _Obedience:
                 case Deed.RESET:
                     trainer.reset()
                 case Deed.RESTORE | Deed.SAVE | Deed.KEEP:
-                    self._do_with_moments(deed, *words)
+                    found = self._saver.follow(deed, words, lambda: trainer.moments)
+                    if found:
+                        trainer.restore_moments(found)
                 case _:
                     self._following.do(deed, *words)
-
-    def _do_with_moments(self, deed: Deed, *words: int) -> None:
-        """Save or restore this process's part of the inner optimizer's state."""
-        *begins, step, steps = words
-        now, moments = TrainingProgress(step, steps, 0, 0), self._trainer.moments
-        if deed is Deed.RESTORE:
-            self._trainer.restore_moments(self._saver.found.result().saves[words[0], words[1]])
-        elif deed is Deed.KEEP:
-            self._saver.close(moments, now)
-        else:
-            self._saver.take(moments, now, begins=bool(begins[0]))

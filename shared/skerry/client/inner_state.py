@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from skerry.client.inner import Found, Point
 from skerry.client.inner_file import Origin, Saved, Shapes, read_file, size_of, write_file
-from skerry.client.peer import Deed
+from skerry.client.peer import Deed, Words
 from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import SkerryError
 from skerry.protocol.learner import TrainingProgress
@@ -196,6 +196,18 @@ class InnerStateSaver:
             return
         if job.left:
             job.give(self._copy({name: arrays[name] for name in job.left.pop(0)}))
+
+    def follow(self, deed: Deed, words: Words, state: Callable[[], Any]) -> Arrays:
+        """Save as the first process says; return what it has had restored, or nothing."""
+        *about, step, steps = words
+        if deed is Deed.RESTORE:
+            return self.found.result().saves[words[0], words[1]]
+        now = TrainingProgress(step, steps, 0, 0)
+        if deed is Deed.KEEP:
+            self.close(state(), now)
+        else:
+            self.take(state(), now, begins=bool(about[0]))
+        return {}
 
     def close(self, state: Any = None, now: TrainingProgress | None = None) -> None:
         """Save a state that no longer changes, if there is one, and end the thread."""

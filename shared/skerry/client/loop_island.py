@@ -26,7 +26,6 @@ from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.client.standing import Standing, StandingView
 from skerry.data.stream import Prefetched
 from skerry.errors import ConfigError, RunMismatch, SkerryError, first_cause
-from skerry.protocol.learner import TrainingProgress
 from skerry.service.reporting import configure
 from skerry.settings import loading
 from skerry.settings.local import Settings
@@ -73,20 +72,11 @@ class Follower:
                 case Deed.MEET:
                     self._process.meet()
                 case Deed.RESTORE | Deed.SAVE:
-                    self._with_state(deed, *words)
+                    if self._saver is not None:
+                        found = self._saver.follow(deed, words, self.state)
+                        self.restored = found or self.restored
                 case _:
                     self._obey(deed, *words)
-
-    def _with_state(self, deed: Deed, *words: int) -> None:
-        """Restore this process's part of the optimizer's state, or save some of it."""
-        *begins, step, steps = words
-        if self._saver is None:
-            return
-        if deed is Deed.RESTORE:
-            self.restored = self._saver.found.result().saves[words[0], words[1]]
-        else:
-            now = TrainingProgress(step, steps, 0, 0)
-            self._saver.take(self.state(), now, begins=bool(begins[0]))
 
     def begin_saving(self, kind: StateKind) -> None:
         """Look for what an earlier start has saved, and save from now on."""
