@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import pytest
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Commit, RunState
+from tests.support.backends import free_port
 from tests.support.builders import wait_until
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import settle
@@ -33,6 +38,26 @@ def merges(*learners: tuple[str, int]) -> Callable[[Commit], bool]:
         return commit.version > 1 and found >= set(learners)
 
     return seen
+
+
+STOPPED_EARLY = """
+import os, signal, sys
+from skerry.client.jax_processes import Crew
+from skerry.client.meeting import Group
+
+with Crew(Group(1, 0, "127.0.0.1", 1), sys.argv[1], None, None).computing():
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.alarm(20)
+    signal.pause()
+"""
+
+
+def test_a_signal_before_training_begins_ends_a_process_of_several() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", STOPPED_EARLY, address]
+    ended = subprocess.run(command, env=environment, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGTERM
 
 
 class Island:

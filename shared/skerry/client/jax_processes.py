@@ -66,6 +66,8 @@ class Crew:
     def computing(self) -> Generator[None]:
         """Have JAX see the devices of all processes, until all of them end."""
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        preemption = "jax_enable_preemption_service"  # it takes SIGTERM for itself
+        jax.config.update(preemption, False)  # noqa: FBT003 - its signature
         jax.distributed.initialize(
             self.address,
             self.group.processes,
