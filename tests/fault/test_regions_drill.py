@@ -14,7 +14,7 @@ from skerry.protocol.messages import Pulse, RunState
 from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.plan import Fault, FaultPlan, Kind
 from tests.support.cluster import until_pulse
-from tests.support.local_cluster import chaos
+from tests.support.local_cluster import chaos, summary
 from tests.support.processes import skerry
 from tests.support.several_regions import Regions, several_regions
 
@@ -23,6 +23,9 @@ pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.drill, pytest.mar
 HOMES = {"learner-1": "eu", "learner-2": "eu", "learner-3": "us", "learner-4": "us"}
 RUN = "apart"
 LASTS_S = 120.0
+SOAK = Path(__file__).parents[2] / "infra" / "chaos" / "soak.toml"
+SEED, SOAK_S = 20261128, 420
+TARGETS = "learner,syncer,checkpointer,region,broker"
 FAULTS = (
     Fault(0.0, Kind.KILL, "eu", 1.0),  # the region's broker
     Fault(4.0, Kind.PARTITION, "us", 8.0),  # its link to the hub
@@ -81,3 +84,22 @@ async def until_cached(regions: Regions, learner: str) -> None:
         await until_pulse(
             admin, RUN, lambda p: p.learner == learner and p.cached_bytes > before[learner]
         )
+
+
+@pytest.mark.soak
+async def test_seven_minutes_of_faults_in_two_regions_break_no_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run by hand with ``-s -m soak``; docs/results/soak.md has what came of it."""
+    monkeypatch.chdir(tmp_path)
+    drawn = ("--seed", str(SEED), "--every-s", "5", "--duration-s", str(SOAK_S))
+    async with several_regions(RunFolder(RUN), SOAK, HOMES, days=7) as regions:
+
+        async def script() -> None:
+            told, said = await asyncio.to_thread(chaos, tmp_path, RUN, *drawn, "--targets", TARGETS)
+            print(summary(told), *regions.unasked, sep="\n")
+            assert all(check["ok"] for check in told["checks"]), said[-20_000:]
+            assert told["fired"] > 0.5 * len(told["faults"]), said[-20_000:]
+            regions.stop.on_signal()
+
+        await regions.train(script())

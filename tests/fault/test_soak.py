@@ -6,13 +6,11 @@ docs/results/soak.md has the same as commands, and what came of them.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.local_cluster import chaos, cluster
+from tests.support.local_cluster import chaos, cluster, summary
 
 pytestmark = [pytest.mark.nats, pytest.mark.fault, pytest.mark.soak, pytest.mark.timeout(7200)]
 
@@ -21,18 +19,6 @@ SEED = 20261123
 SOAK_S = 1800
 EVERY_S = 5
 LEAST_GOODPUT = 0.88
-
-
-def summary(told: dict[str, Any]) -> str:
-    """Return the verdict without the story of each fault."""
-    brief = {key: value for key, value in told.items() if key != "faults"}
-    kinds: dict[str, list[int]] = {}
-    for fault in told["faults"]:
-        fired = kinds.setdefault(fault["kind"], [0, 0])
-        fired[0] += fault["fired"]
-        fired[1] += 1
-    brief["fired_by_kind"] = {kind: f"{a} of {b}" for kind, (a, b) in sorted(kinds.items())}
-    return json.dumps(brief, indent=1)
 
 
 def test_half_an_hour_of_faults_breaks_no_promise(tmp_path: Path, jax_cache: Path) -> None:

@@ -51,11 +51,12 @@ SHARD = NAMES.shard(0)
 STATE = SHARD.stream("STATE")
 DELTA = SHARD.chunk(0, "delta", 0)
 MANY = 20
+KINDS = {"days": None}, {"days": 7}
 
 
 @pytest.fixture
 def region(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[Region]:
-    with region_of(tmp_path, RUN, days=getattr(request, "param", 7)) as running:
+    with region_of(tmp_path, RUN, **getattr(request, "param", {"days": 7})) as running:
         yield running
 
 
@@ -68,13 +69,13 @@ async def begun(region: Region) -> AsyncGenerator[tuple[NatsBus, NatsBus]]:
             yield admin, learner
 
 
-async def committed(admin: NatsBus) -> list[int]:
+async def committed(admin: NatsBus, about: str = "") -> list[int]:
     """Store chunks of a delta and of a snapshot; return the sequences of the delta's."""
     sequences: list[int] = []
     for index in range(MANY):
         for kind in ("delta", "snapshot"):
             subject, chunk = SHARD.chunk(0, kind, 0, index), os.urandom(1000)
-            receipt = await admin.publish(subject, chunk, msg_id=f"{kind}{index}")
+            receipt = await admin.publish(subject, chunk, msg_id=f"{about}{kind}{index}")
             if kind == "delta":
                 sequences.append(receipt.sequence)
     return sequences
@@ -94,7 +95,7 @@ async def caught_up(region: Region, messages: int) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("region", [None, 7], ids=["static", "expiring"], indirect=True)
+@pytest.mark.parametrize("region", KINDS, ids=["static", "expiring"], indirect=True)
 async def test_a_learner_works_through_its_regions_broker_as_at_the_hub(region: Region) -> None:
     async with begun(region) as (admin, learner):
         mine = SHARD.contribution(0, "eu-0")
@@ -275,7 +276,7 @@ async def stands_by(region: Region, admin: NatsBus) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("region", [None, 7], ids=["static", "expiring"], indirect=True)
+@pytest.mark.parametrize("region", KINDS, ids=["static", "expiring"], indirect=True)
 async def test_a_run_whose_hub_is_gone_goes_on_at_a_region_that_stands_by(
     region: Region, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,12 +300,12 @@ async def test_a_run_whose_hub_is_gone_goes_on_at_a_region_that_stands_by(
     keyring = Keyring.opened(keys)
     assert {grant.region for grant in keyring.grants.values()} == {""}
     async with region.bus(region.hub, "admin") as admin, region.bus(region.hub, "eu-0") as learner:
-        await restore(admin, where, RUN)
+        await restore(admin, where, RUN, sets=["log.replicas=1"])
         await assert_log_holds(learner, RUN, LocalStore(tmp_path / RUN), "step-00000004")
         assert (await ledger.join(learner, RUN, "eu-0", "host", 1)).shard == 1
 
 
-@pytest.mark.parametrize("region", [None], ids=["static"], indirect=True)
+@pytest.mark.parametrize("region", KINDS[:1], ids=["static"], indirect=True)
 async def test_a_deployment_goes_over_from_static_keys_to_keys_that_expire(
     region: Region, tmp_path: Path
 ) -> None:
@@ -340,12 +341,42 @@ async def test_a_deployment_goes_over_from_static_keys_to_keys_that_expire(
 
 
 @pytest.mark.drill
+async def test_any_broker_of_a_hub_of_three_may_die_under_a_region(tmp_path: Path) -> None:
+    """The one that the region's link is with first; then the others."""
+    with region_of(tmp_path, RUN, days=7, brokers=3) as region:
+        await region.until_whole()
+        async with region.bus(region.hub, "admin") as admin, region.learner() as learner:
+            await admin.declare(specs(RUN, replicas=3))
+            await region.make_cache()
+            mine, acknowledged = SHARD.contribution(0, "eu-0"), list[int]()
+            sequences = await committed(admin)
+            await caught_up(region, MANY)
+            assert await read(learner, sequences) == sequences
+            assert learner.shared_reads.cached_bytes == MANY * 1000
+            linked = region.linked()
+            for number, hub in enumerate((linked, *(h for h in region.hubs if h is not linked))):
+                hub.kill()
+                sequences = await committed(admin, f"{number}")
+                for n in range(MANY):
+                    receipt = await learner.publish(mine, b"%d" % n, msg_id=f"{number}/{n}")
+                    acknowledged.append(receipt.sequence)
+                assert await read(learner, sequences) == sequences
+                await region.until_whole()
+            kept = [r.sequence for r in await all_of(admin.get_each(mine, acknowledged))]
+            assert kept == acknowledged == sorted(set(acknowledged))
+
+
+@pytest.mark.drill
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("region", [{"brokers": 1}, {"brokers": 3}], indirect=True)
 async def test_a_learner_trains_to_its_runs_end_through_its_regions_broker(
     region: Region, config: RunConfig
 ) -> None:
-    """A real learner and a real syncer; the region's broker dies in the middle."""
-    given = config.model_copy(update={"log": LogConfig(window_bytes=16 * 1024**2)})
+    """A real learner and a real syncer; the region's broker dies, or that of three it is with."""
+    await region.until_whole()
+    log = LogConfig(window_bytes=16 * 1024**2, replicas=len(region.hubs))
+    train = config.train.model_copy(update={"steps": 2000})  # it must not end before the fault
+    given = config.model_copy(update={"log": log, "train": train})
     async with region.bus(region.hub, "admin") as admin:
         await find_or_create(admin, RUN, given)
         await region.make_cache()
@@ -361,12 +392,16 @@ async def test_a_learner_trains_to_its_runs_end_through_its_regions_broker(
             trains = group.create_task(learning)
             async with aclosing(ledger.follow_commits(admin, RUN)) as commits:
                 async for _, commit in commits:
-                    if commit.version > 2:
+                    if commit.version > 1:
                         break
-            await asyncio.to_thread(region.leaf.restart)
+            if len(region.hubs) == 1:
+                await asyncio.to_thread(region.leaf.restart)
+            else:
+                region.linked().kill()
+            assert not trains.done()
             await trains
         record = await ledger.read_run(admin, RUN)
         (said,) = await run_records.newest_each(admin, RUN, Pulse)
     assert record.state is RunState.FINISHED
-    assert (said.step, said.region) == (config.train.steps, "eu")
+    assert (said.step, said.region) == (train.steps, "eu")
     assert 0 < said.cached_bytes <= said.bytes_down

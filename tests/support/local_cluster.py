@@ -56,6 +56,18 @@ def chaos(folder: Path, run: str, *arguments: str) -> tuple[dict[str, Any], str]
     return json.loads(done.stdout), done.stderr
 
 
+def summary(told: dict[str, Any]) -> str:
+    """Return the verdict without the story of each fault."""
+    brief = {key: value for key, value in told.items() if key != "faults"}
+    kinds: dict[str, list[int]] = {}
+    for fault in told["faults"]:
+        fired = kinds.setdefault(fault["kind"], [0, 0])
+        fired[0] += fault["fired"]
+        fired[1] += 1
+    brief["fired_by_kind"] = {kind: f"{a} of {b}" for kind, (a, b) in sorted(kinds.items())}
+    return json.dumps(brief, indent=1)
+
+
 def pids(folder: Path, run: str) -> dict[str, int]:
     """Return the processes of the cluster by name."""
     return {name: entry.pid for name, entry in read(folder / ".skerry" / run).items()}

@@ -74,6 +74,7 @@ class Regions:
     leaves: dict[str, NatsServer] = field(default_factory=dict[str, NatsServer])
     events: list[ProcessEvent] = field(default_factory=list[ProcessEvent])
     losing: set[str] = field(default_factory=set[str])
+    stop: StopSignal = field(default_factory=lambda: StopSignal(print))
 
     @property
     def keyring(self) -> Keyring:
@@ -98,13 +99,13 @@ class Regions:
         await make_cache(there, self.keyring.region_of(region))
 
     async def train(self, script: Awaitable[None]) -> None:
-        """Train to the run's end, while a script runs beside it."""
+        """Train to the run's end, or until ``stop``, while a script runs beside it."""
 
         async def beside(*_: object) -> None:
             await script
 
         settings, folder = prepared(self.settings, self.brokers, self.folder), self.folder
-        cluster = Cluster(folder, settings, self.brokers, StopSignal(print), self.proxy)
+        cluster = Cluster(folder, settings, self.brokers, self.stop, self.proxy)
         with (
             private_file(folder.token, "of no use elsewhere"),
             folder.announced(self.brokers.nats, proxied=True),

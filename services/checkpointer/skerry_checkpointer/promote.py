@@ -69,7 +69,7 @@ def run_promote(name: str, nats: str | None, sets: Sequence[str], keys: Path) ->
 1. Stop the broker of region {name}, move its store away, and start the hub's configuration there,
    with {keys / ACCOUNTS} and an empty store.
 2. skerry checkpoints restore {where} --run {run} --nats {local.nats.url} --set \
-nats.credentials={held.seed("admin")}
+nats.credentials={held.seed("admin")} --set log.replicas=1
 3. Start the run's services and learners there. Other regions: name the new hub in their nats.conf,
    start their brokers again, and make their caches again.
 The old hub must not come back as one: delete its store before its broker is started again.""")

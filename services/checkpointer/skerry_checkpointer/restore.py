@@ -55,7 +55,7 @@ from skerry_checkpointer.held import (
 )
 
 HOLDER = "restore"
-EXTENDABLE = ("train.steps", "train.duration_s")
+EXTENDABLE = ("train.steps", "train.duration_s", "log.replicas")
 
 
 class Replaced(NamedTuple):
@@ -111,7 +111,8 @@ async def restore(
         bus: a connected bus.
         where: a checkpoint, or a run's folder for its newest one.
         run: the id of the run to create, or to put back.
-        sets: ``train.steps=…`` or ``train.duration_s=…``: how long a new run goes on.
+        sets: how long a new run goes on (``train.steps=…`` or ``train.duration_s=…``), and on how
+            many brokers (``log.replicas=…``).
         put_back: if the log holds the run, replace what it lost or has older.
         exact: go back to each fragment's newest snapshot.
         access: how a remote store is reached.
@@ -181,19 +182,22 @@ async def _create(bus: Bus, asked: Restore) -> list[Replaced]:
 
 
 def extended(checkpoint: Checkpoint, sets: Sequence[str]) -> RunConfig:
-    """Return the checkpoint's config with its length changed by ``sets``."""
+    """Return the checkpoint's config with its length and its brokers changed by ``sets``."""
     keys = [tuple(split_assignment(assignment)[0]) for assignment in sets]
     for key in keys:
         if (path := ".".join(key)) not in EXTENDABLE:
             msg = (
                 f"--set {path} cannot change in a restored run, its checkpoint fixes it: "
-                f"only {' and '.join(EXTENDABLE)} can."
+                f"only {', '.join(EXTENDABLE)} can."
             )
             raise ConfigError(msg, path=path)
     config = run_config_from_json(json.dumps(checkpoint.config), checkpoint.skerry_version)
-    chosen = load(None, sets, {}).run.train
-    train = config.train.model_copy(update={key[-1]: getattr(chosen, key[-1]) for key in keys})
-    return run_config_from_json(to_json(config.model_copy(update={"train": train})))
+    chosen = load(None, sets, {}).run
+    for table, name in keys:
+        given = getattr(getattr(chosen, table), name)
+        changed = getattr(config, table).model_copy(update={name: given})
+        config = config.model_copy(update={table: changed})
+    return run_config_from_json(to_json(config))
 
 
 async def _refuse_existing(bus: Bus, asked: Restore, record: RunRecord, *, put_back: bool) -> None:

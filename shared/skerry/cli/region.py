@@ -21,7 +21,8 @@ def init(
     name: Region,
     *,
     hub: Annotated[
-        str, typer.Option(help="Where the hub takes leaf nodes: tls://host:7422.", metavar="URL")
+        str,
+        typer.Option(help="Where the hub takes leaf nodes: tls://host:7422,...", metavar="URLS"),
     ],
     learner: Annotated[
         list[str] | None, typer.Option(help="Make a key for a learner there.", metavar="NAME")

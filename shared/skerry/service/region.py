@@ -32,18 +32,21 @@ def begin_region(
 ) -> Path:
     """Make the keys of a region and its broker's configuration; return the folder to copy there.
 
-    ``hub`` is the address at which the hub takes leaf nodes, ``ca`` the file on the region's
-    machine that vouches for it, if not the machine's own authorities do. Raises ConfigError.
+    ``hub`` is where the hub takes leaf nodes, one address or several with commas; ``ca`` the file
+    on the region's machine that vouches for it, if not the machine's own authorities do. Raises
+    ConfigError.
     """
-    name, parts = region.name, urlsplit(hub)
-    if parts.scheme not in LINKS or not parts.netloc or "@" in hub:
-        msg = f"--hub is {masked_url(hub)}, but it must look like tls://host:7422."
-        raise ConfigError(msg, path="hub")
+    name, urls = region.name, [url.strip() for url in hub.split(",")]
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in LINKS or not parts.netloc or "@" in url:
+            msg = f"--hub is {masked_url(url)}, but it must look like tls://host:7422."
+            raise ConfigError(msg, path="hub")
     there = replace(region, role=Role.LEARNER, region=name)
     cache = replace(there, role=Role.CACHE, name=cache_of(name))
     keyring.add(region, cache, *(replace(there, name=learner) for learner in learners))
     folder = keyring.region(name)
-    write_private(folder / CONFIG, leaf_config(name, hub, ca), public=True)
+    write_private(folder / CONFIG, leaf_config(name, urls, ca), public=True)
     return folder
 
 
@@ -52,7 +55,7 @@ def cache_of(region: str) -> str:
     return f"{region}-cache"
 
 
-def leaf_config(region: str, hub: str, ca: str = "") -> str:
+def leaf_config(region: str, hub: Sequence[str], ca: str = "") -> str:
     """Return the configuration of a region's broker, as nats-server reads it."""
     tls = f"\n    tls {{ ca_file: {json.dumps(ca)} }}" if ca else ""
     return f"""\
@@ -67,7 +70,7 @@ jetstream {{
 
 leafnodes {{
   remotes: [{{
-    url: {json.dumps(hub)}
+    urls: {json.dumps(hub)}
     include "{LINK}" # the secret of this region{tls}
   }}]
 }}

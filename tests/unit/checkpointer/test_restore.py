@@ -195,9 +195,10 @@ class TestANewRun:
             await restore(empty, saved, "again")
 
     async def test_how_long_it_goes_on_can_be_set(self, saved: Path, empty: MemoryBus) -> None:
-        await restore(empty, saved, "again", sets=["train.steps=5000"])
+        await restore(empty, saved, "again", sets=["train.steps=5000", "log.replicas=3"])
         record = await ledger.read_run(empty, "again")
-        assert RunConfig.model_validate_json(record.config_json).train.steps == 5000
+        config = RunConfig.model_validate_json(record.config_json)
+        assert (config.train.steps, config.log.replicas) == (5000, 3)
 
     async def test_a_config_without_a_table_has_its_defaults(
         self, saved: Path, empty: MemoryBus
@@ -213,7 +214,9 @@ class TestANewRun:
     async def test_what_a_checkpoint_fixes_cannot_be_set(
         self, saved: Path, empty: MemoryBus, assignment: str
     ) -> None:
-        with pytest.raises(ConfigError, match=r"only train\.steps and train\.duration_s"):
+        with pytest.raises(
+            ConfigError, match=r"only train\.steps, train\.duration_s, log\.replicas"
+        ):
             await restore(empty, saved, "again", sets=[assignment])
 
     async def test_another_id_beside_the_run_itself_is_fine(self, store: LocalStore) -> None:

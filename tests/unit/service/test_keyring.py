@@ -182,8 +182,8 @@ def test_the_keys_of_a_region_are_its_brokers_and_the_hub_knows_whose_names_it_m
     tmp_path: Path,
 ) -> None:
     keys(tmp_path, "keys", "init", "--run", "r", "--learner", "us-0", "--shards", "2")
-    made = ("region", "init", "eu", "--hub", "tls://h:7422", "--run", "r", "--learner", "eu-0")
-    assert 'url: "tls://h:7422"' in keys(tmp_path, *made)
+    made = ("region", "init", "eu", "--hub", "tls://a:1,tls://b:1", "--run", "r")
+    assert 'urls: ["tls://a:1", "tls://b:1"]' in keys(tmp_path, *made, "--learner", "eu-0")
     keys(tmp_path, "keys", "add", "eu-1", "--region", "eu")
     keys(tmp_path, "keys", "revoke", "eu-0")
     held = Keyring.opened(tmp_path)
@@ -214,6 +214,7 @@ def test_the_keys_of_a_region_are_its_brokers_and_the_hub_knows_whose_names_it_m
         (("region", "init", "eu", "--hub", "tls://h:7422"), "Another key is named 'eu'"),
         (("region", "init", "../us", "--hub", "tls://h:7422"), "'../us' cannot"),
         (("region", "init", "us", "--hub", "h:7422"), "--hub is h:7422"),
+        (("region", "init", "us", "--hub", "tls://h:7422,"), "--hub is , but"),
         (("region", "cache", "us"), "knows no region 'us'"),
     ],
 )
