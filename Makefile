@@ -46,7 +46,7 @@ check: .venv/.ready ## an answer within a minute: style, imports, mypy, tests of
 	$(BIN)/mypy
 	$(BIN)/python .ci/touched.py $(BASE) | xargs -r $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
-test: .venv/.ready ## every test but the drills, about nine minutes on two cores (ARGS=...)
+test: .venv/.ready ## every test but the drills, four to seven minutes on two cores (ARGS=...)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 drill: .venv/.ready ## the long tests: real processes killed and stopped, images, the wheel (ARGS=...)

@@ -59,19 +59,14 @@ def start(layers: int, how: str) -> Start:
     cut, programs = plan(specs_of(built), 8), Programs.of(built, config)
     trainer = Trainer(built, config, cut, programs, blank=True)
     trainer.fragments.warm(lambda: None)
-    batch: Any = {"tokens": np.zeros((4, 65), np.int32)}
-    began = time.process_time()
-    factors = np.float32(0), np.float32(1), programs.frozen
-    lowered = programs.step.lower(trainer.state, trainer.place(batch), *factors)
-    traced = time.process_time()
-    held = lowered.compile().memory_analysis().temp_size_in_bytes / 2**20
-    loaded = time.process_time()
-    trainer.warm(lambda: None)  # finds what was compiled
     warm = time.process_time()
+    trainer.warm(lambda: None)
+    warmed = time.process_time()
     for fragment in cut.fragments:
         trainer.adopt(fragment.index, np.zeros(fragment.padded_size, np.float32))
     jax.block_until_ready(trainer.state.params)
     adopted = time.process_time()
+    batch: Any = {"tokens": np.zeros((4, 65), np.int32)}
     trainer.step(batch, 0.0)
     total = time.process_time()
     jax.block_until_ready(trainer.state)
@@ -80,7 +75,13 @@ def start(layers: int, how: str) -> Start:
         trainer.step(batch, 0.0)
     jax.block_until_ready(trainer.state)
     step = (time.process_time() - first) / STEPS
-    spent = total, traced - began, loaded - traced, adopted - warm
+    factors = np.float32(0), np.float32(1), programs.frozen
+    lowered = programs.step.lower(trainer.state, trainer.place(batch), *factors)
+    began = time.process_time()
+    compiled = lowered.compile()
+    load = time.process_time() - began
+    held = compiled.memory_analysis().temp_size_in_bytes / 2**20
+    spent = total, warmed - warm - load, load, adopted - warmed
     return Start(layers, how, *spent, step, held)
 
 
