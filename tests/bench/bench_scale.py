@@ -1,8 +1,9 @@
 """A run of many parameters through everything that can happen to it: ``bench_scale.py``.
 
-Learners whose parameters walk at random in the place of training, each in a process of its own; all
-else is real: broker, two syncers, checkpointer. Genesis, rounds, kill -9 of the syncer and of a
-learner, a checkpoint, and its restore into a second run. ``--parameters`` says how large.
+Learners that send noise in the place of training and keep no parameters, each in a process of its
+own; all else is real: broker, two syncers, checkpointer. Genesis, rounds, kill -9 of the syncer and
+of a learner, a checkpoint, and its restore into a second run. ``--parameters`` says how large;
+``--syncers 1`` has no stand-by, so that 1 B parameters fit 24 GiB: the next one starts anew.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 from bench_exchange import plan_of
 from harness import Goal, parser, write
+from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
 from skerry.log import ledger, run_records
@@ -28,20 +31,40 @@ from skerry.log.state import read_manifests
 from skerry.log.streams import specs
 from skerry.protocol.messages import CheckpointRecord, Commit
 from skerry.protocol.parts import DELTA, path, size_of
-from skerry.settings.models import CheckpointConfig, RunConfig, SyncConfig
+from skerry.settings.models import CheckpointConfig, OuterConfig, RunConfig, SyncConfig
 from skerry.tasks import TaskGroup
 from tests.support.builders import run_record
 from tests.support.cluster import Cluster, Service
-from tests.support.learners import FakeLearner
+from tests.support.learners import FakeLearner, RandomWalk, walk
 from tests.support.nats_server import NatsServer
 
 RUN, AGAIN = "scale", "scale-again"
 LEARNERS = ("a", "b")
-SYNCERS = ("syncer-0", "syncer-1")
 CHUNK_BLOCKS = 4000
 """About 512 KiB of int4, the default chunk."""
 VERSIONS = 3
 PATIENCE_S = 1800.0
+CHANGE = 0.01
+"""Of what a round changes, in initial parameters."""
+
+
+class Noise(RandomWalk):
+    """What a learner without parameters sends: changes as large as those of training."""
+
+    def capture(self, fragment: int) -> NDArray[np.float32]:
+        """Return another random vector each time."""
+        count = self.captures[fragment] = self.captures.get(fragment, 0) + 1
+        vector = walk(self.plan.fragments[fragment], *self.key, count)
+        vector *= np.float32(CHANGE)
+        return vector
+
+    def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
+        """Drop what has been read."""
+        del vector
+        self.versions[fragment] = self.versions.get(fragment, 0) + 1
+
+    def reset(self) -> None:
+        """There is nothing to fall back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,25 +155,31 @@ async def train(chosen: Namespace) -> None:
             step_s=chosen.step_s,
             pulse_s=0.5,
             chunk_blocks=CHUNK_BLOCKS,
+            walk=Noise,
         ).train()
 
 
 async def live(bench: Bench, chosen: Namespace) -> list[Usage]:
     """Take the run through everything; return what its processes used."""
     cut, size = bench.cut, len(bench.cut.fragments)
-    syncers = {name: await bench.cluster.start("syncer", name) for name in SYNCERS}
+    names = [f"syncer-{number}" for number in range(chosen.syncers)]
+    syncers = {name: await bench.cluster.start("syncer", name) for name in names}
     learners = {name: await bench.learner(name) for name in LEARNERS}
     await bench.timed("genesis", bench.until(lambda c: c.version == 1, size))
     await bench.timed(
         f"{VERSIONS} rounds of each fragment",
         bench.until(lambda c: c.version > 1, VERSIONS * size),
     )
-    active = bench.commits[-1].syncer
-    syncers[active].kill9()
+    last = bench.commits[-1]
+    syncers[last.syncer].kill9()
+    if chosen.syncers == 1:
+        syncers[last.syncer] = await bench.cluster.start("syncer", last.syncer)
     await bench.timed(
-        "take-over after kill -9, to the first commit", bench.until(lambda c: c.syncer != active)
+        "take-over after kill -9, to the first commit",
+        bench.until(lambda c: c.fence > last.fence),
     )
-    syncers[active] = await bench.cluster.start("syncer", active)
+    if chosen.syncers > 1:
+        syncers[last.syncer] = await bench.cluster.start("syncer", last.syncer)
     learners["b"].kill9()
     learners["b"] = await bench.learner("b")
     merged = bench.until(lambda c: any((i.learner, i.incarnation) == ("b", 2) for i in c.consumed))
@@ -180,7 +209,8 @@ async def measure(chosen: Namespace) -> tuple[list[Stage], list[Usage], dict[str
     """Run it all against a broker of our own."""
     cut = plan_of(int(chosen.parameters), chosen.fragments)
     sync = SyncConfig(fragments=chosen.fragments, learners=len(LEARNERS), h_steps=chosen.h_steps)
-    config = RunConfig(sync=sync, checkpoint=CheckpointConfig(every_s=1.0))
+    outer = OuterConfig(preset="nesterov" if chosen.momentum else "direct")
+    config = RunConfig(sync=sync, outer=outer, checkpoint=CheckpointConfig(every_s=1.0))
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
         folder = Path(name)
         (folder / "run.toml").touch()
@@ -217,6 +247,8 @@ def main() -> None:
     made = parser(__doc__ or "")
     made.add_argument("--parameters", type=float, default=1e7, help="(default 1e7)")
     made.add_argument("--fragments", type=int, default=8, help="(default 8)")
+    made.add_argument("--syncers", type=int, default=2, help="(default 2)")
+    made.add_argument("--momentum", action="store_true", help="with Nesterov momentum")
     made.add_argument("--h-steps", type=int, default=16, help="sync.h_steps (default 16)")
     made.add_argument("--step-s", type=float, default=0.05, help="of a step (default 0.05)")
     made.add_argument("--folder", type=Path, help="where broker and checkpoints lie")

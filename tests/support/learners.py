@@ -190,6 +190,7 @@ class FakeLearner:
     poisoned_below: int = 0
     pulse_s: float = 0.05
     chunk_blocks: int = 0
+    walk: type[RandomWalk] = RandomWalk
     wall_ns: Callable[[], int] = time.time_ns
     training: TrainingLoop | None = None
     network: Network | None = None
@@ -207,7 +208,7 @@ class FakeLearner:
             self.bus, record, self.plan, self.name, Machine("test"), self.wall_ns
         )
         sync, incarnation = config.sync, place.learner.incarnation
-        parameters = RandomWalk(
+        parameters = self.walk(
             self.plan, (self.name, incarnation), sync.adoption, np.float32(sync.blend_alpha)
         )
         parameters.poisoned_below = self.poisoned_below

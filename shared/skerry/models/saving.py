@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 
 def save_tensors(tensors: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Write tensors to a new file that whoever may read new files of this user may read."""
+    """Write tensors to a new file, readable by all who may read other new files of this user."""
     path.touch()
     mode = path.stat().st_mode
     save_file({**tensors}, path, metadata={"format": "pt"})

@@ -215,7 +215,7 @@ class TestANewRun:
         self, saved: Path, empty: MemoryBus, assignment: str
     ) -> None:
         with pytest.raises(
-            ConfigError, match=r"only train\.steps, train\.duration_s, log\.replicas"
+            ConfigError, match=r"only train\.steps, train\.duration_s, train\.tokens, log\.replicas"
         ):
             await restore(empty, saved, "again", sets=[assignment])
 
