@@ -40,7 +40,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.checks import refuse_code
 from skerry.settings.loading import load, run_config_from_json, to_json
 from skerry.settings.local import StoreSettings
-from skerry.settings.models import RunConfig
+from skerry.settings.models import ENDS, RunConfig
 from skerry.settings.tree import split_assignment
 from skerry.store.base import Store
 from skerry.store.checkpoint import Checkpoint, fragments, plan_of, verify
@@ -55,7 +55,7 @@ from skerry_checkpointer.held import (
 )
 
 HOLDER = "restore"
-EXTENDABLE = ("train.steps", "train.duration_s", "log.replicas")
+EXTENDABLE = (*ENDS, "log.replicas")
 
 
 class Replaced(NamedTuple):

@@ -22,6 +22,7 @@ from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.state import read_manifests
 from skerry.models.presets import arch_of
+from skerry.protocol.commit import tokens_of
 from skerry.protocol.messages import Commit, Evaluation, RunRecord
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
@@ -30,7 +31,7 @@ from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json, with_own_data
 from skerry.settings.local import Settings, StoreSettings
 from skerry.settings.models import RunConfig
-from skerry.store.checkpoint import step_of, tokens_of
+from skerry.store.checkpoint import step_of
 from skerry.store.finding import FROM_ENVIRONMENT
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans

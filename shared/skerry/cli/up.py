@@ -37,7 +37,7 @@ from skerry.service.entry import bus_from
 from skerry.service.private import private_file, writing
 from skerry.settings import loading
 from skerry.settings.checks import masked_url, refuse_code, remark_on_rate
-from skerry.settings.models import RunConfig
+from skerry.settings.models import ENDS, RunConfig
 from skerry.status.feed import RunFeed, is_finished
 from skerry.status.format import clip, printable
 from skerry.tasks import TaskGroup
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from skerry.protocol.messages import RunRecord
     from skerry.status.sources import RunMessage
 
-EXTENDING = ("train.steps", "train.duration_s")
-"""Settings that a run restored from a checkpoint may change."""
 MONITOR = "health-monitor"
 TRAINING = {"learner", "syncer"}
 """Services that end with the last step."""
@@ -70,7 +68,7 @@ def run_up(
     """Start a cluster and show it until the run is finished; KeyboardInterrupt if stopped."""
     counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
-    further = [text for text in sets if text.startswith(EXTENDING)]
+    further = [text for text in sets if text.startswith(ENDS)]
     ready.check(wanted, nats, checkpoint, extended=any("steps" in text for text in further))
     folder = RunFolder(run)
     with folder.held(), Screen(began_s=time.time()) as on:

@@ -27,10 +27,11 @@ DIVERGED_IN_A_ROW = 5
 REPORT_S = 10.0
 
 
-def progress(config: TrainConfig, step: int, elapsed_s: float) -> float:
-    """Return how much of the run is done, in [0, 1]: by steps or by time, whichever is further."""
+def progress(config: TrainConfig, step: int, elapsed_s: float, tokens: int) -> float:
+    """Return how much of the run is done, in [0, 1]: the furthest by steps, time or tokens."""
     by_time = elapsed_s / config.duration_s if config.duration_s else 0.0
-    return min(1.0, max(0.0, step / config.steps, by_time))
+    by_tokens = tokens / config.tokens if config.tokens else 0.0
+    return min(1.0, max(0.0, step / config.steps, by_time, by_tokens))
 
 
 @dataclass(slots=True)
@@ -71,7 +72,8 @@ class Island:
         """Return how much of the run is done, in [0, 1]."""
         began_s = self.session.mailbox.began_s
         elapsed_s = self.meter.clock() - began_s if began_s is not None else 0.0
-        return progress(self.config.train, max(self.now.step, self.session.clock()), elapsed_s)
+        step = max(self.now.step, self.session.clock())
+        return progress(self.config.train, step, elapsed_s, self.session.merged_tokens)
 
     def done(self) -> bool:
         """Return True once there is no step left to take."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.fragments import Plan
 from skerry.client.mailbox import Fresh, Gradient, Initial, Mailbox, OutgoingContribution
 from skerry.client.telemetry import LearnerTelemetry
+from skerry.protocol.commit import tokens_of
 from skerry.protocol.learner import (
     AdoptReason,
     AnswerReason,
@@ -66,6 +67,8 @@ class Session:
         self._states = {f.index: LearnerFragment(f.index, start) for f in plan.fragments}
         self._unsent: set[int] = set()
         self._skipped = 0
+        self.merged_tokens = 0
+        """Of all learners, as far as a commit bears out."""
         self.resets = 0
 
     @property
@@ -113,6 +116,7 @@ class Session:
         """Adopt and answer; ``idle`` says that no step will follow for the time being."""
         self._take_events(now)
         for fresh in self.mailbox.fresh():
+            self.merged_tokens = max(self.merged_tokens, tokens_of([fresh.manifest.commit]))
             self._adopt(fresh, now, idle=idle)
         if self.caught_up:
             for opened in self.mailbox.rounds:

@@ -273,3 +273,15 @@ def progress_after(
             cursor=max(cursor, item.cursor_to),
         )
     return dict(sorted(after.items()))
+
+
+def tokens_of(commits: Sequence[Commit]) -> int:
+    """Return the tokens that all learners have contributed.
+
+    Fragments are committed one after another, so each counts a learner's tokens up to another
+    instant: the fragment that is furthest along counts.
+    """
+    furthest: dict[str, int] = {}
+    for row in (row for commit in commits for row in commit.progress):
+        furthest[row.learner] = max(furthest.get(row.learner, 0), row.tokens)
+    return saturated(furthest.values())

@@ -130,6 +130,10 @@ class DataConfig(Table):
         return self.source in ("stdlib", "text") and not (self.factory or self.tokenizer_folder)
 
 
+ENDS = ("train.steps", "train.duration_s", "train.tokens")
+"""When a run ends: what one that goes on from a checkpoint may change."""
+
+
 class TrainConfig(Table):
     """The steps of a learner."""
 
@@ -143,6 +147,10 @@ class TrainConfig(Table):
     """Steps on the global clock after which the run ends."""
     duration_s: float | None = Field(default=None, gt=0)
     """Ends the run this many seconds after its first commit, if that is sooner than ``steps``."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Ends the run once about so many tokens of all learners have been merged, if that is sooner
+    than ``steps``: then learners that join for a while shorten the run, and the learning rate
+    follows (experiment ``scavenging`` of docs/quality.md)."""
     lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of the inner optimizer (experiment ``learning-rate`` of
     docs/quality.md)."""

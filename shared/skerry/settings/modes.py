@@ -105,6 +105,7 @@ _DATA_PARALLEL = (
     Clause("contain.opposed", value=False),
     Clause("train.inner", "gradient", "in which learners send bare gradients"),
     Clause("train.duration_s", None, "whose optimizer, on the syncer, counts steps and no time"),
+    Clause("train.tokens", None, "whose optimizer, on the syncer, counts steps and no tokens"),
     Clause("outer.preset", "adamw", "in which the syncer does what a learner's AdamW would"),
     Clause("outer.lr", None, "which takes its learning rate from train.lr"),
     Clause("outer.momentum", None, "which takes its decays from train.b1 and train.b2"),

@@ -363,17 +363,16 @@ def _loss(rows: Sequence[LearnerRow]) -> float | None:
 def _eta(
     view: RunView, rows: Sequence[LearnerRow], step: int, now_s: float
 ) -> tuple[float | None, bool]:
-    """Return seconds until the run ends by steps or by time, and True if its time is up first."""
-    times, duration_s = (
-        [row.step_time_s for row in rows if row.takes_steps],
-        view.config.train.duration_s,
-    )
-    steps_s = (view.config.train.steps - step) * median(times) if times else None
+    """Return seconds until the run ends, and True if that is by time or tokens, not by steps."""
+    train, times = view.config.train, [row.step_time_s for row in rows if row.takes_steps]
+    steps_s = (train.steps - step) * median(times) if times else math.inf
     elapsed_s = 0.0 if view.started_s is None else now_s - view.started_s
-    time_s = None if duration_s is None else duration_s - elapsed_s
-    timed = time_s is not None and (steps_s is None or time_s < steps_s)
+    time_s = math.inf if train.duration_s is None else train.duration_s - elapsed_s
+    rate = finite(sum(row.tokens_per_s for row in rows))
+    left = math.inf if train.tokens is None else train.tokens - sum(row.tokens for row in rows)
+    sooner_s = min(time_s, left / rate if rate else math.inf)
+    timed = sooner_s < steps_s
     if view.finished or (rows and all(row.phase in ENDED for row in rows)):
         return 0.0, timed
-    ends = [steps_s, time_s if view.started_s is not None else None]
-    known = [left for left in ends if left is not None and math.isfinite(left)]
-    return (max(0.0, min(known)) if known else None), timed
+    ends_s = steps_s if view.started_s is None else min(steps_s, sooner_s)
+    return (max(0.0, ends_s) if math.isfinite(ends_s) else None), timed

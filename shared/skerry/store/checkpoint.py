@@ -146,18 +146,6 @@ def step_of(commits: Sequence[Commit]) -> int:
     return max((c.step for c in commits), default=0)
 
 
-def tokens_of(commits: Sequence[Commit]) -> int:
-    """Return the tokens that all learners have contributed.
-
-    Fragments are committed one after another, so each counts a learner's tokens up to another
-    instant: the fragment that is furthest along counts.
-    """
-    furthest: dict[str, int] = {}
-    for row in (row for commit in commits for row in commit.progress):
-        furthest[row.learner] = max(furthest.get(row.learner, 0), row.tokens)
-    return min(sum(furthest.values()), MOST - 1)
-
-
 def dump(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """Return the manifest's bytes and its digest; StoreError if it is too large to be read."""
     body = json.dumps(asdict(checkpoint), indent=1).removesuffix("\n}").encode()

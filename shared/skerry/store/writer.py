@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan, scatter
 from skerry.protocol.chunks import vector_digest
+from skerry.protocol.commit import tokens_of
 from skerry.protocol.messages import Commit, RunRecord
 from skerry.protocol.parts import MASTER
 from skerry.store import tensorfile
@@ -29,7 +30,6 @@ from skerry.store.checkpoint import (
     snapshot_file,
     step_of,
     tensor_name,
-    tokens_of,
 )
 from skerry.store.tensorfile import Dtype
 

@@ -252,7 +252,7 @@ def compiled(work: Work) -> tuple[Programs, Loss]:
     """
     config = work.config
     seed = set[str]() if getattr(work.model, "frozen", ()) else {"seed"}
-    train = config.train.model_dump(mode="json", exclude={*seed, "steps", "duration_s"})
+    train = config.train.model_dump(mode="json", exclude={*seed, "steps", "duration_s", "tokens"})
     model = config.model.model_dump(mode="json")
     key = json.dumps((model, train, config.data.batch), sort_keys=True)
     if key not in _compiled:

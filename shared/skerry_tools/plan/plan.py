@@ -119,6 +119,7 @@ def make(asked: Question) -> RunPlan:
     at = changed(given, **chosen)
     judged = constraints(at)
     broken = [item for item in judged if not item.holds]
+    tokens = at.tables.plan.tokens or at.run.train.tokens
     return RunPlan(
         question=asked,
         at=at,
@@ -128,7 +129,7 @@ def make(asked: Question) -> RunPlan:
         way_out=choose(OPEN, at) if broken and at.load.sync.overlap_steps else {},
         methods=methods(at),
         choices=tuple(pareto(given)) if asked.open else (),
-        tokens=at.tables.plan.tokens or TOKENS_PER_PARAMETER * at.load.parameters,
+        tokens=tokens or TOKENS_PER_PARAMETER * at.load.parameters,
     )
 
 

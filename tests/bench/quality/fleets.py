@@ -169,17 +169,26 @@ def failures() -> Experiment:
     )
 
 
+MUON = ("train.inner=muon", "train.lr=1.2e-2", "sync.delta_scheme=auto")
+LENGTHS = {
+    "": ("AdamW, by steps", (), (0, 1, 2, 4, 12)),
+    "-muon": ("Muon, by steps", MUON, (0, 4)),
+    "-muon-tokens": ("Muon, by tokens", (*MUON, f"train.tokens={LESS}"), (0, 4)),
+}
+"""The inner optimizer, and what ends a run and leads its learning rate; with how many helpers."""
+
+
 def scavenging() -> Experiment:
     """Add learners for the middle half of the run."""
     cells = [
         Cell(
-            key=f"plus{25 * more}",
-            labels=(("helpers", f"+{25 * more} %"),),
-            sets=(),
+            key=f"plus{25 * more}{suffix}",
+            labels=(("helpers", f"+{25 * more} %"), ("run", said)),
+            sets=sets,
             learners=M,
             tokens=LESS,
             seeds=TWO,
-            against="plus0" if more else "",
+            against=f"plus0{suffix}" if more else "",
             islands=(
                 *fleet(STEP_S),
                 *(IslandSettings(name=f"helper-{n}", joins=0.25, leaves=0.75) for n in range(more)),
@@ -187,7 +196,8 @@ def scavenging() -> Experiment:
             points=32,
             extra=0.5 * more / M,
         )
-        for more in (0, 1, 2, 4, 12)
+        for suffix, (said, sets, counts) in LENGTHS.items()
+        for more in counts
     ]
     return Experiment(
         name="scavenging",
@@ -201,9 +211,11 @@ def scavenging() -> Experiment:
         columns=("tokens", "time to target", "speed-up"),
         x="helpers",
         curves=True,
+        series="run",
         notes=(
-            "The learning rate follows the global clock, which helpers do not hasten: they add"
-            " tokens per step, not steps."
+            "By steps the learning rate follows the global clock, which helpers do not hasten: they"
+            " add tokens per step, not steps. By tokens (`train.tokens`) it follows what is merged,"
+            " and the run ends as soon as that is as much as without helpers."
         ),
     )
 

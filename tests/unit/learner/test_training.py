@@ -265,12 +265,21 @@ def test_how_far_the_run_is_depends_on_steps_and_on_the_monotonic_clock() -> Non
 
 
 @pytest.mark.parametrize(
-    ("step", "elapsed_s", "done"), [(10, 20.0, 0.4), (90, 20.0, 0.9), (200, 1e9, 1.0), (0, -5.0, 0)]
+    ("step", "elapsed_s", "tokens", "done"),
+    [
+        (10, 20.0, 0, 0.4),
+        (90, 20.0, 0, 0.9),
+        (90, 20.0, 950, 0.95),
+        (0, 0.0, 2000, 1.0),
+        (200, 1e9, 0, 1.0),
+        (0, -5.0, 0, 0),
+    ],
 )
-def test_progress_is_by_steps_or_by_time_whichever_is_further(
-    step: int, elapsed_s: float, done: float
+def test_progress_is_by_steps_time_or_tokens_whichever_is_further(
+    step: int, elapsed_s: float, tokens: int, done: float
 ) -> None:
-    assert progress(TrainConfig(steps=100, duration_s=50.0), step, elapsed_s) == done
+    train = TrainConfig(steps=100, duration_s=50.0, tokens=1000)
+    assert progress(train, step, elapsed_s, tokens) == done
 
 
 @pytest.mark.parametrize("inner", [InnerState.COLD, InnerState.NEW])

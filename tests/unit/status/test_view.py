@@ -287,10 +287,16 @@ def test_the_clock_is_that_of_the_quorum_and_never_behind_a_commit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("duration_s", "eta_s", "timed"), [(None, 6.0, False), (5.0, 1.0, True), (1e300, 6.0, False)]
+    ("train", "eta_s", "timed"),
+    [
+        ({}, 6.0, False),
+        ({"duration_s": 5.0}, 1.0, True),
+        ({"duration_s": 1e300}, 6.0, False),
+        ({"tokens": 10**9}, 6.0, False),
+    ],
 )
-def test_the_eta_is_what_ends_first(duration_s: float | None, eta_s: float, timed: bool) -> None:
-    view = empty(train={"duration_s": duration_s})
+def test_the_eta_is_what_ends_first(train: dict[str, float], eta_s: float, timed: bool) -> None:
+    view = empty(train=train)
     run = reported(4, (0, closed(0, 1, 0, origin=GENESIS)), *training(4), into=view).run
     assert (run.eta_s, run.timed) == (pytest.approx(eta_s), timed)
 

@@ -226,6 +226,22 @@ def test_the_global_model_is_evaluated_under_every_adoption(
     assert read(again.last(0.0)).loss == result.loss
 
 
+def test_a_run_of_so_many_tokens_ends_sooner_with_more_learners(
+    config: RunConfig, judging: Judging
+) -> None:
+    data = config.data
+    budget = config.train.steps * data.batch * data.seq_len
+    train = config.train.model_copy(update={"tokens": budget})
+    asked = config.model_copy(update={"train": train})
+    few, many = (
+        run(LabScenario(run=asked, judging=judging, islands=names))
+        for names in (tuple(IslandSettings(name=f"l{n}") for n in range(count)) for count in (2, 4))
+    )
+    assert many.steps < few.steps < config.train.steps
+    for result in (few, many):
+        assert budget <= result.tokens < 1.5 * budget
+
+
 def test_a_run_that_all_leave_ends_with_a_sentence(config: RunConfig, judging: Judging) -> None:
     gone = tuple(IslandSettings(name=name, leaves=0.3) for name in ("a", "b"))
     with pytest.raises(LabError, match="Every island has left at step"):
