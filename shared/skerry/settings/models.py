@@ -149,8 +149,8 @@ class TrainConfig(Table):
     """Ends the run this many seconds after its first commit, if that is sooner than ``steps``."""
     tokens: int | None = Field(default=None, ge=1)
     """Ends the run once about so many tokens of all learners have been merged, if that is sooner
-    than ``steps``: then learners that join for a while shorten the run, and the learning rate
-    follows (experiment ``scavenging`` of docs/quality.md)."""
+    than ``steps``: learners that join shorten it, and the learning rate follows. Fewer steps with
+    as many tokens end at a higher loss (experiment ``scavenging`` of docs/quality.md)."""
     lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of the inner optimizer (experiment ``learning-rate`` of
     docs/quality.md)."""
