@@ -61,6 +61,7 @@ def test_a_path_without_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     assert result.stderr.startswith("error: There is no checkpoint at")
 
 
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize(
     ("exact", "said"),
     [
