@@ -127,7 +127,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _current(self) -> Generator[None]:
         """Be the running loop, to which generators belong that begin meanwhile."""
         before = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(self._asyncgen_firstiter_hook, self._asyncgen_finalizer_hook)
+        sys.set_asyncgen_hooks(self._asyncgen_firstiter_hook, _leave_open)
         asyncio._set_running_loop(self)  # noqa: SLF001 - the documented hook for other loops
         try:
             yield
@@ -171,3 +171,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return False
         held.append(handle)
         return True
+
+
+def _leave_open(generator: object) -> None:
+    """Close no generator that is dropped half way: nothing of a process runs after its death."""
+    del generator

@@ -157,7 +157,7 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
         yield Constraint(what, need, has, "B", held, more, fixed=True)
     if "window_bytes" in at.run.log.model_fields_set:
         why = "log.window_bytes must hold the initial parameters, in f32"
-        need, more = at.initial_bytes, f"log.window_bytes={math.ceil(at.initial_bytes)}"
+        need, more = at.load.initial_bytes, f"log.window_bytes={math.ceil(at.load.initial_bytes)}"
         yield Constraint("log window", need, at.run.log.window_bytes, "B", why, more, fixed=True)
     if (need := at.load.message_bytes) > at.hub.max_payload:  # no matter of degree
         why = "hub.max_payload must hold a chunk and its header"

@@ -145,7 +145,7 @@ def _taken(at: Deployment) -> Iterator[str]:
         yield f"not judged: {disk} of disk for each replica of the log (hub.disk)"
     if at.window_bytes > at.run.log.window_bytes:
         kept = f"the broker reserves {shown(at.window_bytes, 'B')} for contributions"
-        least = f"log.window_bytes={at.initial_bytes:.0f} at least, with more snapshots"
+        least = f"log.window_bytes={at.load.initial_bytes:.0f} at least, with more snapshots"
         yield f"{kept}, so that a syncer can merge them again; if that is too much: {least}"
 
 

@@ -43,6 +43,11 @@ def largest(leaves: tuple[LeafSpec, ...], parameters: float, fragments: int) -> 
     return max(part.padded_size for part in parts), max(len(part.slices) for part in parts)
 
 
+def due_together(sync: SyncConfig) -> int:
+    """Return how many fragments are due at the same step, as ``schedule.offset`` spreads them."""
+    return math.ceil(sync.fragments / sync.h_steps)
+
+
 @dataclass(frozen=True, slots=True)
 class SyncLoad:
     """What is synchronised and how; ``leaves`` are empty where only a count is known.
@@ -117,6 +122,11 @@ class SyncLoad:
         Fragments take turns (``parts.is_due``).
         """
         return every * math.ceil(self.sync.fragments / every) / self.sync.fragments
+
+    @property
+    def initial_bytes(self) -> float:
+        """What the first learner sends when a run begins: f32."""
+        return INITIAL_BYTES * self.parameters
 
     @property
     def room_steps(self) -> float:
@@ -239,19 +249,9 @@ class Deployment:
         return steps * self.clock_s
 
     @property
-    def due_together(self) -> int:
-        """Fragments that are due at the same step, as ``schedule.offset`` spreads them."""
-        return math.ceil(self.load.sync.fragments / self.load.sync.h_steps)
-
-    @property
     def contributed_bytes(self) -> float:
         """Bytes that all learners contribute in H steps."""
         return self.learners * self.load.parameters * self.load.up_bits / 8
-
-    @property
-    def initial_bytes(self) -> float:
-        """What the first learner sends when a run begins: f32."""
-        return INITIAL_BYTES * self.load.parameters
 
     @property
     def window_bytes(self) -> float:
@@ -280,7 +280,8 @@ class Deployment:
 
     @cached_property
     def hub_round(self) -> HubRound:
-        load, hub, whole, burst = self.load, self.hub, self.load.parameters, self.due_together
+        load, hub = self.load, self.hub
+        whole, burst = load.parameters, due_together(load.sync)
         up, down = load.sync.contribution_scheme, load.down_scheme
         remote = sum(site.table.learners for site in self.sites.values() if not site.local)
         keyframes, snapshots, all_parts = (
@@ -328,7 +329,8 @@ class Deployment:
         return {name: self._site_round(site) for name, site in self.sites.items()}
 
     def _site_round(self, site: PlannedSite) -> SiteRound:
-        load, burst = self.load, self.due_together * self.load.fragment
+        load = self.load
+        burst = due_together(load.sync) * load.fragment
         upload_s = self.speeds.encode_s(load.sync.contribution_scheme, burst, site.table.cores)
         read_s = self.speeds.decode_s(load.down_scheme, burst, site.table.cores)
         elsewhere_s = upload_s + self.hub_round.syncer_s + read_s

@@ -21,7 +21,7 @@ from skerry.settings.models import RunConfig, SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS
 from skerry_tools.plan.memory import recovery
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
-from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad
+from skerry_tools.plan.traffic import Deployment, PlannedSite, SiteRound, SyncLoad, due_together
 from tests.support.builders import commit, part
 from tests.support.learners import encode_vector
 
@@ -123,7 +123,7 @@ def test_fragments_due_together_are_those_that_the_schedule_puts_on_one_step(
     schedule = Schedule(fragments, h_steps, 1)
     steps = [offset(schedule, fragment) for fragment in range(fragments)]
     found = at(site_of(), load=LOAD.changed(fragments=fragments, h_steps=h_steps))
-    assert found.due_together == max(steps.count(step) for step in steps)
+    assert due_together(found.load.sync) == max(steps.count(step) for step in steps)
 
 
 def test_the_clock_is_that_of_the_kth_fastest_learner() -> None:
