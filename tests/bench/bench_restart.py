@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,15 @@ from skerry.cli.programs import computing
 GOAL = 1.2
 STEPS = 8
 DEPTHS = 6, 12, 24
+TRACING = "jaxpr_trace_duration", "jaxpr_to_mlir_module_duration"
+LOADING = "backend_compile_duration"
+"""What JAX calls its stages, the last also where the program comes from the cache."""
 LAYERS = "unrolled", "scanned", "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """CPU seconds of one start until its first step is handed to the device, by what took them."""
+    """CPU seconds of a start until its first step is handed to the device; stages by the clock."""
 
     layers: int
     how: str
@@ -52,14 +56,17 @@ def start(layers: int, how: str) -> Start:
     from skerry.settings.models import DataConfig, ModelConfig, RunConfig, TrainConfig
     from skerry_learner.trainer.trainer import Programs, Trainer
 
+    took: Counter[str] = Counter()
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: took.update({event.rpartition("/")[2]: duration_secs})
+    )
     model = ModelConfig(layers=layers, d_model=256, heads=4, kv_heads=2, d_ff=768)
-    train = TrainConfig.model_validate({"layers": how})
+    train = TrainConfig.model_validate({"layers": how, "inner": "adamw"})
     config = RunConfig(model=model, data=DataConfig(batch=4, seq_len=64), train=train)
     built = build_model(config.model, config.train)
     cut, programs = plan(specs_of(built), 8), Programs.of(built, config)
     trainer = Trainer(built, config, cut, programs, blank=True)
     trainer.fragments.warm(lambda: None)
-    warm = time.process_time()
     trainer.warm(lambda: None)
     warmed = time.process_time()
     for fragment in cut.fragments:
@@ -69,6 +76,7 @@ def start(layers: int, how: str) -> Start:
     batch: Any = {"tokens": np.zeros((4, 65), np.int32)}
     trainer.step(batch, 0.0)
     total = time.process_time()
+    stages = sum(took[name] for name in TRACING), took[LOADING]
     jax.block_until_ready(trainer.state)
     first = time.process_time()
     for _ in range(STEPS):
@@ -77,11 +85,8 @@ def start(layers: int, how: str) -> Start:
     step = (time.process_time() - first) / STEPS
     factors = np.float32(0), np.float32(1), programs.frozen
     lowered = programs.step.lower(trainer.state, trainer.place(batch), *factors)
-    began = time.process_time()
-    compiled = lowered.compile()
-    load = time.process_time() - began
-    held = compiled.memory_analysis().temp_size_in_bytes / 2**20
-    spent = total, warmed - warm - load, load, adopted - warmed
+    held = lowered.compile().memory_analysis().temp_size_in_bytes / 2**20
+    spent = total, *stages, adopted - warmed
     return Start(layers, how, *spent, step, held)
 
 
