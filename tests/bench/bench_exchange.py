@@ -5,7 +5,7 @@ of its own merges and commits it, and each learner reads the new global fragment
 machine, so the link is memory. ``--parameters`` and ``--learners`` say how much; encoding is done
 once before, since it is a learner's own. Beside each figure stands what ``skerry plan --measure``
 says of it, taken on the same machine afterwards; but no wall time: a plan has no learners and no
-broker on the syncer's cores.
+broker on the syncer's cores. ``--peers`` averages as many f32 and bf16 by torch's all-reduce.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
+from allreduce import Averaging, averagings
 from harness import Goal, parser, write
 from numpy.typing import NDArray
 
@@ -311,6 +312,14 @@ async def measure(
             return found, empty_bytes, process.memory_info().rss
 
 
+def compare(ours: Averaging, peers: Iterable[Averaging]) -> None:
+    """Print what the same average took us, and others."""
+    print(f"  {'':<30} {'wall, s':>8} {'CPU, s':>8} {'moved, MB':>10} {'peak, MB':>9}")
+    for one in (ours, *peers):
+        sizes = f"{one.moved_bytes / 1e6:10.0f} {one.peak_bytes / 1e6:9.0f}"
+        print(f"  {one.name:<30} {one.wall_s:8.2f} {one.cpu_s:8.2f} {sizes}", flush=True)
+
+
 def main() -> None:
     made = parser(__doc__ or "")
     made.add_argument("--parameters", type=float, default=16e6, help="(default 16e6)")
@@ -318,6 +327,7 @@ def main() -> None:
     made.add_argument("--learners", type=int, default=4, help="(default 4)")
     made.add_argument("--deltas", default="auto", help="sync.delta_scheme (default auto)")
     made.add_argument("--momentum", action="store_true", help="with Nesterov momentum")
+    made.add_argument("--peers", action="store_true", help="torch's all-reduce beside it")
     made.add_argument("--times", type=int, default=5, help="exchanges (default 5)")
     chosen = made.parse_args()
     cut = plan_of(int(chosen.parameters), chosen.fragments)
@@ -354,6 +364,15 @@ def main() -> None:
         says = f"{plans[name]:8.2f}" if name in plans else f"{'-':>8}"
         print(f"  {name:<50} {value:8.2f} {says} {limits[name]:5g}")
     print(f"  {empty_bytes / 2**20:.0f} MiB of the resident are a syncer without a model")
+    if chosen.peers:
+        ours = Averaging(
+            "Skerry, all processes",
+            size * middle["wall_s"],
+            size * sum(middle[f"{who}_cpu_s"] for who in ("syncer", "learners", "broker")),
+            size * (middle["sent_bytes"] + middle["read_bytes"]),
+            resident,
+        )
+        compare(ours, averagings(size, learners, chosen.times))
     goals = [Goal(name, goal, rows[name], "", at_most=True) for name, goal in limits.items()]
     write("exchange", [rows, plans], goals, chosen.json)
 
