@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,7 +74,8 @@ class CheckpointWriter:
             parts = {name: snapshot.vectors[name] for name in sorted(snapshot.vectors)}
             parts = {MASTER: parts.pop(MASTER)} | parts
             tensors = {tensor_name(index, name): parts[name] for name in parts}
-            self._write(snapshot_file(index), tensors, "F32")
+            shapes = {name: tensor.shape for name, tensor in tensors.items()}
+            self._write(snapshot_file(index), shapes, map(tensorfile.raw, tensors.values()), "F32")
             digests = (SavedPart(name, vector_digest(part)) for name, part in parts.items())
             held = SavedSnapshot(snapshot.commit, tuple(digests))
         self._saved[index] = SavedFragment(commit, vector_digest(vector), held)
@@ -87,10 +88,12 @@ class CheckpointWriter:
         ledger_sequence: int,
         now_ns: int,
     ) -> Written:
-        """Write the parameters, then the manifest, which makes the checkpoint exist."""
-        named = zip(self._plan.leaves, self._leaves, strict=True)
-        params = {leaf.name: flat.reshape(leaf.shape) for leaf, flat in named}
-        self._write(PARAMS_FILE, params, tensorfile.dtype_of(self._leaves))
+        """Write the parameters, then the manifest, which makes the checkpoint exist: once."""
+        shapes = {leaf.name: leaf.shape for leaf in self._plan.leaves}
+        dtype = tensorfile.dtype_of(self._leaves)
+        # Each leaf goes as soon as its bytes are made: memory never holds all of both.
+        made = (tensorfile.raw(self._leaves.pop(0), dtype) for _ in shapes)
+        self._write(PARAMS_FILE, shapes, made, dtype)
         state = tuple(self._saved[fragment.index] for fragment in self._plan.fragments)
         commits = [saved.commit for saved in state]
         checkpoint = Checkpoint(
@@ -115,11 +118,11 @@ class CheckpointWriter:
         load(data, MANIFEST)  # what cannot be read is never put in place
         return Written(self._draft.commit(data), checkpoint)
 
-    def _write(self, file: str, tensors: Mapping[str, Vector], dtype: Dtype) -> None:
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    def _write(
+        self, file: str, shapes: Mapping[str, tuple[int, ...]], made: Iterable[Buffer], dtype: Dtype
+    ) -> None:
         head = tensorfile.header(shapes, {"format": "skerry", "run": self._record.run}, dtype)
-        data: list[Buffer] = [head, *(tensorfile.raw(t, dtype) for t in tensors.values())]
-        self._files[file] = self._draft.write(file, data)
+        self._files[file] = self._draft.write(file, [head, *made])
 
     def discard(self) -> None:
         """Delete what was written; does nothing after ``finish``."""
