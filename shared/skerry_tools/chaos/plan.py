@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from skerry.errors import ConfigError
+from skerry.status.format import clip
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -41,6 +42,8 @@ MOST_DIGITS = 9
 """A cluster has fewer services of a kind than can be counted with these."""
 MOST_S = 1e9
 """No number of a plan is larger."""
+MOST_SHOWN = 100
+"""Characters of a value that a sentence names."""
 MOST_FAULTS = 100_000
 """More than this are not drawn: they would take memory without end."""
 
@@ -322,4 +325,4 @@ def _refusal(error: ErrorDetails) -> ConfigError:
 
 def _short(value: object) -> str:
     """Return how a sentence names a value that may be of any size."""
-    return reprlib.repr(value)
+    return clip(reprlib.repr(value), MOST_SHOWN)

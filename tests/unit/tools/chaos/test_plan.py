@@ -154,8 +154,12 @@ LONG = json.dumps(
 )
 
 
+DEEP = {"a" * 30: {f"{n}" * 30: {f"{n}" * 30: None for n in range(4)} for n in range(4)}}
+
+
 @given(text=st.text() | (ANYTHING | NEARLY_PLANS).map(json.dumps))
 @example(text=LONG)
+@example(text=json.dumps({"format": 1, "faults": [{"at_s": 1, "kind": "kill", "target": DEEP}]}))
 def test_whatever_a_file_holds_it_is_a_plan_or_refused_in_one_sentence(text: str) -> None:
     said = ""
     try:
