@@ -76,8 +76,9 @@ def restore(
     """Start a run from a checkpoint in a broker without it, or put a run's state back.
 
     Into a log without the run: its versions go on where the checkpoint's end. First stop all
-    processes that still work on a run of that name whose log is gone. ``--set train.steps=…`` and
-    ``--set train.duration_s=…`` set how long it goes on; all else is as the checkpoint has it.
+    processes that still work on a run of that name whose log is gone. ``--set train.steps=…``,
+    ``train.duration_s`` and ``train.tokens`` say when it ends, ``log.replicas`` on how many brokers
+    it is; all else is as the checkpoint has it.
 
     A run goes on with what learners had last and, where ``sync.snapshot_every`` is above 1, with an
     outer optimizer that is some versions older. With --exact it goes back to those versions: bit by

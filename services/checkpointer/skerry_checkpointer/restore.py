@@ -111,8 +111,8 @@ async def restore(
         bus: a connected bus.
         where: a checkpoint, or a run's folder for its newest one.
         run: the id of the run to create, or to put back.
-        sets: how long a new run goes on (``train.steps=…`` or ``train.duration_s=…``), and on how
-            many brokers (``log.replicas=…``).
+        sets: when a new run ends (settings of ``ENDS``), and on how many brokers it is
+            (``log.replicas=…``).
         put_back: if the log holds the run, replace what it lost or has older.
         exact: go back to each fragment's newest snapshot.
         access: how a remote store is reached.

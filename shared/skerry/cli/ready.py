@@ -17,8 +17,11 @@ from skerry.errors import ConfigError, CorpusError
 from skerry.models.axes import sizes_of
 from skerry.settings import loading
 from skerry.settings.checks import named_code
+from skerry.settings.tree import split_assignment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.settings.local import LocalSettings, Settings
     from skerry.settings.models import RunConfig
 
@@ -31,11 +34,14 @@ SAMPLE = 1 << 22
 
 
 def check(
-    settings: Settings, nats: str | None, checkpoint: str | None = None, *, extended: bool = False
+    settings: Settings,
+    nats: str | None,
+    checkpoint: str | None = None,
+    further: Sequence[str] = (),
 ) -> None:
     """Raise ConfigError, ModelError, CorpusError or StoreError for what cannot work here.
 
-    ``extended``: the settings, and not the checkpoint, say at which step its run ends.
+    ``further``: the assignments that say, in the checkpoint's place, when its run ends.
     """
     for service in INSTALLED:
         require(service)
@@ -50,26 +56,28 @@ def check(
         vocab = _check_model(settings.run)
         _check_data(settings.run, vocab)
     else:
-        _check_checkpoint(checkpoint, settings, extended=extended)
+        _check_checkpoint(checkpoint, settings, further)
 
 
-def _check_checkpoint(where: str, settings: Settings, *, extended: bool) -> None:
+def _check_checkpoint(where: str, settings: Settings, further: Sequence[str]) -> None:
     """Raise ConfigError for a checkpoint whose run is at its end, or whose text is not allowed."""
     from skerry.store.checkpoint import read_manifest
     from skerry.store.finding import locate
 
     store, name = locate(where, settings.local.store)
-    checkpoint, steps = read_manifest(store, name), settings.run.train.steps
+    checkpoint = read_manifest(store, name)
     config = loading.run_config_from_json(json.dumps(checkpoint.config))
     loading.with_own_data(config, settings.run)
-    if not extended:
-        steps = config.train.steps
-    if checkpoint.step >= steps:
-        msg = (
-            f"{store.where(name)} is at step {checkpoint.step}, and its run ends at step {steps}:"
-            f" say where it goes on to, with --set train.steps={2 * checkpoint.step}."
-        )
-        raise ConfigError(msg, path="train.steps")
+    given = {split_assignment(text)[0][-1] for text in further}
+    for unit, at in (("step", checkpoint.step), ("token", checkpoint.tokens)):
+        key = f"{unit}s"
+        end = getattr((settings.run if key in given else config).train, key)
+        if end is not None and at >= end:
+            msg = (
+                f"{store.where(name)} is at {unit} {at}, and its run ends at {unit} {end}: say"
+                f" where it goes on to, with --set train.{key}={2 * at}."
+            )
+            raise ConfigError(msg, path=f"train.{key}")
 
 
 def _check_extras(local: LocalSettings) -> None:

@@ -69,7 +69,7 @@ def run_up(
     counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
     further = [text for text in sets if text.startswith(ENDS)]
-    ready.check(wanted, nats, checkpoint, extended=any("steps" in text for text in further))
+    ready.check(wanted, nats, checkpoint, further)
     folder = RunFolder(run)
     with folder.held(), Screen(began_s=time.time()) as on:
         if fresh:

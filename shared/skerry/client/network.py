@@ -131,8 +131,7 @@ class Network:
         Where none comes and no syncer has said anything, it is said once what is missing.
         """
         async with TaskGroup() as group:
-            say = lambda: group.create_task(self._say_alone())  # noqa: E731 - a task only if needed
-            alone = asyncio.get_running_loop().call_later(ALONE_S, say)
+            alone = group.create_task(self._say_alone())
             try:
                 begun_ns = await ledger.begun_ns(self.link.bus, self.link.run)
             finally:
@@ -141,6 +140,7 @@ class Network:
         self.link.mailbox.post_genesis(at_s - (now_ns - begun_ns) / NANOSECONDS)
 
     async def _say_alone(self) -> None:
+        await asyncio.sleep(ALONE_S)
         run = self.link.run
         with suppress(BrokerUnavailable):
             if not await run_records.newest_each(self.link.bus, run, SyncerPulse):

@@ -37,7 +37,7 @@ class Machine(NamedTuple):
 
     @property
     def devices(self) -> int:
-        return devices_in(self.mesh)
+        return math.prod(int(size) for size in re.findall(r"=([0-9]{1,6})", self.mesh))
 
     def peak_tokens_per_s(self, config: RunConfig) -> float:
         """Return how many tokens a second its devices' peak would train; 0 if that is not known."""
@@ -45,11 +45,6 @@ class Machine(NamedTuple):
         if peak is None or model.factory or model.preset == OWN:
             return 0.0
         return self.devices * peak / token_flops(model, arch_of(model), config.data.seq_len)
-
-
-def devices_in(mesh: str) -> int:
-    """Return how many devices a mesh has, as ``Machine`` writes it."""
-    return math.prod(int(size) for size in re.findall(r"=([0-9]{1,6})", mesh))
 
 
 def peak_flops(device: str) -> float | None:

@@ -17,24 +17,31 @@ __all__ = ["store"]
 
 
 @pytest.mark.parametrize(
-    ("own", "sets", "extended", "refused"),
+    ("own", "sets", "further", "refused"),
     [
-        (7, (), False, True),
-        (8, (), False, False),
-        (7, ("train.steps=9",), True, False),
-        (7, ("train.steps=7",), True, True),
-        (7, ("train.steps=9",), False, True),  # of a file: it is not what the run is restored with
-        (8, (f"train.steps={loading.load().run.train.steps}",), True, False),
+        ({"steps": 7}, (), (), r"set train\.steps=14"),
+        ({"steps": 8}, (), (), ""),
+        ({"steps": 7}, ("train.steps=9",), ("train.steps=9",), ""),
+        ({"steps": 7}, ("train.steps=7",), ("train.steps=7",), r"set train\.steps=14"),
+        # of a file: it is not what the run is restored with
+        ({"steps": 7}, ("train.steps=9",), (), r"set train\.steps=14"),
+        ({"steps": 8, "tokens": 70}, (), (), r"at token 70.*set train\.tokens=140"),
+        ({"steps": 8, "tokens": 71}, (), (), ""),
+        ({"steps": 8, "tokens": 70}, ("train.tokens=71",), ("train.tokens=71",), ""),
     ],
 )
 async def test_a_checkpoint_at_the_end_of_its_run_is_refused_unless_the_run_goes_on(
-    store: LocalStore, own: int, sets: tuple[str, ...], extended: bool, refused: bool
+    store: LocalStore,
+    own: dict[str, int],
+    sets: tuple[str, ...],
+    further: tuple[str, ...],
+    refused: str,
 ) -> None:
-    scripted = await begun(train={"steps": own})
+    scripted = await begun(train=own)
     await scripted.commit_all(step=7, tokens=70)
     where = str(store.root / await save(scripted, store))
-    with pytest.raises(ConfigError, match=r"set train\.steps=14") if refused else nullcontext():
-        ready.check(loading.load(None, sets), "nats://broker:4222", where, extended=extended)
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        ready.check(loading.load(None, sets), "nats://broker:4222", where, further)
 
 
 async def test_the_text_of_a_checkpoint_is_refused_before_anything_is_created(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from skerry.models.machine import Machine, devices_in
+from skerry.models.machine import Machine
 from skerry.models.mesh import machine_of, machine_of_arrays, make_mesh
 from skerry.models.presets import arch_of
 from skerry.models.tensors import flops_per_token
@@ -46,7 +46,7 @@ def test_nothing_is_claimed_of_an_unknown_device_or_model(
 
 
 def test_devices_are_counted_by_their_axes() -> None:
-    assert [devices_in(mesh) for mesh in ("", "fsdp=8", "data=2,fsdp=4")] == [1, 8, 8]
+    assert [Machine("h", mesh).devices for mesh in ("", "fsdp=8", "data=2,fsdp=4")] == [1, 8, 8]
 
 
 def test_a_learner_and_a_loop_say_what_they_compute_on() -> None:

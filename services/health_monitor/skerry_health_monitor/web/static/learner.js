@@ -8,9 +8,8 @@ const body = $("learner-body");
 const pairs = el("dl", { class: "pairs" });
 const values = {};
 
-const devices = (mesh) => [...mesh.matchAll(/=(\d{1,6})/g)].reduce((n, [, size]) => n * Number(size), 1);
 const FIELDS = [
-  ["state", (l) => `${words(l.liveness)}, ${words(l.phase)} (${words(l.reason)})${l.quarantine ? `; in quarantine (${words(l.quarantine)})` : ""}`], ["host", (l) => l.host || "–"], ["devices", (l) => (l.device ? `${devices(l.mesh)} × ${l.device}${l.mesh ? ` (${l.mesh})` : ""}` : "–")], ["start", (l) => `number ${l.incarnation}`],
+  ["state", (l) => `${words(l.liveness)}, ${words(l.phase)} (${words(l.reason)})${l.quarantine ? `; in quarantine (${words(l.quarantine)})` : ""}`], ["host", (l) => l.host || "–"], ["devices", (l) => (l.device ? `${l.device}${l.mesh ? ` (${l.mesh})` : ""}` : "–")], ["start", (l) => `number ${l.incarnation}`],
   ["heard", (l) => ago(now() - l.seen_s)], ["step", (l) => whole(l.step)], ["step time", (l) => (l.step_time_s ? duration(l.step_time_s) : "–")],
   ["tokens per second", (l) => count(l.tokens_per_s)], ["utilisation (MFU)", (l) => (l.mfu === null ? "–" : percent(l.mfu, 1))], ["tokens", (l) => count(l.tokens)], ["loss", (l) => loss(l.loss)],
   ["contributions", (l) => count(l.contributions)], ["last merged", (l) => (l.last ? `f${l.last[0]} v${l.last[1]}, ${ago(now() - l.last[2])}` : "–")], ["stale by", (l) => `${l.staleness} versions`],
