@@ -370,7 +370,8 @@ def _eta(
     time_s = math.inf if train.duration_s is None else train.duration_s - elapsed_s
     rate = finite(sum(row.tokens_per_s for row in rows))
     left = math.inf if train.tokens is None else train.tokens - sum(row.tokens for row in rows)
-    sooner_s = min(time_s, left / rate if rate else math.inf)
+    tokens_s = left / rate if rate else math.inf
+    sooner_s = min(time_s, tokens_s if left > 0 else 0.0)
     timed = sooner_s < steps_s
     if view.finished or (rows and all(row.phase in ENDED for row in rows)):
         return 0.0, timed

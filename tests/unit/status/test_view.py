@@ -293,6 +293,7 @@ def test_the_clock_is_that_of_the_quorum_and_never_behind_a_commit() -> None:
         ({"duration_s": 5.0}, 1.0, True),
         ({"duration_s": 1e300}, 6.0, False),
         ({"tokens": 10**9}, 6.0, False),
+        ({"tokens": 60_000}, 2.0, True),
     ],
 )
 def test_the_eta_is_what_ends_first(train: dict[str, float], eta_s: float, timed: bool) -> None:
@@ -311,6 +312,12 @@ def test_a_finished_run_stands_still() -> None:
     assert (run.finished, run.eta_s) == (True, 0.0)
     assert run.wall_s == pytest.approx(10.0)
     assert run.goodput == pytest.approx(1.0)
+
+
+def test_a_run_that_has_ended_by_tokens_is_not_shown_as_so_many_of_its_steps() -> None:
+    over = (10, run_record("r", created_ns=at_ns(0), state=RunState.FINISHED))
+    view = empty(train={"tokens": 50_000})
+    assert reported(999, (0, joined()), *training(10), over, into=view).run.timed
 
 
 def test_the_newest_checkpoint_is_shown() -> None:
