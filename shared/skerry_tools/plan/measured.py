@@ -1,6 +1,6 @@
 """What this repository measured of itself, on which plans are built.
 
-All of it comes from the measurements of the README: one x86 core of a shared machine, Gaussian
+All of it comes from docs/results: one x86 core of a shared machine, Gaussian
 data. Other machines differ; ratios hold longer than figures. Rates are f32 bytes a second.
 """
 
