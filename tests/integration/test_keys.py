@@ -23,11 +23,12 @@ from skerry.protocol.messages import RunRecord
 from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import Subjects
 from skerry.service import signing
-from skerry.service.accounts import services_of
+from skerry.service.accounts import LOGIN_S, services_of
 from skerry.service.keyring import Keyring
 from skerry.settings.models import RunConfig
 from tests.support.keyed import KeyedBroker, keyed_broker
 from tests.support.log import all_of, specs, take
+from tests.support.regions import asked
 
 pytestmark = pytest.mark.nats
 
@@ -149,6 +150,10 @@ async def test_a_key_more_or_one_renewed_costs_the_broker_nothing(broker: KeyedB
         ):
             async with NatsBus(broker.server.url, options=wrong):
                 pass
+
+
+def test_a_client_on_a_busy_machine_has_time_to_log_in(broker: KeyedBroker) -> None:
+    assert asked(broker.server, "varz")["auth_timeout"] == LOGIN_S
 
 
 @pytest.mark.parametrize("broker", [7], ids=["expiring"], indirect=True)

@@ -42,7 +42,7 @@ def keyed_broker(folder: Path, *grants: Grant, days: int | None = None) -> Gener
     keyring = Keyring.begun(folder / "keys", days)
     keyring.add(*grants)
     include = f'include "../keys/{ACCOUNTS}"\n'
-    server = NatsServer(folder / "nats", settings=include)
+    server = NatsServer(folder / "nats", settings=include, monitored=True)
     server.start()
     try:
         yield KeyedBroker(server, keyring)

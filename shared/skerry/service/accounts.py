@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from skerry.service.signing import Signer
 
 CORE, EDGE = "CORE", "EDGE"
+LOGIN_S = 10.0
+"""For a client to log in. The server's own 2 s cut off one whose machine is busy."""
 
 
 def home_of(grant: Grant) -> str:
@@ -41,6 +43,7 @@ def included(grants: Mapping[str, Grant], signer: Signer | None, region: str = "
     settings: dict[str, Any] = {"accounts": accounts}
     if signer is not None:
         settings = signer.accounts(region and f"{region}/", accounts, grants)
+    settings["authorization"] = {"timeout": LOGIN_S}
     return "".join(f'"{key}": {json.dumps(value, indent=1)}\n' for key, value in settings.items())
 
 
