@@ -14,6 +14,7 @@ from .distances import lateness
 from .fleets import failures, partition, scavenging, speeds
 from .lengths import inner, length
 from .optimizers import optimizer
+from .rhythms import muon_fleet, rhythm
 
 LESS = 3 * M_TOKENS // 4
 SHORT = M_TOKENS // 2
@@ -31,6 +32,8 @@ def all_experiments() -> tuple[Experiment, ...]:
         length(),
         inner(),
         optimizer(),
+        rhythm(),
+        muon_fleet(),
         modes(),
         outer(),
         adoption(),

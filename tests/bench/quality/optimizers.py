@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .cells import BATCH, LARGE, SEQ_LEN, SMALL, Cell, Experiment, Size
 
 SIZES = (2, 4, 8)
@@ -70,6 +72,15 @@ def optimizer() -> Experiment:
         series="mode",
         notes="Compare each mode at its best rate, which the first seed has chosen.",
     )
+
+
+def muon(m: int, *sets: str, mode: str = "direct") -> Cell:
+    """Return the cell of M learners of the small model with Muon at its best rate, and with sets.
+
+    ``mode`` may also be ``BEFORE``, which the others are compared with.
+    """
+    cell = _cell(SMALL, "muon", mode, BEST["muon", mode][SIZES.index(m)], m)
+    return replace(cell, sets=(*cell.sets, *sets))
 
 
 def _cell(size: Size, inner: str, mode: str, rate: str, m: int) -> Cell:

@@ -18,6 +18,7 @@ def verdicts(findings: Findings) -> list[str]:
         "quantisation": _quantisation,
         "failures": _within_a_further,
         "speeds": _within_a_further,
+        "muon-fleet": _within_a_further,
         "outer": _outer,
     }
     # Those two compare runs that are no pairs.
@@ -97,15 +98,19 @@ def _quantisation(findings: Findings) -> Iterator[str]:
 
 
 def _within_a_further(findings: Findings) -> Iterator[str]:
-    default = {"failures": ("inner", "warm"), "speeds": ("quorum", "K = 1 + grace")}
-    name, value = default[findings.experiment.name]
+    default = {
+        "failures": ("inner", "warm", 0.3),
+        "speeds": ("quorum", "K = 1 + grace", 0.3),
+        "muon-fleet": ("inner", "muon", 0.5),
+    }
+    name, value, goal = default[findings.experiment.name]
     for cell in findings.experiment.cells:
         labels = dict(cell.labels)
         difference = findings.excess_at_equal_steps(cell)
         if labels[name] != value or difference is None or labels.get("speeds") == "4x":
             continue
         said = ", ".join(f"{key} {text}" for key, text in cell.labels)
-        yield f"By the defaults ({said}), at equal steps: {judged(difference, 0.3)}."
+        yield f"By the defaults ({said}), at equal steps: {judged(difference, goal)}."
 
 
 def _outer(findings: Findings) -> Iterator[str]:
