@@ -74,12 +74,13 @@ def optimizer() -> Experiment:
     )
 
 
-def muon(m: int, *sets: str, mode: str = "direct") -> Cell:
-    """Return the cell of M learners of the small model with Muon at its best rate, and with sets.
+def muon(m: int, *sets: str, mode: str = "direct", size: Size = SMALL, rate: str = "") -> Cell:
+    """Return the cell of M learners with Muon, by default at its best rate, and with sets.
 
     ``mode`` may also be ``BEFORE``, which the others are compared with.
     """
-    cell = _cell(SMALL, "muon", mode, BEST["muon", mode][SIZES.index(m)], m)
+    best = LARGE_BEST if size is LARGE else BEST["muon", mode][SIZES.index(m)]
+    cell = _cell(size, "muon", mode, rate or best, m)
     return replace(cell, sets=(*cell.sets, *sets))
 
 

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 from skerry_tools.lab.scenario import Failures
 
-from .cells import SEQ_LEN, SMALL, Cell, Experiment
+from .cells import LARGE, SEQ_LEN, SMALL, Cell, Experiment, Size
 from .fleets import EQUAL_STEPS, SLOW_STEP_S, STEP_S, THREE, M, fleet, ladder, pace
 from .optimizers import BEFORE, BIG, SIZES, STEPS, muon
 
 TOKENS = STEPS[SMALL] * BIG * SEQ_LEN
-RHYTHMS = {"4": (0,), "8": THREE, "24": THREE, "64": (0,)}
-"""Steps from one merge of a fragment to the next, and the seeds of each."""
 ALONE = {"10 %": 0.1, "25 %": 0.25}
 """Shares of all tokens that one learner trains before the others join."""
 DOWN_S = 10.0
@@ -24,12 +22,13 @@ def rhythm() -> Experiment:
     cells: list[Cell] = []
     for m in SIZES:
         before = muon(m, mode=BEFORE)
-        cells.append(replace(before, labels=_labels(m, BEFORE), plotted=False))
-        for h, seeds in RHYTHMS.items():
-            cell = muon(m, f"sync.h_steps={h}")
-            labels = _labels(m, f"H = {h}")
-            cells.append(replace(cell, key=f"M{m}-H{h}", labels=labels, seeds=seeds))
+        cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
+        cells += [_merging(m, h, THREE) for h in (4, 8, 24, 64)]
+        cells += [_merging(m, h, (0,), rate=TWICE[m]) for h in (4, 8)]
     cells += [_alone(said, share) for said, share in ALONE.items()]
+    before = muon(M, mode=BEFORE, size=LARGE)
+    cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
+    cells += [_merging(M, h, (0,), size=LARGE) for h in (8, 24)]
     return Experiment(
         name="rhythm",
         title="The rhythm of merges",
@@ -37,7 +36,7 @@ def rhythm() -> Experiment:
             "What does it cost learners with Muon to merge seldom, and does it help if one of them"
             " begins alone? All else, the outer step too, is as in"
             " [the inner optimizer](#the-inner-optimizer), at the best rates that were found there"
-            " at H = 24; against data-parallel with Muon at its best rate."
+            " at H = 24, and at twice those; against data-parallel with Muon at its best rate."
         ),
         cells=tuple(cells),
         columns=("steps", "rounds"),
@@ -50,20 +49,37 @@ def rhythm() -> Experiment:
     )
 
 
-def _labels(m: int, merges: str, alone: str = "-") -> tuple[tuple[str, str], ...]:
-    return (("M", str(m)), ("merges", merges), ("alone", alone))
+TWICE = {2: "2.4e-2", 4: "4.8e-2", 8: "4.8e-2"}
+"""Twice the best rate at H = 24."""
+
+
+def _merging(m: int, h: int, seeds: tuple[int, ...], size: Size = SMALL, rate: str = "") -> Cell:
+    cell = muon(m, f"sync.h_steps={h}", size=size, rate=rate)
+    return replace(
+        cell,
+        key=f"{cell.key}-H{h}",
+        labels=_labels(cell, f"H = {h}"),
+        seeds=seeds,
+        plotted=not rate and size is SMALL,
+    )
+
+
+def _labels(cell: Cell, merges: str, alone: str = "-") -> tuple[tuple[str, str], ...]:
+    known = dict(cell.labels)
+    named = tuple((name, known[name]) for name in ("model", "M", "lr"))
+    return (*named, ("merges", merges), ("alone", alone))
 
 
 def _alone(said: str, share: float) -> Cell:
     joins = share * M / (1 + share * (M - 1))  # as a share of the steps
-    first, *others = fleet(STEP_S)
+    cell, (first, *others) = muon(M), fleet(STEP_S)
     return replace(
-        muon(M),
+        cell,
         key=f"M{M}-alone-{share:g}",
-        labels=_labels(M, "H = 24", said),
-        seeds=(0,),
+        labels=_labels(cell, "H = 24", said),
         islands=(first, *(other.model_copy(update={"joins": joins}) for other in others)),
         share=(joins + M * (1 - joins)) / M,
+        plotted=False,
     )
 
 
