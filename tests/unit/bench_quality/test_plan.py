@@ -6,6 +6,7 @@ import pytest
 from bench.quality.__main__ import RATE, chosen, options
 from bench.quality.cells import BATCH, SEQ_LEN, Cell, budget, distinct, wanted
 from bench.quality.experiments import all_experiments, modes, partition, speeds
+from bench.quality.rhythms import ALONE, rhythm
 
 HOURS = 6
 COMPILE_S = 5.0
@@ -82,3 +83,13 @@ def test_where_the_fastest_learner_tells_the_time_slow_ones_count_for_less() -> 
     named = {each.key: each for each in speeds().cells}
     assert named["4x-K=M"].share == 1.0
     assert named["4x-K=1"].share == pytest.approx((1 + 4 ** (-1 / 3) + 4 ** (-2 / 3) + 1 / 4) / 4)
+
+
+@pytest.mark.parametrize("share", ALONE.values())
+def test_others_join_when_the_first_has_trained_its_share_of_all_tokens(share: float) -> None:
+    named = {each.key: each for each in rhythm().cells}
+    tried = named[f"M4-alone-{share:g}"]
+    joins = {island.joins for island in tried.islands}
+    alone = max(joins) * tried.steps * tried.batch * SEQ_LEN
+    assert len(joins) == 2
+    assert alone == pytest.approx(share * tried.tokens, rel=0.01)
