@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from skerry.algorithm.rates import learning_rate
 from skerry.code import CodeRefused
 from skerry.errors import ConfigError
 from skerry.settings.models import ModelConfig, RunConfig, TrainConfig
+from skerry_learner.trainer import optimizers
 from skerry_learner.trainer.optimizers import make_optimizer, orthogonal
 from skerry_learner.trainer.step import TrainState, make_step
 from skerry_learner.work import planned
@@ -132,6 +134,43 @@ def test_muons_iteration_is_that_of_optax(shape: tuple[int, ...]) -> None:
         wanted = theirs.update(given, theirs.init(given))[0]
         found = orthogonal(given / jnp.linalg.norm(given, axis=(-2, -1), keepdims=True))
     np.testing.assert_allclose(found, 0.2 * 24**0.5 * np.array(wanted), rtol=1e-3, atol=1e-4)
+
+
+def test_muons_iteration_is_traced_once_for_all_matrices_of_a_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced: list[tuple[int, ...]] = []
+
+    def counted(matrices: jax.Array) -> jax.Array:
+        traced.append(matrices.shape)
+        return matrices
+
+    monkeypatch.setattr(optimizers, "orthogonal", counted)
+    leaves = [LeafSpec(f"{name}.{n}", (24, 16 + n % 2)) for name in "ab" for n in range(4)]
+    params: Any = {leaf.name: jnp.ones(leaf.shape) for leaf in leaves}
+    optimizer: Any = make_optimizer(MUON, leaves)
+    with jax.numpy_dtype_promotion("standard"):
+        jax.eval_shape(optimizer.update, params, optimizer.init(params), params)
+    assert sorted(traced) == [(24, 16), (24, 17)]
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (3, 24, 16)])
+def test_muon_is_that_of_optax_until_its_iteration(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "orthogonal", lambda matrices: matrices)
+    axes = contrib.MuonDimensionNumbers(len(shape) - 1, len(shape) - 2)
+    theirs = contrib.scale_by_muon(ns_steps=0, weight_dimension_numbers={"up": axes})
+    ours = make_optimizer(MUON, [LeafSpec("up", shape, unit=24 * 16 * (len(shape) - 2))])
+    params = {"up": jnp.zeros(shape)}
+    wanted: list[Any] = [params, theirs.init(params)]
+    found: list[Any] = [params, ours.init(params)]
+    with jax.numpy_dtype_promotion("standard"):
+        for seed in range(3):
+            given = {"up": jax.random.normal(jax.random.key(seed), shape)}
+            wanted[:] = theirs.update(given, wanted[1])
+            found[:] = ours.update(given, found[1], params)
+    np.testing.assert_allclose(found[0]["up"], wanted[0]["up"], rtol=1e-5)
 
 
 def test_muon_leaves_embeddings_and_gains_to_adamw() -> None:

@@ -18,6 +18,8 @@ from skerry.settings.models import TrainConfig
 
 MOMENTUM = 0.95
 """Decay of Muon's one moment, that of its authors."""
+EPSILON = 1e-8
+"""Added to the norm that a matrix is divided by before Muon's iteration."""
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
 """Coefficients of Muon's iteration, those of its authors: of x, its cube and its fifth power."""
 ITERATIONS = 5
@@ -102,9 +104,27 @@ def _muon(
         layout = Layout.of(params)
         return layout.params(["muon" if name in matrices else "adam" for name in layout.names])
 
-    moment = contrib.scale_by_muon(ns_steps=0, beta=MOMENTUM, weight_dimension_numbers=_dimensions)
-    turned = optax.stateless(lambda moments, _: jax.tree.map(orthogonal, moments))
-    return optax.partition({"muon": optax.chain(moment, turned), "adam": others}, labels)
+    return optax.partition({"muon": optax.chain(_turned()), "adam": others}, labels)
+
+
+def _turned() -> optax.GradientTransformation:
+    """Return Muon with optax's state, its iteration traced once for all matrices of a shape."""
+
+    @jax.jit
+    def of_one(moment: jax.Array, gradient: jax.Array) -> jax.Array:
+        ahead = MOMENTUM * moment + (1 - MOMENTUM) * gradient
+        norm = jnp.linalg.norm(ahead, axis=(-2, -1), keepdims=True)
+        return orthogonal(ahead / (norm + EPSILON))
+
+    def update(updates: Params, state: Any, params: Params = None) -> tuple[Params, Any]:
+        del params
+        moments = optax.tree.update_moment(updates, state.mu, MOMENTUM, 1)
+        count = optax.safe_increment(state.count)
+        ahead = optax.tree.bias_correction(moments, MOMENTUM, optax.safe_increment(count))
+        now = optax.tree.bias_correction(updates, MOMENTUM, count)
+        return jax.tree.map(of_one, ahead, now), state._replace(count=count, mu=moments)
+
+    return optax.GradientTransformation(contrib.scale_by_muon().init, update)
 
 
 def orthogonal(matrices: jax.Array) -> jax.Array:
@@ -123,13 +143,6 @@ def orthogonal(matrices: jax.Array) -> jax.Array:
 
     found: jax.Array = jax.lax.fori_loop(0, ITERATIONS, iterate, matrices)
     return float(ADAMS_RMS * max(matrices.shape[-2:]) ** 0.5) * found
-
-
-def _dimensions(matrices: Any) -> Any:
-    """Return which axes make a matrix, ``[..., out, in]``: those before it are a batch."""
-    return jax.tree.map(
-        lambda leaf: contrib.MuonDimensionNumbers(leaf.ndim - 1, leaf.ndim - 2), matrices
-    )
 
 
 def _decays(params: Params) -> Any:
