@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -150,15 +150,21 @@ def leaf_specs(params: Params, embeddings: tuple[str, ...] | None = None) -> tup
     return tuple(specs)
 
 
+@lru_cache(maxsize=2)
+def shapes_of(init: Callable[[jax.Array], Params]) -> Params:
+    """Return what a model's ``init`` makes as shapes and dtypes; a deep model's takes a while."""
+    return jax.eval_shape(init, jax.random.key(0))
+
+
 def layout_of(model: Model) -> Layout:
     """Return the layout of a model's parameters without allocating one of them."""
-    return Layout.of(jax.eval_shape(model.init, jax.random.key(0)))
+    return Layout.of(shapes_of(model.init))
 
 
 def specs_of(model: Model) -> tuple[LeafSpec, ...]:
     """Name a model's parameters without allocating one of them."""
     try:
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shapes = shapes_of(model.init)
     except Exception as error:
         msg = f"The model's init failed ({error}): it must return a tree of arrays from one key."
         raise ModelError(msg, path="model.factory") from error

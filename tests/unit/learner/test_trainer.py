@@ -17,6 +17,7 @@ from skerry.algorithm.fragments import Plan
 from skerry.client.inner_state import shapes_in
 from skerry.client.jax_inner import flat
 from skerry.models.base import Model, build_model, leaves_by_name, specs_of, token_loss
+from skerry.models.decoder import Decoder
 from skerry.settings.models import DataConfig, ModelConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_learner.trainer.trainer import Programs, Trainer
 from tests.support.hf_folder import MOE
@@ -164,6 +165,21 @@ def test_the_first_adoption_takes_the_global_value_bit_by_bit(
     trainer.adopt(last, vector.copy())
     np.testing.assert_array_equal(local(trainer, plan, last), vector)
     np.testing.assert_array_equal(np.array(trainer.fragments.anchor(last)), vector)
+
+
+def test_a_blank_trainer_traces_its_models_init_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, config, _ = compiled("rebase")
+    config = config.model_copy(update={"train": TrainConfig(inner="muon")})
+    model, traced, init = build_model(MODEL, config.train), list[Any](), Decoder.init
+
+    def counted(self: Decoder, key: jax.Array) -> dict[str, jax.Array]:
+        traced.append(key)
+        return init(self, key)
+
+    monkeypatch.setattr(Decoder, "init", counted)
+    cut = fragments.plan(specs_of(model), 3)
+    Trainer(model, config, cut, Programs.of(model, config), blank=True)
+    assert len(traced) == 1
 
 
 def test_a_blank_trainer_that_has_adopted_everything_trains_like_any_other() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ from skerry.client.processes import LeadProcess
 from skerry.client.weights import FolderWeights
 from skerry.models import mesh as meshes
 from skerry.models.axes import check_batch, held_elements
-from skerry.models.base import Batch, Frozen, Layout, Model, Params, specs_of
+from skerry.models.base import Batch, Frozen, Layout, Model, Params, shapes_of, specs_of
 from skerry.models.decoder import Decoder
 from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory
 from skerry.settings.models import RunConfig
@@ -69,7 +68,7 @@ class Programs:
         """
         mesh = mesh or meshes.one_device()
         check_batch(meshes.sizes_on(mesh), config.data.batch // config.train.accumulate)
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shapes = shapes_of(model.init)
         layout, specs = Layout.of(shapes), specs_of(model)
         named = dict(
             zip((s.name for s in specs), meshes.shardings(model, specs, mesh), strict=True)
@@ -157,8 +156,8 @@ class Trainer:
         self._lead = lead
         self._config = config
         self._programs = programs or Programs.of(model, config)
-        init = partial(_blank, model.init, self._programs) if blank else self._programs.init
-        params = meshes.in_turn(init(jax.random.key(config.train.seed)))
+        key, init = jax.random.key(config.train.seed), self._programs.init
+        params = meshes.in_turn(_blank(model, self._programs) if blank else init(key))
         self.fragments = JaxFragments(plan, config.sync, params)
         self.moments = meshes.in_turn(self._programs.init_moments(params))
         self.routed: Mapping[str, jax.Array] = {}
@@ -278,10 +277,10 @@ def _zeros_of(result: StepResult) -> Mapping[str, jax.Array]:
     return {name: jnp.zeros_like(count) for name, count in result.expert_tokens.items()}
 
 
-def _blank(init: Callable[[jax.Array], Params], programs: Programs, key: jax.Array) -> Params:
+def _blank(model: Model, programs: Programs) -> Params:
     """Return zeros in the place of what ``init`` would make, without compiling or running it."""
     return jax.tree.map(
         lambda leaf, place: meshes.put(np.zeros(leaf.shape, leaf.dtype), place),
-        jax.eval_shape(init, key),
+        shapes_of(model.init),
         programs.places.params,
     )
