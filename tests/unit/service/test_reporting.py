@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import structlog
 
 import skerry.telemetry
 from skerry.errors import ConfigError, RunNotFound, SkerryError, first_cause
-from skerry.service.entry import bus_from, exit_on_error, run_service
+from skerry.service.entry import answer, application, bus_from, exit_on_error, run_service
 from skerry.service.reporting import ForgivingStream, add_span, telemetry
 from skerry.settings import loading
 from skerry.settings.local import LocalSettings, NatsSettings, TelemetrySettings
@@ -40,6 +41,22 @@ def test_a_service_outlives_a_full_disk_under_its_log(tmp_path: Path) -> None:
     assert done.returncode == 0, said
     assert '"before"' in said
     assert '"after"' in said
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_program_that_computes_seldom_looks_for_cycles(
+    computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, seen, before = application(), list[int](), gc.get_threshold()
+    app.command()(lambda: seen.append(gc.get_threshold()[0]))
+    monkeypatch.setattr("sys.argv", ["skerry-x"])
+    monkeypatch.setattr("os._exit", sys.exit)
+    try:
+        with pytest.raises(SystemExit):
+            answer(app, computes=computes)
+    finally:
+        gc.set_threshold(*before)
+    assert (seen[0] > before[0]) is computes
 
 
 def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
