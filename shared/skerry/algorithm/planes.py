@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections import deque
@@ -118,7 +119,10 @@ class Vectors:
     """
 
     def __init__(self, most_idle: int = MOST_IDLE, slack: float = 2.0) -> None:
-        """At most so much memory waits; it is used for what is smaller by the ``slack`` at most."""
+        """At most so much memory waits; it is used for what is smaller by the ``slack`` at most.
+
+        Where none fits, what has waited longest is let go.
+        """
         self._idle: deque[NDArray[np.uint8]] = deque(maxlen=most_idle)
         self._slack = slack
 
@@ -129,6 +133,9 @@ class Vectors:
         memory = self._idle_for(4 * size)
         if memory is None:
             memory = np.empty(4 * size + ALIGNED_BYTES, np.uint8)
+            # Else what a rare size lay in would wait for ever: 4 bytes a parameter after genesis.
+            with contextlib.suppress(IndexError):
+                self._idle.popleft()
         start = -memory.ctypes.data % ALIGNED_BYTES
         # Through a memoryview: numpy would make views of views hold the memory, and not the vector.
         vector = np.frombuffer(memory.data, np.float32, size, start)

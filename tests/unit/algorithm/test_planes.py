@@ -7,6 +7,7 @@ import threading
 
 import jax
 import numpy as np
+import pytest
 
 from skerry.algorithm.planes import LEAST_ELEMENTS, MOST_IDLE, Vectors
 
@@ -68,15 +69,14 @@ def test_vectors_that_live_at_once_lie_apart() -> None:
     assert [set(vector.tolist()) for vector in held] == [{float(i)} for i in range(5)]
 
 
-def test_a_smaller_vector_may_lie_in_larger_memory_of_up_to_twice_its_size() -> None:
+@pytest.mark.parametrize("size", [SIZE // 2 - 1, SIZE // 2 + 1, SIZE, SIZE + 1])
+def test_a_smaller_vector_may_lie_in_larger_memory_of_up_to_twice_its_size(size: int) -> None:
     vectors = Vectors()
     where = place(vectors.empty(SIZE))
 
-    small = vectors.empty(SIZE // 2 + 1)
-    assert (place(small), small.size) == (where, SIZE // 2 + 1)
-    del small
-    assert place(vectors.empty(SIZE // 2 - 1)) != where
-    assert place(vectors.empty(SIZE + 1)) != where
+    vector = vectors.empty(size)
+    assert vector.size == size
+    assert (place(vector) == where) == (SIZE // 2 < size <= SIZE)
 
 
 def test_no_more_than_a_few_wait_to_be_used_again() -> None:
@@ -85,6 +85,14 @@ def test_no_more_than_a_few_wait_to_be_used_again() -> None:
     held.clear()
 
     assert len(vectors._idle) == MOST_IDLE
+
+
+def test_memory_that_fits_nothing_that_is_asked_for_is_let_go() -> None:
+    vectors = Vectors()
+    vectors.empty(8 * SIZE)
+    vectors.empty(SIZE)
+
+    assert [memory.nbytes // SIZE for memory in vectors._idle] == [4]
 
 
 def test_planes_take_memory_that_is_hardly_larger() -> None:
