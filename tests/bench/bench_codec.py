@@ -24,10 +24,11 @@ from skerry.algorithm.schemes import SCHEMES
 from skerry.protocol.chunks import PlaneAssembler, seal, unseal
 from skerry.protocol.codec import pack
 from skerry.protocol.messages import ChunkHeader
+from skerry.settings.models import SyncConfig
 
 F32 = NDArray[np.float32]
 RUN = "bench"
-CHUNK_BYTES = 524_288
+CHUNK_BYTES = SyncConfig().chunk_bytes
 SIGMA = {"f32": 0.02, "bf16": 0.02, "int8": 1e-4, "int4": 1e-4, "e3m0": 1e-4, "int2": 1e-4}
 """Trained parameters for the schemes of global fragments, Adam's steps for the others."""
 GOALS = {"int4": (0.25, 0.3)}

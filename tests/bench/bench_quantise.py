@@ -20,11 +20,12 @@ from skerry.algorithm.schemes import SCHEMES
 from skerry.protocol.chunks import seal, unseal
 from skerry.protocol.codec import blocks_per_chunk, pack, unpack
 from skerry.protocol.messages import ChunkHeader
+from skerry.settings.models import SyncConfig
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
 RUN = "bench"
-CHUNK_BYTES = 524_288
+CHUNK_BYTES = SyncConfig().chunk_bytes
 
 
 def each(run: Callable[[T], object], parts: Sequence[T]) -> Callable[[], None]:

@@ -76,7 +76,7 @@ class GlobalReader:
     run: str
     plan: Plan
     own: Callable[[int], Sequence[range]] | None = None
-    chunk_bytes: int = 524_288
+    chunk_bytes: int = 786_432
     held: dict[int, Held] = field(default_factory=dict[int, Held])
     mismatches: int = 0
     _turns: dict[int, asyncio.Lock] = field(default_factory=dict[int, asyncio.Lock])

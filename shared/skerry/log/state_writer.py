@@ -93,7 +93,7 @@ class StateWriter:
         now_ns: int,
         shard: int = 0,
         over: int | None = None,
-        chunk_bytes: int = 524_288,
+        chunk_bytes: int = 786_432,
         every: int = 16,
     ) -> StateWriter:
         """Take the shard's fence from its holder; its stream sequence is the token.

@@ -257,7 +257,7 @@ class SyncConfig(Table):
     """Versions between two of which the log keeps the syncer's f32 parameters and outer optimizer
     (a snapshot). A syncer that takes over reads the newest and merges again what was contributed
     since; more are stored where ``log.window_bytes`` would not keep that."""
-    chunk_bytes: int = Field(default=524_288, ge=4096)
+    chunk_bytes: int = Field(default=786_432, ge=4096)
     """Largest payload of one message, in bytes, without its envelope."""
 
 
