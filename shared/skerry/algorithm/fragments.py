@@ -196,10 +196,8 @@ def gather(fragment: Fragment, leaves: Sequence[NDArray[Any]]) -> NDArray[np.flo
     return vector
 
 
-def scatter(
-    fragment: Fragment, vector: NDArray[np.float32], leaves: Sequence[NDArray[Any]]
-) -> None:
-    """Write f32 (padded_size,) into the tree in place; padding is dropped, dtypes are kept.
+def scatter(fragment: Fragment, vector: NDArray[Any], leaves: Sequence[NDArray[Any]]) -> None:
+    """Write a vector (padded_size,) into the tree in place; padding is dropped, dtypes are kept.
 
     Raises ValueError if the vector has another length, or a leaf is too small or not contiguous.
     """

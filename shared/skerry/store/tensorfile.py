@@ -52,12 +52,20 @@ def dtype_of(tensors: Iterable[Vector]) -> Dtype:
     return "F32" if any(int(bits) & 0xFFFF for bits in low) else "BF16"
 
 
-def raw(tensor: Vector, dtype: Dtype = "F32") -> memoryview:
-    """Return the tensor's bytes in row-major little-endian order; of f32 without a copy."""
-    flat = np.ascontiguousarray(tensor, "<f4").reshape(-1)
-    if dtype == "BF16":
-        return flat.view("<u2")[1::2].copy().view(np.uint8).data
-    return flat.view(np.uint8).data
+def bf16_bits(tensor: Vector) -> NDArray[np.uint16]:
+    """Return a view of the upper halves of a contiguous f32 vector, the bits of its bf16."""
+    return tensor.view("<u2")[1::2]
+
+
+def widened(bits: NDArray[np.uint16]) -> Vector:
+    """Return f32 of the bits of bf16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def raw(tensor: NDArray[Any]) -> memoryview:
+    """Return the bytes of a tensor, f32 or bf16 bits u16, in row-major little-endian order."""
+    kept = tensor.dtype.newbyteorder("<")
+    return np.ascontiguousarray(tensor, kept).reshape(-1).view(np.uint8).data
 
 
 def read(data: memoryview, path: str, expected: StoredFile) -> dict[str, Vector]:
@@ -91,7 +99,7 @@ def _tensors(data: memoryview) -> dict[str, Vector]:
     if dtype == "F32":
         flat = np.frombuffer(data, "<f4", offset=at).astype(np.float32, copy=False)
     else:
-        flat = (np.frombuffer(data, "<u2", offset=at).astype(np.uint32) << 16).view(np.float32)
+        flat = widened(np.frombuffer(data, "<u2", offset=at))
     ends = list(accumulate(map(prod, shapes.values()), initial=0))
     if flat.size != ends[-1]:
         raise ValueError(length)

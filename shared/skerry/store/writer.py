@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import Plan, scatter
+from skerry.algorithm.fragments import Fragment, Plan, scatter
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.commit import tokens_of
 from skerry.protocol.messages import Commit, RunRecord
@@ -61,7 +61,8 @@ class CheckpointWriter:
     def __init__(self, store: Store, record: RunRecord, plan: Plan, step: int) -> None:
         self._record = record
         self._plan = plan
-        self._leaves = [np.zeros(leaf.size, np.float32) for leaf in plan.leaves]
+        self._leaves: list[NDArray[Any]] = [np.zeros(n.size, np.uint16) for n in plan.leaves]
+        self._dtype: Dtype = "BF16"
         self._saved: dict[int, SavedFragment] = {}
         self._files: dict[str, StoredFile] = {}
         self._draft: Draft = store.draft(f"step-{step:08d}")
@@ -69,7 +70,7 @@ class CheckpointWriter:
     def add(self, commit: Commit, vector: Vector, snapshot: Snapshot | None) -> None:
         """Take a fragment's global parameters, f32 padded, and the snapshot to go on from."""
         index, held = commit.fragment, None
-        scatter(self._plan.fragments[index], vector, self._leaves)
+        self._keep(self._plan.fragments[index], vector)
         if snapshot is not None:
             parts = {name: snapshot.vectors[name] for name in sorted(snapshot.vectors)}
             parts = {MASTER: parts.pop(MASTER)} | parts
@@ -79,6 +80,14 @@ class CheckpointWriter:
             digests = (SavedPart(name, vector_digest(part)) for name, part in parts.items())
             held = SavedSnapshot(snapshot.commit, tuple(digests))
         self._saved[index] = SavedFragment(commit, vector_digest(vector), held)
+
+    def _keep(self, fragment: Fragment, vector: Vector) -> None:
+        """Keep bf16 as its bits, half of what f32 takes, until a vector is none."""
+        if self._dtype == "BF16" and tensorfile.dtype_of([vector]) == "F32":
+            self._dtype = "F32"
+            self._leaves[:] = map(tensorfile.widened, self._leaves)
+        kept = vector if self._dtype == "F32" else tensorfile.bf16_bits(vector)
+        scatter(fragment, kept, self._leaves)
 
     def finish(
         self,
@@ -90,10 +99,7 @@ class CheckpointWriter:
     ) -> Written:
         """Write the parameters, then the manifest, which makes the checkpoint exist: once."""
         shapes = {leaf.name: leaf.shape for leaf in self._plan.leaves}
-        dtype = tensorfile.dtype_of(self._leaves)
-        # Each leaf goes as soon as its bytes are made: memory never holds all of both.
-        made = (tensorfile.raw(self._leaves.pop(0), dtype) for _ in shapes)
-        self._write(PARAMS_FILE, shapes, made, dtype)
+        self._write(PARAMS_FILE, shapes, map(tensorfile.raw, self._leaves), self._dtype)
         state = tuple(self._saved[fragment.index] for fragment in self._plan.fragments)
         commits = [saved.commit for saved in state]
         checkpoint = Checkpoint(

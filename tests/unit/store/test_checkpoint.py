@@ -109,7 +109,8 @@ def test_parameters_are_kept_in_the_fewest_bytes_that_hold_them(vectors: list[F3
     kept = tensorfile.dtype_of(vectors)
     tensors = {str(number): vector for number, vector in enumerate(vectors)}
     head = tensorfile.header(dict.fromkeys(tensors, (5,)), {}, kept)
-    data = head + b"".join(bytes(tensorfile.raw(vector, kept)) for vector in vectors)
+    values = vectors if kept == "F32" else map(tensorfile.bf16_bits, vectors)
+    data = head + b"".join(bytes(tensorfile.raw(value)) for value in values)
     assert same(read_file(data), tensors)
     low = [np.frombuffer(v.tobytes(), "<u2")[::2].any() for v in vectors]
     assert kept == ("F32" if any(low) else "BF16")
