@@ -28,6 +28,8 @@ from skerry.service.entry import collect_rarely
 
 GOAL = 1.2
 STEPS = 8
+TIMES = 3
+"""Starts with a warm cache, of which the shortest counts: other work only lengthens one."""
 DEPTHS = 6, 12, 24
 TRACING = "jaxpr_trace_duration", "jaxpr_to_mlir_module_duration"
 LOADING = "backend_compile_duration"
@@ -119,7 +121,8 @@ def main() -> None:
     for layers, how, inner in (*product(DEPTHS, LAYERS, ["adamw"]), *product(ENDS, AUTO, ["muon"])):
         with tempfile.TemporaryDirectory() as folder:
             cold = measured(layers, how, inner, Path(folder))
-            found.append(measured(layers, how, inner, Path(folder)))
+            warm = [measured(layers, how, inner, Path(folder)) for _ in range(TIMES)]
+            found.append(min(warm, key=lambda one: one.total_s))
         one = found[-1]
         print(
             f"{layers:>3} layers {how:>9} {inner:>6}: {one.total_s:.2f} s of CPU to the first step;"
