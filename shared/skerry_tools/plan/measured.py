@@ -47,7 +47,8 @@ class Speeds:
 
     Merging takes ``merge_base`` seconds an f32 byte, and ``merge_each`` for each contribution.
     ``beside_s`` are CPU seconds a parameter that a commit takes beside that, without and with outer
-    momentum: receive, hash, send, and at times store it whole. ``here``: they are this machine's.
+    momentum: receive, hash, send, and at times store it whole; ``round_s`` are those of a
+    fragment's round, whatever its size. ``here``: they are this machine's.
     """
 
     encode: Mapping[str, float]
@@ -55,6 +56,7 @@ class Speeds:
     merge_base: float
     merge_each: Mapping[str, float]
     beside_s: tuple[float, float]
+    round_s: float
     here: bool = False
 
     def encode_s(self, scheme: str, params: float, cores: int) -> float:
@@ -75,10 +77,11 @@ class Speeds:
         return decoded * self.decode_s(up, params, cores) + merged
 
     def commit_s(
-        self, up: str, down: str, params: float, learners: int, *, momentum: bool
+        self, up: str, down: str, params: float, learners: int, *, rounds: int, momentum: bool
     ) -> float:
-        """Return CPU seconds of a syncer, on all threads, for a whole commit."""
-        return self.work_s(up, down, params, learners) + self.beside_s[momentum] * params
+        """Return CPU seconds of a syncer, on all threads, for ``rounds`` that commit ``params``."""
+        beside_s = self.beside_s[momentum] * params + self.round_s * rounds
+        return self.work_s(up, down, params, learners) + beside_s
 
 
 def _of(known: Mapping[str, float], scheme: str, worst: Callable[..., float]) -> float:
@@ -95,7 +98,8 @@ DEFAULT = Speeds(
     decode={"int4": 6.5e9, "int5": 5.1e9, "int8": 3.8e9, "bf16": 0.14 * _MEMCPY_B_S},
     merge_base=_BASE,
     merge_each={"int4": _EACH, "int8": (1 / 2.15e9 - _BASE) / 4},  # four at 2.15 GB/s
-    beside_s=(3.7e-9, 4.6e-9),
+    beside_s=(2.0e-9, 2.9e-9),
+    round_s=0.011,
 )
 LARGEST = 246e3
 LOSS_BY_LEARNERS = {2: 2.5, 4: 8.3, 8: 15.8}

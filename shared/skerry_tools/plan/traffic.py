@@ -295,8 +295,8 @@ class Deployment:
 
         speeds, cores = self.speeds, hub.cores
         busy_s = speeds.work_s(up, down, whole, self.learners, cores) / load.sync.shards
-        momentum = load.outer_vectors > 0
-        commit_s = speeds.commit_s(up, down, whole, self.learners, momentum=momentum)
+        rounds, momentum = load.sync.fragments, load.outer_vectors > 0
+        commit_s = speeds.commit_s(up, down, whole, self.learners, rounds=rounds, momentum=momentum)
         last = math.ceil(burst / load.sync.shards) * load.fragment
         syncer_s = speeds.work_s(up, down, last, self.learners, cores)
         syncer_s -= speeds.decode_s(up, last, cores) * (self.learners - 1)  # as they come

@@ -92,8 +92,8 @@ def test_another_choice_makes_the_error_that_the_page_says(
         (r"`plan.gradient_bits`, (\d+)\)", [PlanTable().gradient_bits]),
         (r"M below (\d) or above (\d)", [measured.MERGE_CHECKED[0], measured.MERGE_CHECKED[-1]]),
         (
-            r"and ([\d.]+) ns \(([\d.]+) with outer momentum\) a parameter",
-            [seconds * 1e9 for seconds in measured.DEFAULT.beside_s],
+            r"and ([\d.]+) ns \(([\d.]+) with outer momentum\) a parameter and (\d+) ms a round",
+            [*(s * 1e9 for s in measured.DEFAULT.beside_s), measured.DEFAULT.round_s * 1e3],
         ),
         (r"95 %, of the means of (\d+) equal parts", [simulation.BATCHES]),
         (r"The first ([\d,]+) rounds", [SimulationTable().rounds]),

@@ -104,7 +104,7 @@ def test_an_infeasible_plan_names_settings_with_which_all_holds() -> None:
             4,
             {"hub": {"cores": 1}, "sync": {**FIXED, "shards": 1, "overlap_steps": 9}},
             "syncer CPU",
-            ("H >= 49", "shards >= 3", "hub.cores >= 3"),
+            ("H >= 39", "shards >= 2", "hub.cores >= 2"),
         ),
         (
             4,
@@ -312,7 +312,7 @@ def test_rounds_within_tau_steps_are_chosen_first_and_else_room_is_enough() -> N
 
 def test_a_fix_does_not_break_what_held() -> None:
     chips = site(chips=3, memory="80 GB", up="1 Tbit/s")
-    plan = planned({"a": chips}, hub={"cores": 2}, sync={**FIXED, "h_steps": 12, "shards": 1})
+    plan = planned({"a": chips}, hub={"cores": 1}, sync={**FIXED, "h_steps": 12, "shards": 1})
     assert binding(plan).what == "syncer CPU"
     counts = [int(fix.removeprefix("shards >= ")) for fix in plan.fixes if "shards" in fix]
     assert counts
