@@ -11,8 +11,13 @@ from .fleets import EQUAL_STEPS, SLOW_STEP_S, STEP_S, THREE, M, fleet, ladder, p
 from .optimizers import BEFORE, BIG, SIZES, STEPS, muon
 
 TOKENS = STEPS[SMALL] * BIG * SEQ_LEN
+TWICE = {2: "2.4e-2", 4: "4.8e-2", 8: "4.8e-2"}
+"""Twice the best rate at H = 24."""
 ALONE = {"10 %": 0.1, "25 %": 0.25}
 """Shares of all tokens that one learner trains before the others join."""
+EQUAL = "equal"
+SIX = (0, 1, 2, 3, 4, 5)
+TOGETHER = ("learners", "all from the start")
 DOWN_S = 10.0
 """Mean time that a killed learner is away."""
 
@@ -25,7 +30,6 @@ def rhythm() -> Experiment:
         cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
         cells += [_merging(m, h, THREE) for h in (4, 8, 24, 64)]
         cells += [_merging(m, h, (0,), rate=TWICE[m]) for h in (4, 8)]
-    cells += [_alone(said, share) for said, share in ALONE.items()]
     before = muon(M, mode=BEFORE, size=LARGE)
     cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
     cells += [_merging(M, h, (0,), size=LARGE) for h in (8, 24)]
@@ -33,24 +37,16 @@ def rhythm() -> Experiment:
         name="rhythm",
         title="The rhythm of merges",
         question=(
-            "What does it cost learners with Muon to merge seldom, and does it help if one of them"
-            " begins alone? All else, the outer step too, is as in"
-            " [the inner optimizer](#the-inner-optimizer), at the best rates that were found there"
-            " at H = 24, and at twice those; against data-parallel with Muon at its best rate."
+            "What does it cost learners with Muon to merge seldom? All else, the outer step too, is"
+            " as in [the inner optimizer](#the-inner-optimizer), at the best rates that were found"
+            " there at H = 24, and at twice those; against data-parallel with Muon at its best"
+            " rate."
         ),
         cells=tuple(cells),
         columns=("steps", "rounds"),
         x="merges",
         series="M",
-        notes=(
-            "`alone`: the share of all tokens that one learner trains before the three others join,"
-            " in more steps, so that the tokens are equal."
-        ),
     )
-
-
-TWICE = {2: "2.4e-2", 4: "4.8e-2", 8: "4.8e-2"}
-"""Twice the best rate at H = 24."""
 
 
 def _merging(m: int, h: int, seeds: tuple[int, ...], size: Size = SMALL, rate: str = "") -> Cell:
@@ -64,72 +60,76 @@ def _merging(m: int, h: int, seeds: tuple[int, ...], size: Size = SMALL, rate: s
     )
 
 
-def _labels(cell: Cell, merges: str, alone: str = "-") -> tuple[tuple[str, str], ...]:
+def _labels(cell: Cell, merges: str) -> tuple[tuple[str, str], ...]:
     known = dict(cell.labels)
-    named = tuple((name, known[name]) for name in ("model", "M", "lr"))
-    return (*named, ("merges", merges), ("alone", alone))
-
-
-def _alone(said: str, share: float) -> Cell:
-    joins = share * M / (1 + share * (M - 1))  # as a share of the steps
-    cell, (first, *others) = muon(M), fleet(STEP_S)
-    return replace(
-        cell,
-        key=f"M{M}-alone-{share:g}",
-        labels=_labels(cell, "H = 24", said),
-        islands=(first, *(other.model_copy(update={"joins": joins}) for other in others)),
-        share=(joins + M * (1 - joins)) / M,
-        plotted=False,
-    )
+    return (*((name, known[name]) for name in ("model", "M", "lr")), ("merges", merges))
 
 
 def muon_fleet() -> Experiment:
-    """Compare learners with Muon of mixed speeds, and failing ones, with equal fleets."""
-    sets, mixed, equal = muon(M).sets, fleet(SLOW_STEP_S, 2.0), fleet(SLOW_STEP_S)
+    """Compare learners with Muon of mixed speeds, failing ones and late ones with equal fleets."""
     rungs = [
         replace(
             rung,
-            labels=(("inner", "muon"), *rung.labels),
+            labels=(*rung.labels, TOGETHER),
             tokens=TOKENS,
             batch=BIG,
-            against="equal" if number else "",
+            seeds=SIX,
+            against=EQUAL if number else "",
         )
-        for number, rung in enumerate(ladder("equal", SLOW_STEP_S, sets))
+        for number, rung in enumerate(ladder(EQUAL, SLOW_STEP_S, muon(M).sets))
     ]
-    failing = Failures(
-        islands=tuple(island.name for island in equal[M // 2 :]), every_s=60, down_s=DOWN_S
-    )
-    speeds = replace(
-        rungs[0],
-        key="speeds",
-        labels=(("inner", "muon"), ("fleet", "speeds 2x")),
-        against="equal",
-        share=pace(mixed),
-        islands=mixed,
-        plotted=True,
-    )
-    failures = replace(
-        speeds,
-        key="failures",
-        labels=(("inner", "muon"), ("fleet", "half of them failing")),
-        share=1 - 0.5 * DOWN_S / (60 + DOWN_S),
-        islands=equal,
-        failures=failing,
-    )
+    alone = (_alone(said, share) for said, share in ALONE.items())
     return Experiment(
         name="muon-fleet",
         title="Uneven fleets with Muon",
         question=(
-            f"What do mixed speeds and failures cost learners with Muon? M = {M}, H = 24, rate and"
-            " batches as in [the inner optimizer](#the-inner-optimizer), steps of"
-            f" {SLOW_STEP_S:g} s. Speeds are from 1 to 2x as in [mixed speeds](#mixed-speeds); of"
-            " the failing fleet two learners are killed once a minute in the mean, each away for"
-            f" {DOWN_S:g} s, and start warm."
+            "What do mixed speeds and failures cost learners with Muon, and does it help if one of"
+            f" them begins alone? M = {M}, H = 24, rate and batches as in"
+            f" [the inner optimizer](#the-inner-optimizer), steps of {SLOW_STEP_S:g} s. Speeds are"
+            " from 1 to 2x as in [mixed speeds](#mixed-speeds); of the failing fleet two learners"
+            f" are killed once a minute in the mean, each away for {DOWN_S:g} s, and start warm."
         ),
-        cells=(*rungs, speeds, failures),
+        cells=(*rungs, *_uneven(rungs[0]), *alone),
         columns=("tokens", "time", "kills", "steps", "equal steps", "staleness"),
         x="fleet",
-        series="inner",
+        series="learners",
         ladder=tuple(rung.key for rung in rungs),
-        notes=EQUAL_STEPS,
+        notes=f"{EQUAL_STEPS} Where one begins alone a step takes {STEP_S:g} s.",
+    )
+
+
+def _uneven(equal: Cell) -> tuple[Cell, Cell]:
+    """Return the fleets of mixed speeds and of failing learners beside an equal one."""
+    mixed = fleet(SLOW_STEP_S, 2.0)
+    speeds = replace(
+        equal,
+        key="speeds",
+        labels=(("fleet", "speeds 2x"), TOGETHER),
+        against=equal.key,
+        share=pace(mixed),
+        islands=mixed,
+        plotted=True,
+    )
+    failing = tuple(island.name for island in equal.islands[M // 2 :])
+    failures = replace(
+        speeds,
+        key="failures",
+        labels=(("fleet", "half of them failing"), TOGETHER),
+        share=1 - 0.5 * DOWN_S / (60 + DOWN_S),
+        islands=equal.islands,
+        failures=Failures(islands=failing, every_s=60, down_s=DOWN_S),
+    )
+    return speeds, failures
+
+
+def _alone(said: str, share: float) -> Cell:
+    joins = share * M / (1 + share * (M - 1))  # as a share of the steps
+    first, *others = fleet(STEP_S)
+    return replace(
+        muon(M),
+        key=f"alone-{share:g}",
+        labels=(("fleet", f"M = {M}"), ("learners", f"one alone for {said} of the tokens")),
+        against=EQUAL,
+        islands=(first, *(other.model_copy(update={"joins": joins}) for other in others)),
+        share=(joins + M * (1 - joins)) / M,
     )

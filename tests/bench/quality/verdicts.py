@@ -101,7 +101,7 @@ def _within_a_further(findings: Findings) -> Iterator[str]:
     default = {
         "failures": ("inner", "warm", 0.3),
         "speeds": ("quorum", "K = 1 + grace", 0.3),
-        "muon-fleet": ("inner", "muon", 0.5),
+        "muon-fleet": ("learners", "all from the start", 0.5),
     }
     name, value, goal = default[findings.experiment.name]
     for cell in findings.experiment.cells:

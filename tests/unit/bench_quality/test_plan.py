@@ -6,7 +6,7 @@ import pytest
 from bench.quality.__main__ import RATE, chosen, options
 from bench.quality.cells import BATCH, SEQ_LEN, Cell, budget, distinct, wanted
 from bench.quality.experiments import all_experiments, modes, partition, speeds
-from bench.quality.rhythms import ALONE, rhythm
+from bench.quality.rhythms import ALONE, muon_fleet
 
 HOURS = 6
 COMPILE_S = 5.0
@@ -87,8 +87,8 @@ def test_where_the_fastest_learner_tells_the_time_slow_ones_count_for_less() -> 
 
 @pytest.mark.parametrize("share", ALONE.values())
 def test_others_join_when_the_first_has_trained_its_share_of_all_tokens(share: float) -> None:
-    named = {each.key: each for each in rhythm().cells}
-    tried = named[f"M4-alone-{share:g}"]
+    named = {each.key: each for each in muon_fleet().cells}
+    tried = named[f"alone-{share:g}"]
     joins = {island.joins for island in tried.islands}
     alone = max(joins) * tried.steps * tried.batch * SEQ_LEN
     assert len(joins) == 2
