@@ -30,6 +30,8 @@ def rhythm() -> Experiment:
         cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
         cells += [_merging(m, h, THREE) for h in (4, 8, 24, 64)]
         cells += [_merging(m, h, (0,), rate=TWICE[m]) for h in (4, 8)]
+        cells += [_merging(m, h, THREE, tau=0) for h in (4, 8)]
+        cells.append(_merging(m, 4, (0,), tau=1))
     before = muon(M, mode=BEFORE, size=LARGE)
     cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
     cells += [_merging(M, h, (0,), size=LARGE) for h in (8, 24)]
@@ -40,7 +42,8 @@ def rhythm() -> Experiment:
             "What does it cost learners with Muon to merge seldom? All else, the outer step too, is"
             " as in [the inner optimizer](#the-inner-optimizer), at the best rates that were found"
             " there at H = 24, and at twice those; against data-parallel with Muon at its best"
-            " rate."
+            " rate. Learners train on for tau = 2 steps while a round is open, or for as many as it"
+            " says; with tau = 0 they wait for it, and it for all of them."
         ),
         cells=tuple(cells),
         columns=("steps", "rounds"),
@@ -49,12 +52,23 @@ def rhythm() -> Experiment:
     )
 
 
-def _merging(m: int, h: int, seeds: tuple[int, ...], size: Size = SMALL, rate: str = "") -> Cell:
-    cell = muon(m, f"sync.h_steps={h}", size=size, rate=rate)
+def _merging(
+    m: int,
+    h: int,
+    seeds: tuple[int, ...],
+    *,
+    size: Size = SMALL,
+    rate: str = "",
+    tau: int | None = None,
+) -> Cell:
+    overlap = () if tau is None else (f"sync.overlap_steps={tau}",)
+    waits = () if tau != 0 else (f"sync.quorum={m}",)
+    cell = muon(m, f"sync.h_steps={h}", *overlap, *waits, size=size, rate=rate)
+    said = "" if tau is None else f", tau = {tau}"
     return replace(
         cell,
-        key=f"{cell.key}-H{h}",
-        labels=_labels(cell, f"H = {h}"),
+        key=f"{cell.key}-H{h}{said.replace(', tau = ', '-tau')}",
+        labels=_labels(cell, f"H = {h}{said}"),
         seeds=seeds,
         plotted=not rate and size is SMALL,
     )
