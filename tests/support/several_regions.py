@@ -45,7 +45,9 @@ class Hub(LocalBroker):
         super()._prepare()
         config = self.folder / "nats.conf"
         text = config.read_text().replace("jetstream {", "jetstream { domain: hub,")
-        write_private(config, f'{text}leafnodes {{ listen: "{HOST}:{self.leaf_port}" }}\n')
+        # A leaf node that hears of this address goes there itself once the proxy cuts its link.
+        leaves = f'listen: "{HOST}:{self.leaf_port}", no_advertise: true'
+        write_private(config, f"{text}leafnodes {{ {leaves} }}\n")
 
 
 class HubAndKeys(ServedBroker):
