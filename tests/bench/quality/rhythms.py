@@ -30,8 +30,10 @@ def rhythm() -> Experiment:
         cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
         cells += [_merging(m, h, THREE) for h in (4, 8, 24, 64)]
         cells += [_merging(m, h, (0,), rate=TWICE[m]) for h in (4, 8)]
-        cells += [_merging(m, h, THREE, tau=0) for h in (4, 8)]
-        cells.append(_merging(m, 4, (0,), tau=1))
+        cells += [
+            _merging(m, h, seeds, tau=tau)
+            for h, tau, seeds in ((4, 0, THREE), (4, 1, (0,)), (8, 0, (0,)))
+        ]
     before = muon(M, mode=BEFORE, size=LARGE)
     cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
     cells += [_merging(M, h, (0,), size=LARGE) for h in (8, 24)]
