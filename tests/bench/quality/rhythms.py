@@ -34,6 +34,7 @@ def rhythm() -> Experiment:
             _merging(m, h, seeds, tau=tau)
             for h, tau, seeds in ((4, 0, THREE), (4, 1, (0,)), (8, 0, (0,)))
         ]
+    cells.append(_merging(2, 4, THREE, rate=TWICE[2], tau=0))
     before = muon(M, mode=BEFORE, size=LARGE)
     cells.append(replace(before, labels=_labels(before, BEFORE), plotted=False))
     cells += [_merging(M, h, (0,), size=LARGE) for h in (8, 24)]
