@@ -206,7 +206,7 @@ def test_window_too_small_for_initial_parameters_is_refused_with_the_size_to_set
 async def test_broker_whose_messages_are_too_small_is_named_with_its_setting() -> None:
     bus = MemoryBroker(max_payload_bytes=64 * 1024).connect()
     with pytest.raises(BrokerUnfit, match="put `max_payload: 532480` into its config file"):
-        check_payload(bus, RunConfig().sync.chunk_bytes)
+        check_payload(bus, 512 * 1024)
 
 
 @pytest.mark.parametrize(
