@@ -197,7 +197,9 @@ def gather(fragment: Fragment, leaves: Sequence[NDArray[Any]]) -> NDArray[np.flo
 
 
 def scatter(fragment: Fragment, vector: NDArray[Any], leaves: Sequence[NDArray[Any]]) -> None:
-    """Write a vector (padded_size,) into the tree in place; padding is dropped, dtypes are kept.
+    """Write f32, or bits of the leaves' own type, (padded_size,) into the tree in place.
+
+    Padding is dropped, and the leaves keep their types.
 
     Raises ValueError if the vector has another length, or a leaf is too small or not contiguous.
     """

@@ -18,7 +18,7 @@ import structlog
 from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK
-from skerry.algorithm.schemes import scheme_of
+from skerry.algorithm.schemes import CHUNK_BYTES, scheme_of
 from skerry.errors import Corrupt, Diverged, Overtaken
 from skerry.log.state import OwnBlocks, read_manifest, read_part
 from skerry.protocol.chunks import VectorHash, vector_digest
@@ -76,7 +76,7 @@ class GlobalReader:
     run: str
     plan: Plan
     own: Callable[[int], Sequence[range]] | None = None
-    chunk_bytes: int = 786_432
+    chunk_bytes: int = CHUNK_BYTES
     held: dict[int, Held] = field(default_factory=dict[int, Held])
     mismatches: int = 0
     _turns: dict[int, asyncio.Lock] = field(default_factory=dict[int, asyncio.Lock])

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.planes import Planes, exact
+from skerry.algorithm.schemes import CHUNK_BYTES
 from skerry.errors import Conflict, StateLost
 from skerry.log import fences
 from skerry.log.base import Bus, Expect, Receipt
@@ -93,7 +94,7 @@ class StateWriter:
         now_ns: int,
         shard: int = 0,
         over: int | None = None,
-        chunk_bytes: int = 786_432,
+        chunk_bytes: int = CHUNK_BYTES,
         every: int = 16,
     ) -> StateWriter:
         """Take the shard's fence from its holder; its stream sequence is the token.

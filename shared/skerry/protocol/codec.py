@@ -3,7 +3,7 @@
 A fragment's planes are cut into chunks of whole blocks that stand alone, so that any of them can be
 decoded in any order and memory stays flat. The packed bytes of a chunk are its sections, one after
 another, each a little-endian u32 length and that many bytes; ``SECTIONS`` says which. Measured bits
-per parameter, on Gaussian blocks and chunks of half a MiB: int2 1.57, int4 3.33,
+per parameter, on Gaussian blocks and chunks of 512 KiB: int2 1.57, int4 3.33,
 e3m0 3.52, int5 4.43, int6 5.47, int8 7.50, bf16 11.1, f32 28.1.
 """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CORE, EDGE = "CORE", "EDGE"
 LOGIN_S = 10.0
-"""For a client to log in. The server's own 2 s cut off one whose machine is busy."""
+"""Time for a client to log in. The server's own 2 s are too short for one on a busy machine."""
 
 
 def home_of(grant: Grant) -> str:

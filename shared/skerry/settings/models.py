@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from skerry.algorithm.schemes import AUTO, DELTAS, SCHEMES
+from skerry.algorithm.schemes import AUTO, CHUNK_BYTES, DELTAS, SCHEMES
 from skerry.settings.modes import INNER, SMALL, WITH_MUON, Mode, clauses
 
 
@@ -257,7 +257,7 @@ class SyncConfig(Table):
     """Versions between two of which the log keeps the syncer's f32 parameters and outer optimizer
     (a snapshot). A syncer that takes over reads the newest and merges again what was contributed
     since; more are stored where ``log.window_bytes`` would not keep that."""
-    chunk_bytes: int = Field(default=786_432, ge=4096)
+    chunk_bytes: int = Field(default=CHUNK_BYTES, ge=4096)
     """Largest payload of one message, in bytes, without its envelope."""
 
 

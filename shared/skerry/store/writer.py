@@ -61,7 +61,7 @@ class CheckpointWriter:
     def __init__(self, store: Store, record: RunRecord, plan: Plan, step: int) -> None:
         self._record = record
         self._plan = plan
-        self._leaves: list[NDArray[Any]] = [np.zeros(n.size, np.uint16) for n in plan.leaves]
+        self._leaves = list[NDArray[Any]](np.zeros(leaf.size, np.uint16) for leaf in plan.leaves)
         self._dtype: Dtype = "BF16"
         self._saved: dict[int, SavedFragment] = {}
         self._files: dict[str, StoredFile] = {}
@@ -82,7 +82,7 @@ class CheckpointWriter:
         self._saved[index] = SavedFragment(commit, vector_digest(vector), held)
 
     def _keep(self, fragment: Fragment, vector: Vector) -> None:
-        """Keep bf16 as its bits, half of what f32 takes, until a vector is none."""
+        """Copy a vector into its leaves: the bits of bf16, or f32 once a vector needs that."""
         if self._dtype == "BF16" and tensorfile.dtype_of([vector]) == "F32":
             self._dtype = "F32"
             self._leaves[:] = map(tensorfile.widened, self._leaves)
@@ -97,7 +97,7 @@ class CheckpointWriter:
         ledger_sequence: int,
         now_ns: int,
     ) -> Written:
-        """Write the parameters, then the manifest, which makes the checkpoint exist: once."""
+        """Write the parameters, then the manifest, which makes the checkpoint exist."""
         shapes = {leaf.name: leaf.shape for leaf in self._plan.leaves}
         self._write(PARAMS_FILE, shapes, map(tensorfile.raw, self._leaves), self._dtype)
         state = tuple(self._saved[fragment.index] for fragment in self._plan.fragments)

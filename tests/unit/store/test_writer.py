@@ -23,7 +23,7 @@ VALUES = [0.5 + number for number in range(LEAVES)]
 
 
 def written(where: Path, values: list[float]) -> tuple[int, int, list[F32s]]:
-    """Write a checkpoint; returns bytes held and bytes more at most, and the tensors read again."""
+    """Write a checkpoint; returns bytes held before its end, bytes on top, and its tensors."""
     cut = plan([LeafSpec(f"w{number}", (SIZE,)) for number in range(LEAVES)], LEAVES)
     record = run_record("run", cut, RunConfig().model_dump_json())
     store = LocalStore(where)
@@ -43,14 +43,14 @@ def written(where: Path, values: list[float]) -> tuple[int, int, list[F32s]]:
     return held, peak - held, [np.asarray(saved[leaf.name], np.float32) for leaf in cut.leaves]
 
 
-def test_what_is_bf16_takes_two_bytes_a_parameter_in_memory(tmp_path: Path) -> None:
+def test_bf16_takes_two_bytes_a_parameter_in_memory(tmp_path: Path) -> None:
     held, more, saved = written(tmp_path, VALUES)
     assert 2 * LEAVES * SIZE <= held < 2.2 * LEAVES * SIZE
     assert more < SIZE
     assert [leaf[0] for leaf in saved] == VALUES
 
 
-def test_what_is_bf16_stays_as_it_is_where_something_else_is_not(tmp_path: Path) -> None:
+def test_one_vector_that_is_not_bf16_makes_all_of_them_f32(tmp_path: Path) -> None:
     values = [*VALUES[:-2], 0.1, VALUES[-1]]
     held, more, saved = written(tmp_path, values)
     assert 4 * LEAVES * SIZE <= held < 4.2 * LEAVES * SIZE

@@ -104,11 +104,15 @@ def _muon(
         layout = Layout.of(params)
         return layout.params(["muon" if name in matrices else "adam" for name in layout.names])
 
-    return optax.partition({"muon": optax.chain(_turned()), "adam": others}, labels)
+    # A chain of one: saved moments have its place in their names.
+    return optax.partition({"muon": optax.chain(_scale_by_muon()), "adam": others}, labels)
 
 
-def _turned() -> optax.GradientTransformation:
-    """Return Muon with optax's state, its iteration traced once for all matrices of a shape."""
+def _scale_by_muon() -> optax.GradientTransformation:
+    """Return what optax's ``scale_by_muon`` does, with its state.
+
+    It traces the iteration once for all matrices of a shape.
+    """
 
     @jax.jit
     def of_one(moment: jax.Array, gradient: jax.Array) -> jax.Array:
