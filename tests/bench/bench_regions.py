@@ -48,7 +48,7 @@ STRUCK = "eu"
 STEPS = 100_000_000
 STEP_S = 0.1
 SYNC = "fragments = 2", "h_steps = 10", "learners = 4"
-WORDS = "the fragment travels and the learner goes on and nobody waits for the others\n"
+WORDS = "the fragment travels and the learner goes on and none of them waits\n"
 QUIET_S, SETTLE_S, DOWN_S = 60.0, 10.0, 5.0
 PATIENCE_S = 180.0
 LOOK_S = 0.05
@@ -61,7 +61,7 @@ HEADS = "longest step", "contributes", "both do", "both merged", "lost", "StateL
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Fault:
     """One fault: a link ``cut``, or the broker ``killed``, perhaps with its disk."""
 
     name: str
@@ -70,12 +70,12 @@ class Trouble:
     disk: bool = False
 
 
-TROUBLES = (
-    Trouble("link cut, silent", LinkCut.BLACKHOLE),
-    Trouble("link cut, reset", LinkCut.RESET),
-    Trouble("leaf killed", killed=STRUCK),
-    Trouble("hub killed", killed="broker"),
-    Trouble("leaf and its cache lost", killed=STRUCK, disk=True),
+FAULTS = (
+    Fault("link cut, silent", LinkCut.BLACKHOLE),
+    Fault("link cut, reset", LinkCut.RESET),
+    Fault("leaf killed", killed=STRUCK),
+    Fault("hub killed", killed="broker"),
+    Fault("leaf and its cache lost", killed=STRUCK, disk=True),
 )
 
 
@@ -94,8 +94,8 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Story:
-    """All that a run's processes have noted, and its commits; ``ends`` says what ended unasked."""
+class Observed:
+    """What a run's processes have noted, and its commits; ``ends`` says what ended unasked."""
 
     folder: Path
     usual_s: float = math.nan
@@ -152,45 +152,45 @@ class Bench:
 
     regions: Regions
     bus: Bus
-    story: Story
+    seen: Observed
     cut_s: float
 
     async def run(self, times: int) -> None:
-        """Measure a quiet time, then every trouble so many times."""
+        """Measure a quiet time, then every fault so many times."""
         await self.until_all_merged(time.time())
         await asyncio.sleep(SETTLE_S)
         began_s = time.time()
         await asyncio.sleep(QUIET_S)
-        quiet = self.story.gaps(began_s, time.time())
-        self.story.usual_s, self.story.longest_usual_s = statistics.median(quiet), max(quiet)
-        for trouble in TROUBLES * times:
-            self.story.outcomes.append(await self.suffer(trouble))
-            print(f"  {self.story.outcomes[-1]}", file=sys.stderr, flush=True)
-            if trouble.disk:
+        quiet = self.seen.gaps(began_s, time.time())
+        self.seen.usual_s, self.seen.longest_usual_s = statistics.median(quiet), max(quiet)
+        for fault in FAULTS * times:
+            self.seen.outcomes.append(await self.strike(fault))
+            print(f"  {self.seen.outcomes[-1]}", file=sys.stderr, flush=True)
+            if fault.disk:
                 await self.regions.make_cache(STRUCK)
             await asyncio.sleep(SETTLE_S)
         report = await verify(self.bus, RUN)
-        self.story.violations, self.story.commits = len(report.violations), report.commits
-        self.story.ends = self.regions.unasked
+        self.seen.violations, self.seen.commits = len(report.violations), report.commits
+        self.seen.ends = self.regions.unasked
         self.regions.stop.on_signal()
 
-    async def suffer(self, trouble: Trouble) -> Outcome:
+    async def strike(self, fault: Fault) -> Outcome:
         """Inject one fault, heal it, and wait until both learners of the region are merged."""
         began_s, known = time.time(), self.state_lost()
-        healed_s = await (self.kill(trouble) if trouble.killed else self.cut(trouble.cut))
-        learners, story = self.regions.learners(STRUCK), self.story
-        passed = [story.contributed_s(name, began_s + SETTLE_S) + SETTLE_S for name in learners]
-        assert trouble.killed or min(passed) > self.cut_s, f"{trouble.name}: the cut did not hold"
+        healed_s = await (self.kill(fault) if fault.killed else self.cut(fault.cut))
+        learners, seen = self.regions.learners(STRUCK), self.seen
+        passed = [seen.contributed_s(name, began_s + SETTLE_S) + SETTLE_S for name in learners]
+        assert fault.killed or min(passed) > self.cut_s, f"{fault.name}: the cut did not hold"
         await self.until_all_merged(healed_s, learners)
         ended_s = time.time()
-        contributed = [story.contributed_s(name, healed_s) for name in learners]
+        contributed = [seen.contributed_s(name, healed_s) for name in learners]
         return Outcome(
-            trouble.name,
-            max(story.gaps(began_s, ended_s)),
+            fault.name,
+            max(seen.gaps(began_s, ended_s)),
             min(contributed),
             max(contributed),
-            max(story.merged_s(name, healed_s) for name in learners),
-            *await story.newly_lost(self.bus),
+            max(seen.merged_s(name, healed_s) for name in learners),
+            *await seen.newly_lost(self.bus),
             self.state_lost() - known,
         )
 
@@ -201,11 +201,11 @@ class Bench:
         self.regions.proxy.set(STRUCK, OPEN)
         return time.time()
 
-    async def kill(self, trouble: Trouble) -> float:
+    async def kill(self, fault: Fault) -> float:
         """Kill a broker, which its supervisor starts again; return when it greeted again."""
-        kept, name = self.regions.brokers.kept, trouble.killed
+        kept, name = self.regions.brokers.kept, fault.killed
         assert kept is not None
-        if trouble.disk:
+        if fault.disk:
             self.regions.losing.add(name)
         pid = kept.kill(name, back_after_s=DOWN_S)
         while kept.pids().get(name) in {None, pid}:  # noqa: ASYNC110 - the supervisor sends no event
@@ -220,8 +220,8 @@ class Bench:
         """Return once each of these learners has contributed, and was merged, after that time."""
 
         def missing() -> bool:
-            story = self.story
-            times = ((story.merged_s(n, since_s), story.contributed_s(n, since_s)) for n in names)
+            seen = self.seen
+            times = ((seen.merged_s(n, since_s), seen.contributed_s(n, since_s)) for n in names)
             return any(math.isinf(max(pair)) for pair in times)
 
         async with asyncio.timeout(PATIENCE_S):
@@ -233,7 +233,7 @@ class Bench:
         async with aclosing(ledger.follow_commits(self.bus, RUN)) as commits:
             async for _, commit in commits:
                 names = frozenset(row.learner for row in commit.consumed)
-                self.story.merged.append((commit.closed_ns / 1e9, names))
+                self.seen.merged.append((commit.closed_ns / 1e9, names))
 
     def state_lost(self) -> int:
         """Return how often a service has said that state is lost, or ended of it."""
@@ -254,9 +254,9 @@ async def greets(port: int) -> bool:
     return False
 
 
-async def measure(folder: Path, times: int, cut_s: float) -> Story:
-    """Run the regions, and every trouble so many times."""
-    text, config, story = folder / "text.txt", folder / "run.toml", Story(folder)
+async def measure(folder: Path, times: int, cut_s: float) -> Observed:
+    """Run the regions, and every fault so many times."""
+    text, config, seen = folder / "text.txt", folder / "run.toml", Observed(folder)
     text.write_text("".join(f"{n} {WORDS}" for n in range(10_000)))
     config.write_text(tiny(text, STEPS, *SYNC))
 
@@ -272,55 +272,55 @@ async def measure(folder: Path, times: int, cut_s: float) -> Story:
 
             async def script() -> None:
                 async with regions.admin() as bus, TaskGroup() as group:
-                    bench = Bench(regions, bus, story, cut_s)
+                    bench = Bench(regions, bus, seen, cut_s)
                     watching = group.create_task(bench.watch())
                     await bench.run(times)
                     watching.cancel()
 
             await regions.train(script())
-    return story
+    return seen
 
 
-def middle(outcomes: Sequence[Outcome], name: str, what: str) -> float:
+def median_of(outcomes: Sequence[Outcome], name: str, what: str) -> float:
     return statistics.median(getattr(one, what) for one in outcomes if one.name == name)
 
 
-def table(story: Story) -> str:
-    """Return what came of each trouble: medians, the longest step, sums of losses."""
+def table(seen: Observed) -> str:
+    """Return what came of each fault: medians, the longest step, sums of losses."""
     lines = [
-        f"regions: a step every {story.usual_s:.2f} s, at most {story.longest_usual_s:.2f} s",
+        f"regions: a step every {seen.usual_s:.2f} s, at most {seen.longest_usual_s:.2f} s",
         " " * 25 + "".join(f"{head:>13}" for head in HEADS),
     ]
-    for name in (trouble.name for trouble in TROUBLES):
-        alike = [one for one in story.outcomes if one.name == name]
+    for name in (fault.name for fault in FAULTS):
+        alike = [one for one in seen.outcomes if one.name == name]
         longest = max(one.longest_step_s for one in alike)
         seconds = (
             longest,
-            *(middle(alike, name, what) for what in ("first_s", "each_s", "merged_s")),
+            *(median_of(alike, name, what) for what in ("first_s", "each_s", "merged_s")),
         )
         counts = sum(one.lost for one in alike), sum(one.state_lost for one in alike)
         cells = *(f"{value:.2f} s" for value in seconds), *map(str, counts)
         lines.append(f"  {name:<23}" + "".join(f"{cell:>13}" for cell in cells))
     lines.append(
-        f"  {story.outcomes[-1].acknowledged} messages acknowledged, {story.commits} commits,"
-        f" {story.violations} violations; ended unasked: {', '.join(story.ends) or 'none'}"
+        f"  {seen.outcomes[-1].acknowledged} messages acknowledged, {seen.commits} commits,"
+        f" {seen.violations} violations; ended unasked: {', '.join(seen.ends) or 'none'}"
     )
     return "\n".join(lines)
 
 
-def goals_of(story: Story) -> list[Goal]:
-    """Return the goals: of each trouble its contribution, of all of them steps and losses."""
-    longest = max(one.longest_step_s for one in story.outcomes)
-    lost = sum(one.lost for one in story.outcomes) + story.violations
-    false = sum(one.state_lost for one in story.outcomes)
+def goals_of(seen: Observed) -> list[Goal]:
+    """Return the goals: of each fault its contribution, of all of them steps and losses."""
+    longest = max(one.longest_step_s for one in seen.outcomes)
+    lost = sum(one.lost for one in seen.outcomes) + seen.violations
+    false = sum(one.state_lost for one in seen.outcomes)
     return [
         *(
             Goal(f"contributes after: {t.name}", GOAL_S, first, "s", at_most=True)
-            for t in TROUBLES
-            for first in [middle(story.outcomes, t.name, "first_s")]
+            for t in FAULTS
+            for first in [median_of(seen.outcomes, t.name, "first_s")]
         ),
-        Goal("longest step", SLACK * story.longest_usual_s, longest, "s", at_most=True),
-        Goal("acknowledged, and kept", 1.0, 1.0 - lost / story.outcomes[-1].acknowledged, "of 1"),
+        Goal("longest step", SLACK * seen.longest_usual_s, longest, "s", at_most=True),
+        Goal("acknowledged, and kept", 1.0, 1.0 - lost / seen.outcomes[-1].acknowledged, "of 1"),
         Goal("nothing false of lost state", 1.0, float(not false), "of 1"),
     ]
 
@@ -332,13 +332,13 @@ def main() -> None:
     chosen = made.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         os.chdir(name)
-        story = asyncio.run(measure(Path(name), chosen.times, chosen.cut_s))
+        seen = asyncio.run(measure(Path(name), chosen.times, chosen.cut_s))
         os.chdir("/")
-    print(table(story))
-    found = goals_of(story)
+    print(table(seen))
+    found = goals_of(seen)
     for goal in found:
         print(f"  {goal.name}: {goal.measured:.2f} {goal.unit}, goal {goal.goal:.2f}")
-    write("regions", [asdict(one) for one in story.outcomes], found, chosen.json)
+    write("regions", [asdict(one) for one in seen.outcomes], found, chosen.json)
 
 
 if __name__ == "__main__":
