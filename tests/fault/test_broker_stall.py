@@ -80,8 +80,8 @@ class Running:
 
 
 def _trains(pulse: Pulse, name: str) -> bool:
-    training = pulse.phase is LearnerPhase.TRAINING and pulse.contributions > 2
-    return pulse.learner == name and training
+    measured = pulse.phase is LearnerPhase.TRAINING and pulse.step_time_s > 0
+    return pulse.learner == name and measured and pulse.contributions > 2
 
 
 @asynccontextmanager
