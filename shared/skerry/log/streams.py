@@ -60,12 +60,17 @@ def specs(
     )
 
 
+def message_bytes(chunk_bytes: int, slices: int) -> int:
+    """Return the longest message: a chunk, and what a contribution's first one says of slices."""
+    return chunk_bytes + max(ENVELOPE_BYTES, SLICE_BYTES * slices)
+
+
 def check_payload(bus: Bus, chunk_bytes: int, slices: int = 0) -> None:
     """Raise BrokerUnfit if the broker's messages cannot hold a chunk, before anything compiles.
 
     ``slices`` are the most that a fragment has, once that is known.
     """
-    needed = chunk_bytes + max(ENVELOPE_BYTES, SLICE_BYTES * slices)
+    needed = message_bytes(chunk_bytes, slices)
     if needed > bus.max_payload_bytes:
         msg = (
             f"The broker takes messages of {bus.max_payload_bytes} bytes, a chunk needs {needed}:"

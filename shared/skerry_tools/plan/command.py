@@ -8,59 +8,45 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from skerry.errors import ConfigError
 from skerry.service.entry import Sets, exit_on_error
 
 if TYPE_CHECKING:
     from skerry_tools.plan.question import Question
 
 
-def _option(help_: str, metavar: str, *names: str) -> Any:
+def _option(help_: str, metavar: str, *names: str, least: int | None = None) -> Any:
     """Return an option; one without help is left out of the long list of --help."""
-    return typer.Option(*names, help=help_, metavar=metavar, hidden=not help_)
+    return typer.Option(*names, help=help_, metavar=metavar, hidden=not help_, min=least)
 
 
 Text: TypeAlias = str | None
+Count: TypeAlias = int | None
 Scenario = Annotated[
     Text,
     typer.Argument(help="TOML: a config, sites, or both; or a shipped scenario.", metavar="S"),
 ]
-Sites = Annotated[Path | None, _option("TOML with the sites.", "FILE")]
-Params = Annotated[Text, _option("Parameters: 12B.", "N")]
-Model = Annotated[Text, _option("Or a preset: 12b.", "NAME")]
-FromHf = Annotated[Text, _option("Or a model's folder.", "DIR", "--from-hf")]
-Tokens = Annotated[Text, _option("Tokens to train on.", "N")]
-StepTokens = Annotated[Text, _option("", "N")]
-Regions = Annotated[
-    int | None, typer.Option(help="So many equal sites, a learner each.", metavar="M", min=1)
-]
-Chips = Annotated[Text, _option("Of each learner.", "N")]
-Bandwidth = Annotated[Text, _option("Of each: '3 Gbit/s'.", "RATE")]
-StepTime = Annotated[Text, _option("Of each: '2 s'.", "TIME")]
-H = Annotated[int | None, _option("", "H", "-H")]
-P = Annotated[int | None, _option("", "P", "-P")]
-K = Annotated[int | None, _option("", "K", "-K")]
-Measure = Annotated[bool, typer.Option("--measure", help="Judge by this machine's speed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def plan(  # noqa: PLR0913 - one option each
     scenario: Scenario = None,
     *,
-    sites: Sites = None,
-    params: Params = None,
-    model: Model = None,
-    from_hf: FromHf = None,
-    tokens: Tokens = None,
-    step_tokens: StepTokens = None,
-    regions: Regions = None,
-    chips: Chips = None,
-    bandwidth: Bandwidth = None,
-    step_time: StepTime = None,
-    h: H = None,
-    p: P = None,
-    k: K = None,
-    measure: Measure = False,
+    sites: Annotated[Path | None, _option("TOML with the sites.", "FILE")] = None,
+    params: Annotated[Text, _option("Parameters: 12B.", "N")] = None,
+    model: Annotated[Text, _option("Or a preset: 12b.", "NAME")] = None,
+    from_hf: Annotated[Text, _option("Or a model's folder.", "DIR", "--from-hf")] = None,
+    tokens: Annotated[Text, _option("Tokens to train on.", "N")] = None,
+    step_tokens: Annotated[Text, _option("", "N")] = None,
+    regions: Annotated[Count, _option("So many equal sites, a learner each.", "M", least=1)] = None,
+    chips: Annotated[Text, _option("Of each learner.", "N")] = None,
+    bandwidth: Annotated[Text, _option("Of each: '3 Gbit/s'.", "RATE")] = None,
+    step_time: Annotated[Text, _option("Of each: '2 s'.", "TIME")] = None,
+    h: Annotated[Count, _option("", "H", "-H")] = None,
+    p: Annotated[Count, _option("", "P", "-P")] = None,
+    k: Annotated[Count, _option("", "K", "-K")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Judge by this machine's speed.")
+    ] = False,
     set_: Sets = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +56,7 @@ def plan(  # noqa: PLR0913 - one option each
     """
     from skerry_tools.plan.plan import make
     from skerry_tools.plan.plan_answer import answer
-    from skerry_tools.plan.question import MOST_LEARNERS, find, question, read
+    from skerry_tools.plan.question import MOST_LEARNERS, find, question, read, refuse
 
     asked = {
         "plan.parameters": params, "model.preset": model, "model.path": from_hf,
@@ -80,16 +66,15 @@ def plan(  # noqa: PLR0913 - one option each
     with exit_on_error():
         each = _sets(chips=chips, up=bandwidth, step_time=step_time)
         if regions is None and each:
-            msg = "--bandwidth, --step-time and --chips are about --regions: give their number."
-            raise ConfigError(msg, path="regions")
-        if regions is not None and regions > MOST_LEARNERS:
-            msg = (
-                f"--regions is {regions}, but a run has at most {MOST_LEARNERS} learners: lower it."
+            refuse(
+                "--bandwidth, --step-time and --chips", "are about --regions: give their number."
             )
-            raise ConfigError(msg, path="regions")
+        if regions is not None and regions > MOST_LEARNERS:
+            few = f"is {regions}, but a run has at most {MOST_LEARNERS} learners: lower it."
+            refuse("--regions", few)
         if sum(named is not None for named in (params, model, from_hf)) > 1:
-            msg = "--params, --model and --from-hf each say what is trained: give one of them."
-            raise ConfigError(msg, path="model")
+            each_says = "each say what is trained: give one of them."
+            refuse("--params, --model and --from-hf", each_says)
         names = [f"sites.region-{number + 1}" for number in range(regions or 0)]
         equal = [f"{name}.{one}" for name in names for one in ("learners=1", *each)]
         files = (find(scenario) if scenario else None, sites)

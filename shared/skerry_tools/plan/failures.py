@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.random import Generator
@@ -24,17 +24,23 @@ BLOCK = 4096
 
 
 class TimeUse(IntEnum):
-    """What a learner's time goes into: TRAIN, and everything that takes from it."""
+    """What a learner's time goes into: TRAIN, and everything that takes from it, with its name."""
 
-    TRAIN = 0
-    MISSING = 1  # slices that are away while the others train
-    DOWNSCALE = 2  # pauses to go on without a slice,
-    UPSCALE = 3  # and to take slices back or start again
-    RECOVER = 4  # waiting for what failed: nothing can run without it
-    ROLLBACK = 5  # work done since the last checkpoint, and lost
-    CHECKPOINT = 6
-    OUTAGE = 7  # the site is away
-    WAIT = 8  # standing still for others, in blocking modes
+    def __new__(cls, number: int, text: str) -> Self:
+        made = int.__new__(cls, number)
+        made._value_, made.text = number, text
+        return made
+
+    text: str
+    TRAIN = 0, "train"
+    MISSING = 1, "slices away"  # while the others train
+    DOWNSCALE = 2, "pauses to go on without a slice"
+    UPSCALE = 3, "pauses to take slices back or start"
+    RECOVER = 4, "waiting for what failed"  # nothing can run without it
+    ROLLBACK = 5, "work lost and done again"  # that was done since the last checkpoint
+    CHECKPOINT = 6, "writing checkpoints"
+    OUTAGE = 7, "outages"  # the site is away
+    WAIT = 8, "waiting for other learners"  # in blocking modes
 
 
 class Absence(NamedTuple):

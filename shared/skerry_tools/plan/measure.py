@@ -6,6 +6,7 @@ import asyncio
 import statistics
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,12 +20,12 @@ from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer, merge_and_apply
 from skerry.cli.cluster.broker import LocalBroker, find_server
+from skerry.cli.cluster.supervisor import spawn
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
-from skerry.protocol.chunks import PlaneAssembler, seal, unseal
+from skerry.protocol.chunks import PlaneAssembler, seal_chunk, unseal
 from skerry.protocol.codec import pack
-from skerry.protocol.messages import ChunkHeader
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import control_variable
 from skerry.settings.models import SyncConfig
@@ -60,23 +61,13 @@ def measure(sync: SyncConfig, learners: int) -> tuple[Speeds, float]:
 def _rate(work: Callable[[], object]) -> float:
     """Return f32 bytes a CPU second, the median of some rounds: others may use the cores too."""
     work()  # compiles
-    spent: list[float] = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        work()
-        spent.append(time.process_time() - began)
-    return 4 * PARAMETERS / statistics.median(spent)
+    spent_s = timeit.repeat(work, timer=time.process_time, repeat=ROUNDS, number=1)
+    return 4 * PARAMETERS / statistics.median(spent_s)
 
 
 def _messages(scheme: str, x: np.ndarray, chunk_bytes: int) -> list[bytes]:
     return [
-        seal(
-            ChunkHeader(
-                *(RUN, LAYOUT.digest, 0, 1, "a", 1, c.index, c.count, scheme),
-                *(c.first_block, c.blocks, c.raw_bytes),
-            ),
-            c.packed,
-        )
+        seal_chunk(c, run=RUN, plan=LAYOUT, fragment=0, version=1, sender="a", incarnation=1)
         for c in pack(scheme, cpu().quantise(scheme, x), chunk_bytes)
     ]
 
@@ -108,8 +99,7 @@ async def _published(sync: SyncConfig) -> float:
         assert command.prepare
         assert command.ready
         command.prepare()
-        with command.log.open("wb") as log:
-            server = await asyncio.create_subprocess_exec(*command.argv, stdout=log, stderr=log)
+        server = await spawn(command)
         try:
             await command.ready(server.pid)
             options = NatsOptions(credentials=broker.credentials)

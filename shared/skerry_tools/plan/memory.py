@@ -24,9 +24,9 @@ def learner_need(at: Deployment, site: PlannedSite) -> MemoryNeed:
     Of a bare count of parameters no activations.
     """
     load, known = at.load, dict(site.known)
-    frozen, sizes = known.pop("frozen", 0.0), site.mesh or MeshSizes()
+    frozen = known.pop("frozen", 0.0)
     need = learner_memory(
-        load.parameters, sizes, at.run.train, load.sync, fragment=load.fragment, **known
+        load.parameters, site.mesh, at.run.train, load.sync, fragment=load.fragment, **known
     )
     return replace(need, frozen=frozen)
 

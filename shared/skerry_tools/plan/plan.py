@@ -13,19 +13,16 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+from skerry.log.streams import message_bytes
+from skerry.protocol.parts import INITIAL_BYTES
 from skerry_tools.plan.answer import shown
 from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
 from skerry_tools.plan.memory import contributions_bytes, learner_need, state_disk_bytes
-from skerry_tools.plan.question import OPEN, Question, check_plan
+from skerry_tools.plan.question import CHOICES, Question, check_plan
 from skerry_tools.plan.traffic import Deployment
 from skerry_tools.plan.trained import deployment
 
-CHOICES = {
-    "h_steps": (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
-    "fragments": (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256),
-    "shards": (1, 2, 4, 8, 16, 32, 64),
-}
 SPARE = 0.9
 """What is chosen leaves a tenth of every limit free."""
 MOST_COMPARED, BETTER = 64, 0.98
@@ -78,9 +75,8 @@ class Variant(NamedTuple):
 
     def beats(self, other: Variant) -> bool:
         """Return True if it needs no more of anything than another one, and less of something."""
-        mine, theirs = (self.h_steps, self.shards), (other.h_steps, other.shards)
-        fewer = all(a <= b for a, b in zip(mine, theirs, strict=True))
-        return mine != theirs and fewer and BETTER * self.link_bits_s <= other.link_bits_s
+        fewer = self.h_steps <= other.h_steps and self.shards <= other.shards
+        return self != other and fewer and BETTER * self.link_bits_s <= other.link_bits_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ class RunPlan:
     def speed_up(self, index: int) -> float:
         """Return how many times as fast the plan is as method ``index``, goodput included."""
         mine, other = self.methods[0], self.methods[index]
-        return 1.0 if not index else mine.tokens_s * mine.goodput / (other.tokens_s * other.goodput)
+        return mine.tokens_s * mine.goodput / (other.tokens_s * other.goodput)
 
 
 def make(asked: Question) -> RunPlan:
@@ -126,7 +122,7 @@ def make(asked: Question) -> RunPlan:
         judged=tuple(judged),
         fixes=tuple(fixes(at, broken[0])) if broken else (),
         chosen=chosen,
-        way_out=choose(OPEN, at) if broken and at.load.sync.overlap_steps else {},
+        way_out=choose(CHOICES, at) if broken and at.load.sync.overlap_steps else {},
         methods=methods(at),
         choices=tuple(pareto(given)) if asked.open else (),
         tokens=tokens or TOKENS_PER_PARAMETER * at.load.parameters,
@@ -157,9 +153,11 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
         yield Constraint(what, need, has, "B", held, more, fixed=True)
     if "window_bytes" in at.run.log.model_fields_set:
         why = "log.window_bytes must hold the initial parameters, in f32"
-        need, more = at.load.initial_bytes, f"log.window_bytes={math.ceil(at.load.initial_bytes)}"
+        need = INITIAL_BYTES * at.load.parameters
+        more = f"log.window_bytes={math.ceil(need)}"
         yield Constraint("log window", need, at.run.log.window_bytes, "B", why, more, fixed=True)
-    if (need := at.load.message_bytes) > at.hub.max_payload:  # no matter of degree
+    need = message_bytes(at.load.sync.chunk_bytes, at.load.largest[1])
+    if need > at.hub.max_payload:  # no matter of degree
         why = "hub.max_payload must hold a chunk and its header"
         yield Constraint("broker message", need, at.hub.max_payload, "B", why, fixed=True)
     if not at.load.sync.overlap_steps:
@@ -233,7 +231,7 @@ def pareto(at: Deployment) -> list[Variant]:
     A lower H costs less loss, fewer shards fewer machines. Of several P the least.
     """
     best: dict[tuple[int, int], Variant] = {}
-    for found, after in _working(OPEN, at) if len(at.sites) <= MOST_COMPARED else ():
+    for found, after in _working(CHOICES, at) if len(at.sites) <= MOST_COMPARED else ():
         need = max((c.need for c in after if "link" in c.what), default=0.0)
         key = found["h_steps"], found["shards"]
         if key not in best or need < BETTER * best[key].link_bits_s:

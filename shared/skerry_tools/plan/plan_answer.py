@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skerry.algorithm.schemes import AUTO, scheme_of
+from skerry.protocol.parts import INITIAL_BYTES
 from skerry_tools.plan import measured, memory
 from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, several, shown
 from skerry_tools.plan.goodput import without_failures
-from skerry_tools.plan.plan import CHOICES, RunPlan
+from skerry_tools.plan.plan import RunPlan
+from skerry_tools.plan.question import CHOICES
 from skerry_tools.plan.traffic import Deployment, PlannedSite
 
 TIMES = 10
@@ -145,8 +147,9 @@ def _taken(at: Deployment) -> Iterator[str]:
         yield f"not judged: {disk} of disk for each replica of the log (hub.disk)"
     if at.window_bytes > at.run.log.window_bytes:
         kept = f"the broker reserves {shown(at.window_bytes, 'B')} for contributions"
-        least = f"log.window_bytes={at.load.initial_bytes:.0f} at least, with more snapshots"
-        yield f"{kept}, so that a syncer can merge them again; if that is too much: {least}"
+        least = f"{INITIAL_BYTES * at.load.parameters:.0f} at least, with more snapshots"
+        so = "so that a syncer can merge them again; if that is too much"
+        yield f"{kept}, {so}: log.window_bytes={least}"
 
 
 def _tables(plan: RunPlan, kind: Kind) -> Iterator[FigureTable]:

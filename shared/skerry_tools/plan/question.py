@@ -23,10 +23,15 @@ from skerry.settings.tree import Tree, leaves, refuse_unknown, split_assignment
 from skerry_tools.plan.measured import DEFAULT, Speeds
 from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
 
-OPEN = ("h_steps", "fragments", "shards")
-"""Settings of [sync] that a plan chooses where the user has not; others have their defaults."""
+CHOICES = {
+    "h_steps": (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
+    "fragments": (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256),
+    "shards": (1, 2, 4, 8, 16, 32, 64),
+}
+"""What a plan chooses among where the user has not; other settings have their defaults."""
 MOST_LEARNERS = 4096
 """What a syncer follows (``protocol.shard``, which imports more than plans need)."""
+DAY_S = 86400.0
 MOST_FAILURES = 2e7
 MOST_EVENTS = 2e6
 """Of checkpoints and outages of all learners. Both are about a minute of work."""
@@ -36,8 +41,8 @@ MOST_EVENTS = 2e6
 class Question:
     """What is asked: the run's settings and our tables, both valid.
 
-    ``open`` are the settings of OPEN that a plan may choose; ``bare_tokens``: the tokens of a step
-    are the defaults of [data], though the model is not a built-in one.
+    ``open`` are those of CHOICES that a plan may choose; ``bare_tokens``: the tokens of a step are
+    the defaults of [data], though the model is not a built-in one.
     """
 
     run: RunConfig
@@ -111,7 +116,7 @@ def question(tree: Tree) -> Question:
     return Question(
         run=run,
         tables=tables,
-        open=frozenset(OPEN) - asked.keys() if run.mode == "decoupled" else frozenset(),
+        open=frozenset(CHOICES) - asked.keys() if run.mode == "decoupled" else frozenset(),
         bare_tokens=tables.plan.parameters is not None and some_bare and not tokens,
     )
 
@@ -121,7 +126,7 @@ def check_plan(asked: Question) -> None:
     if not asked.tables.sites:
         names = "[sites.a] with up and step_time, or give --regions, --bandwidth and --step-time."
         refuse("sites", f"is empty: name at least one, as {names}")
-    most = {"learners": MOST_LEARNERS} | dict.fromkeys((*OPEN[:2], "overlap_steps"), MOST)
+    most = {"learners": MOST_LEARNERS, "h_steps": MOST, "fragments": MOST, "overlap_steps": MOST}
     for name, limit in most.items():
         if (count := getattr(asked.run.sync, name)) > limit:
             refuse(f"sync.{name}", f"is {count}, but plans take at most {limit}: lower it.")
@@ -129,17 +134,14 @@ def check_plan(asked: Question) -> None:
 
 def check_simulation(asked: Question) -> None:
     """Raise ConfigError for a question that cannot be simulated."""
-    tables, chips, run_s = (
-        asked.tables,
-        asked.tables.fleet.chips,
-        asked.tables.simulation.days * 86400,
-    )
+    tables, days, chips = asked.tables, asked.tables.simulation.days, asked.tables.fleet.chips
+    run_s = days * DAY_S
     each = {"checkpoints.every": (tables.checkpoints.every, tables.checkpoints.cost_s)}
     each |= {f"outages.{n}.every": (away.every, 0) for n, away in enumerate(tables.outages)}
     for path, (every, longer) in each.items():
         if every is not None and run_s / (every + longer) * asked.learners > MOST_EVENTS:
             least = run_s * asked.learners / MOST_EVENTS
-            text = f"is {every:g} s, too often in {tables.simulation.days:g} days: give at least"
+            text = f"is {every:g} s, too often in {days:g} days: give at least"
             refuse(path, f"{text} {least:.3g} s, or fewer simulation.days.")
     if chips < asked.learners:
         few = f"is {chips:g}, fewer than the {asked.learners} learners: give more."
@@ -155,8 +157,7 @@ def check_simulation(asked: Question) -> None:
         if away.every is not None and away.every <= away.lasts:
             text = f"is no longer than what it repeats: give more than {away.lasts:g} s."
             refuse(f"{path}.every", text)
-    days = tables.simulation.days
-    failures = chips / tables.failures.chip_mtbi * days * 86400.0
+    failures = chips / tables.failures.chip_mtbi * run_s
     if failures > MOST_FAILURES:
         many = f"is {days:g}, in which the chips could fail {failures:.3g} times: at most"
         refuse("simulation.days", f"{many} {MOST_FAILURES:g} are simulated, so give fewer days.")

@@ -13,25 +13,14 @@ from skerry_tools.plan.simulation import DAY_S, Setup, SimulatedRun
 
 DEFAULT = "goodput-table"
 BY_CHIPS = "share of the chips' time"
-NAMES = {
-    TimeUse.TRAIN: "train",
-    TimeUse.MISSING: "slices away",
-    TimeUse.DOWNSCALE: "pauses to go on without a slice",
-    TimeUse.UPSCALE: "pauses to take slices back or start",
-    TimeUse.RECOVER: "waiting for what failed",
-    TimeUse.ROLLBACK: "work lost and done again",
-    TimeUse.CHECKPOINT: "writing checkpoints",
-    TimeUse.OUTAGE: "outages",
-    TimeUse.WAIT: "waiting for other learners",
-}
 
 
 def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
     """Return what a shipped scenario, or a file, asks; ConfigError where it cannot be asked."""
-    tree = read([find(named or DEFAULT)])
-    if not tree.values:
+    path = find(named or DEFAULT)
+    if not read([path]).values:
         refuse(named or DEFAULT, "is empty: give [fleet], [failures] or sites, or leave it out.")
-    return simulation.setup(question(read([find(named or DEFAULT)], sets)))
+    return simulation.setup(question(read([path], sets)))
 
 
 def lead(found: SimulatedRun) -> str:
@@ -61,7 +50,7 @@ def lead(found: SimulatedRun) -> str:
         said += f"; {shown(tokens, 'token')}s in {took_s / DAY_S:,.3g} days"
     worst = max((use for use in TimeUse if use), key=lambda use: found.split[use])
     if found.split[worst] > 0:
-        said += f". Most is lost to {NAMES[worst]}: {100 * found.split[worst]:.1f} %"
+        said += f". Most is lost to {worst.text}: {100 * found.split[worst]:.1f} %"
     return f"{said}."
 
 
@@ -69,19 +58,15 @@ def answer(found: SimulatedRun) -> Answer:
     """Return an outcome as text and JSON."""
     tables, mind = found.setup.question.tables, list(simulation.caveats(found))
     kind: Kind = "extrapolated" if mind else "derived"
-    shares = {NAMES[use]: Figure(share, "share") for use, share in found.split.items() if share > 0}
-    uptimes = (
-        {}
-        if found.setup.stops
-        else {f"K = {k}": Figure(share, "share") for k, share in enumerate(found.uptime, start=1)}
-    )
-    title = "Uptime(K): share of the time that at least K learners train"
+    shares = {use.text: Figure(share, "share") for use, share in found.split.items() if share > 0}
     shown_as = [
         FigureTable("assumptions", "Assumed", _assumed(found), "input"),
         FigureTable("result", "Result", dict(_result(found)), kind),
         FigureTable("split", f"What the time went into: {BY_CHIPS}", shares),
     ]
-    if uptimes:
+    if not found.setup.stops:
+        title = "Uptime(K): share of the time that at least K learners train"
+        uptimes = {f"K = {k}": Figure(share, "share") for k, share in enumerate(found.uptime, 1)}
         shown_as.append(FigureTable("uptime", title, uptimes))
     facts = {"seed": tables.simulation.seed}
     return Answer(lead(found), shown_as, mind, tables.source, tables.status, facts)

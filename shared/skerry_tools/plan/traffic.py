@@ -10,19 +10,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from skerry.algorithm.fragments import plan
-from skerry.log.streams import ENVELOPE_BYTES, SLICE_BYTES
-from skerry.protocol.parts import INITIAL_BYTES, MOST_UNCOVERED, window_bytes
+from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.models.arch import Arch
+from skerry.models.axes import MeshSizes
+from skerry.protocol.parts import MOST_UNCOVERED, window_bytes
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
-
-if TYPE_CHECKING:
-    from skerry.algorithm.fragments import LeafSpec
-    from skerry.models.arch import Arch
-    from skerry.models.axes import MeshSizes
 
 ROUND_TRIPS = 2.0
 """In a round: half for the contribution, half for the manifest, one to read chunks."""
@@ -61,15 +57,14 @@ class SyncLoad:
     outer_vectors: int = 0
 
     @property
-    def fragment(self) -> float:
-        """Parameters of the largest fragment, padding included."""
-        return largest(self.leaves, self.parameters, self.sync.fragments)[0]
+    def largest(self) -> tuple[float, int]:
+        """The most parameters of a fragment, padding included, and the most slices of one."""
+        return largest(self.leaves, self.parameters, self.sync.fragments)
 
     @property
-    def message_bytes(self) -> float:
-        """The longest message: a chunk, and what a contribution's first one says of its slices."""
-        slices = largest(self.leaves, self.parameters, self.sync.fragments)[1]
-        return self.sync.chunk_bytes + max(ENVELOPE_BYTES, SLICE_BYTES * slices)
+    def fragment(self) -> float:
+        """Parameters of the largest fragment, padding included."""
+        return self.largest[0]
 
     @property
     def up_bits(self) -> float:
@@ -124,11 +119,6 @@ class SyncLoad:
         return every * math.ceil(self.sync.fragments / every) / self.sync.fragments
 
     @property
-    def initial_bytes(self) -> float:
-        """What the first learner sends when a run begins: f32."""
-        return INITIAL_BYTES * self.parameters
-
-    @property
     def room_steps(self) -> float:
         """Steps of the clock that a round may last without delaying those after it.
 
@@ -154,7 +144,7 @@ class PlannedSite:
     step_s: float
     step_tokens: float = 1.0
     local: bool = False
-    mesh: MeshSizes | None = None
+    mesh: MeshSizes = field(default_factory=MeshSizes)
     known: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -284,12 +274,8 @@ class Deployment:
         whole, burst = load.parameters, due_together(load.sync)
         up, down = load.sync.contribution_scheme, load.down_scheme
         remote = sum(site.table.learners for site in self.sites.values() if not site.local)
-        keyframes, snapshots, all_parts = (
-            1 / load.keyframe_every,
-            self.snapshots,
-            load.state_bytes(1, 1),
-        )
-        state = load.state_bytes(keyframes, snapshots)
+        keyframes, snapshots = 1 / load.keyframe_every, self.snapshots
+        all_parts, state = load.state_bytes(1, 1), load.state_bytes(keyframes, snapshots)
         keyframes *= load.at_once(load.keyframe_every)
         most = load.state_bytes(keyframes, snapshots * load.at_once(load.sync.snapshot_every))
 

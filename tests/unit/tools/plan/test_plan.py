@@ -19,9 +19,9 @@ from skerry.settings.local import NatsSettings
 from skerry.settings.tree import Tree
 from skerry_tools.plan import measured, traffic
 from skerry_tools.plan.memory import contributions_bytes, learner_need
-from skerry_tools.plan.plan import CHOICES, Constraint, RunPlan, constraints, make
+from skerry_tools.plan.plan import Constraint, RunPlan, constraints, make
 from skerry_tools.plan.plan_answer import answer
-from skerry_tools.plan.question import MOST_LEARNERS, question
+from skerry_tools.plan.question import CHOICES, MOST_LEARNERS, question
 from skerry_tools.plan.simulation import setup, simulate
 from skerry_tools.plan.trained import deployment, trained
 from tests.support.plans import asked, planned, site
