@@ -9,9 +9,9 @@ from typing import Any
 from skerry.settings.tree import Tree
 from skerry_tools.plan.plan import RunPlan, make
 from skerry_tools.plan.question import Question, check_plan, question
-from skerry_tools.plan.simulation import DAY_S, Setup, changed, equal_learners, simulate
+from skerry_tools.plan.simulation import Setup, equal_learners, simulate
 from skerry_tools.plan.simulation_answer import setup_of
-from skerry_tools.plan.tables import Layout
+from skerry_tools.plan.tables import DAY_S, Layout
 
 CHIPS = (150e3, 300e3, 600e3, 1.2e6, 2.4e6)
 ROWS: dict[str, tuple[Layout, int]] = {
@@ -44,7 +44,7 @@ def with_fleet(asked: Setup, *, chips: float, layout: Layout, learners: int) -> 
     """Return the same question about equal learners of another fleet."""
     fleet = asked.question.tables.fleet.model_copy(update={"chips": chips, "layout": layout})
     sync = {"learners": learners, "quorum": min(asked.question.run.sync.quorum, learners)}
-    question = changed(asked.question, sync, fleet=fleet, sites={})
+    question = asked.question.changed(sync, fleet=fleet, sites={})
     return Setup(question, equal_learners(question))
 
 

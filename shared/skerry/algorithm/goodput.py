@@ -117,14 +117,19 @@ def ratios(splits: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {use: seconds / total if total > 0 else 0.0 for use, seconds in sums.items()}
 
 
+def ring_share(workers: int) -> float:
+    """Return how many times its gradient each worker sends in a ring all-reduce: ``2 (M - 1) / M``.
+
+    Patarasuk and Yuan, JPDC 69, 2009.
+    """
+    return 2.0 * (1.0 - 1.0 / workers)
+
+
 def data_parallel_bytes(params: int, steps_by_learner: Mapping[str, int], learners: int) -> int:
     """Return the bytes that a ring all-reduce of f32 gradients would have sent for the same steps.
 
     ``learners`` is M, the number that a run is planned for (``sync.learners``): some names in its
-    log replaced others. Each of M workers sends 2 (M - 1) / M times the gradient per step
-    (Patarasuk and Yuan, 2009).
+    log replaced others.
     """
-    if learners < 2:
-        return 0
     steps = sum(steps_by_learner.values())
-    return round(2 * (learners - 1) / learners * params * FLOAT32_BYTES * steps)
+    return round(ring_share(learners) * params * FLOAT32_BYTES * steps)

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from skerry.algorithm.goodput import ring_share
 from skerry_tools.plan.goodput import hardware, time_shares, together
 from skerry_tools.plan.traffic import Deployment
 
 GB = 1e9
 BACKWARD = 2 / 3
 """Share of a step that is its backward pass: twice the forward pass's operations."""
-
-
-def ring_bits(bits: float, params: float, learners: int) -> float:
-    """Return what each learner sends per step in a ring all-reduce: ``2 (1 - 1/M) b N`` bits."""
-    return 2.0 * (1.0 - 1.0 / learners) * bits * params
 
 
 def data_parallel_step_s(
@@ -119,7 +115,7 @@ def _ring_step(at: Deployment) -> tuple[float, float]:
     sites, layers = at.sites.values(), at.model.layers
     if len(sites) == 1:
         return at.slowest_s, 0.0
-    bits = ring_bits(at.tables.plan.gradient_bits, at.load.parameters, len(sites))
+    bits = ring_share(len(sites)) * at.tables.plan.gradient_bits * at.load.parameters
     rate = min(min(site.rates) for site in sites)
     hops_s = 2 * (len(sites) - 1) * max(site.table.rtt for site in sites) / 2
     return data_parallel_step_s(at.slowest_s, layers, bits / layers / rate, hops_s), bits

@@ -107,8 +107,7 @@ def measured_here(asked: Question) -> Question:
     hub = asked.tables.hub
     if "write" not in hub.model_fields_set:
         hub = hub.model_copy(update={"write": write})
-    tables = asked.tables.model_copy(update={"hub": hub})
-    return replace(asked, speeds=speeds, tables=tables)
+    return replace(asked.changed({}, hub=hub), speeds=speeds)
 
 
 def _sets(**asked: str | int | None) -> list[str]:

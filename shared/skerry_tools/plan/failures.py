@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
@@ -21,6 +21,9 @@ from skerry_tools.plan.goodput import FailingLearner
 from skerry_tools.plan.tables import RecoveryTable
 
 BLOCK = 4096
+Absence: TypeAlias = tuple[float, float]
+"""Seconds from which and until which a learner does nothing, by plan; then it starts again."""
+Stretch: TypeAlias = tuple[float, int, int, float]
 
 
 class TimeUse(IntEnum):
@@ -43,24 +46,16 @@ class TimeUse(IntEnum):
     WAIT = 8, "waiting for other learners"  # in blocking modes
 
 
-class Absence(NamedTuple):
-    """A planned stretch in which a learner does nothing; then it starts again."""
-
-    begin_s: float
-    end_s: float
-
-
 class LearnerTimeline(NamedTuple):
     """What a learner did: stretch i goes from ``times[i]`` to the next, the last to the end.
 
-    ``shares[i]`` of it trained; the rest went into ``uses[i]``. ``undone`` is work in seconds that
-    was lost again at ``undone_at``. All arrays are one-dimensional.
+    ``shares[i]`` of it trained; the rest went into ``uses[i]``. ``undone[i]`` is work in seconds
+    that was lost again when it began. All arrays are one-dimensional.
     """
 
     times: NDArray[np.float64]
     shares: NDArray[np.float64]
     uses: NDArray[np.int64]
-    undone_at: NDArray[np.float64]
     undone: NDArray[np.float64]
     failures: int
     end_s: float
@@ -78,7 +73,7 @@ class LearnerTimeline(NamedTuple):
         """Return the work in seconds that is done by each moment; it counts until it is lost."""
         times, lost = np.append(self.times, self.end_s), np.append(0.0, np.cumsum(self.undone))
         done = np.interp(moments, times, np.append(0.0, np.cumsum(self.lengths * self.shares)))
-        gone = lost[np.searchsorted(self.undone_at, moments, side="right")]
+        gone = lost[np.searchsorted(self.times, moments, side="right")]
         return np.asarray(done - gone, dtype=np.float64)
 
     def spent(self) -> NDArray[np.float64]:
@@ -115,14 +110,12 @@ def walk(
             yield from block().tolist()
 
     hazards = stream(lambda: -np.log1p(-chance.random(BLOCK)))
-    recoveries = stream(lambda: draw(learner.recovery, chance, BLOCK))
+    recoveries = stream(lambda: draw(learner.tables.recovery, chance, BLOCK))
     walked = _FailureWalk(learner, end_s, sorted(absences, reverse=True), hazards, recoveries)
     walked.run()
-    times, trains, uses = map(np.array, zip(*walked.stretches, strict=True))
-    undone = np.array(walked.undone, dtype=np.float64).reshape(-1, 2)
+    times, trains, uses, undone = map(np.array, zip(*walked.stretches, strict=True))
     times, shares = np.minimum(times, end_s), trains / learner.slices
-    lost = undone[:, 0], undone[:, 1]
-    return LearnerTimeline(times, shares, uses, *lost, walked.failures, end_s)
+    return LearnerTimeline(times, shares, uses, undone, walked.failures, end_s)
 
 
 @dataclass(slots=True)
@@ -131,7 +124,8 @@ class _FailureWalk:
 
     ``hazard`` is how much more exposure the learner survives, ``away`` when each failed slice works
     again, ``since`` how much work no checkpoint holds. ``absences`` begin with the last. Of each
-    stretch is known when it begins, how many slices train in it, and what the rest goes into.
+    stretch is known when it begins, how many slices train in it, what the rest goes into, and how
+    much work is lost when it begins.
     """
 
     learner: FailingLearner
@@ -143,14 +137,13 @@ class _FailureWalk:
     hazard: float = 0.0
     since: float = 0.0
     away: list[float] = field(default_factory=list[float])
-    stretches: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
-    undone: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    stretches: list[Stretch] = field(default_factory=list[Stretch])
     failures: int = 0
 
     def run(self) -> None:
         """Walk from event to event: a failure, slices that are back, a checkpoint, an absence."""
         learner, end_s, away, gate = self.learner, self.end_s, self.away, 0.0
-        pauses, every_s = learner.pauses, learner.saving.every
+        pauses, every_s = learner.tables.pauses, learner.tables.checkpoints.every
         every_s = math.inf if every_s is None or learner.elastic else every_s
         missing, recover = int(TimeUse.MISSING), int(TimeUse.RECOVER)  # faster than its members
         self.hazard = next(self.hazards)
@@ -160,9 +153,9 @@ class _FailureWalk:
             fail = now + self.hazard / exposed if exposed else math.inf
             back = max(now, gate, away[0]) if away else math.inf
             save = now + every_s - self.since
-            leave = max(now, self.absences[-1].begin_s) if self.absences else end_s
+            leave = max(now, self.absences[-1][0]) if self.absences else end_s
             stop = min(fail, back, save, leave, end_s)
-            self.stretches.append((now, working, missing if working else recover))
+            self.stretches.append((now, working, missing if working else recover, 0.0))
             self.now = stop
             self.hazard -= (stop - now) * exposed
             self.since += stop - now
@@ -175,11 +168,11 @@ class _FailureWalk:
                 self._stand(TimeUse.UPSCALE, stop + pauses.upscale_s)
             elif stop == save:
                 self._save()
-            elif stop < end_s and (until := self.absences.pop().end_s) > stop:
+            elif stop < end_s and (until := self.absences.pop()[1]) > stop:
                 self._halt(TimeUse.OUTAGE, until)  # nothing fails meanwhile
 
-    def _stand(self, use: TimeUse, until: float) -> None:
-        self.stretches.append((self.now, 0, use))
+    def _stand(self, use: TimeUse, until: float, undone: float = 0.0) -> None:
+        self.stretches.append((self.now, 0, use, undone))
         self.now = until
 
     def _fail(self) -> None:
@@ -189,17 +182,18 @@ class _FailureWalk:
         back = self.now + next(self.recoveries)
         if self.learner.elastic:
             heappush(self.away, back)
-            self._stand(TimeUse.DOWNSCALE, self.now + self.learner.pauses.downscale_s)
+            self._stand(TimeUse.DOWNSCALE, self.now + self.learner.tables.pauses.downscale_s)
         else:
             self._halt(TimeUse.RECOVER, back)
 
     def _save(self) -> None:
         """Write a checkpoint, or fail on the way."""
         exposed = self.learner.slices * self.learner.slice_rate_s
-        used = self.learner.saving.cost_s * exposed
+        cost_s = self.learner.tables.checkpoints.cost_s
+        used = cost_s * exposed
         if self.hazard > used:
             self.hazard -= used
-            self._stand(TimeUse.CHECKPOINT, self.now + self.learner.saving.cost_s)
+            self._stand(TimeUse.CHECKPOINT, self.now + cost_s)
             self.since = 0.0
         else:
             self._stand(TimeUse.CHECKPOINT, self.now + self.hazard / exposed)
@@ -207,8 +201,8 @@ class _FailureWalk:
 
     def _halt(self, use: TimeUse, until: float) -> None:
         """Stand still and start again; work since the last checkpoint is lost by a rollback."""
-        if self.learner.saving.rollback and self.since and not self.learner.elastic:
-            self.undone.append((self.now, self.since))
+        tables = self.learner.tables
+        loses = tables.checkpoints.rollback and not self.learner.elastic
+        self._stand(use, until, self.since if loses else 0.0)
         self.since = 0.0
-        self._stand(use, until)
-        self._stand(TimeUse.UPSCALE, until + self.learner.pauses.upscale_s)
+        self._stand(TimeUse.UPSCALE, until + tables.pauses.upscale_s)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from skerry_tools.plan.tables import NEVER_S, PauseTable, RecoveryTable, SavingTable, ScenarioTables
+from skerry_tools.plan.tables import ScenarioTables
 
 HALVINGS, LEAST = 60, 1e-12
 MOST_COUNTED, ALL = 600.0, 1 - 1e-9
@@ -25,9 +25,7 @@ class FailingLearner(NamedTuple):
     slices: int
     slice_rate_s: float
     elastic: bool
-    recovery: RecoveryTable
-    pauses: PauseTable
-    saving: SavingTable
+    tables: ScenarioTables
 
     @property
     def rate_s(self) -> float:
@@ -55,19 +53,14 @@ def hardware(tables: ScenarioTables, chips: float, *, elastic: bool = True) -> F
     """Return one learner's hardware of so many chips."""
     slices = max(1, round(chips / tables.fleet.slice_chips))
     rate_s = chips / slices / tables.failures.chip_mtbi
-    return FailingLearner(
-        slices, rate_s, elastic, tables.recovery, tables.pauses, tables.checkpoints
-    )
-
-
-def without_failures(tables: ScenarioTables) -> bool:
-    """Return True if nothing ever fails."""
-    return tables.failures.chip_mtbi >= NEVER_S
+    return FailingLearner(slices, rate_s, elastic, tables)
 
 
 def time_shares(learner: FailingLearner) -> TimeShares:
     """Return what is left of a learner's time, on average."""
-    return _elastic(learner) if learner.elastic else _halting(learner)
+    if not learner.elastic:
+        return _halting(learner)
+    return _elastic(learner) if learner.slices > 1 else _one_slice(learner)
 
 
 def together(learners: Iterable[TimeShares], round_s: float) -> float:
@@ -97,8 +90,8 @@ def _halting(learner: FailingLearner) -> TimeShares:
     With rollback a segment of work and its checkpoint must pass without a failure, or it is done
     again: Daly (2006), equation 13, where no pause fails.
     """
-    saving, rate_s, kept = learner.saving, learner.rate_s, 1.0
-    pause_s = learner.recovery.mean_s + learner.pauses.upscale_s
+    saving, rate_s, kept = learner.tables.checkpoints, learner.rate_s, 1.0
+    pause_s = learner.tables.recovery.mean_s + learner.tables.pauses.upscale_s
     if saving.every is not None:
         segment_s = saving.every + saving.cost_s
         failing = rate_s * segment_s * saving.rollback
@@ -109,24 +102,19 @@ def _halting(learner: FailingLearner) -> TimeShares:
 
 def _elastic(learner: FailingLearner) -> TimeShares:
     """Go on without what failed: the rate of failures with which all is consistent, by halving."""
-    if learner.slices == 1:
-        return _one_slice(learner)
-    low, high = 0.0, learner.rate_s
-    found = _at(learner, 0.0)
+    low, high, found = 0.0, learner.rate_s, _at(learner, 0.0)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         found = _at(learner, middle)
-        if found.goodput * learner.rate_s > middle:
-            low = middle
-        else:
-            high = middle
+        below = found.goodput * learner.rate_s > middle
+        low, high = (middle, high) if below else (low, middle)
     return found
 
 
 def _one_slice(learner: FailingLearner) -> TimeShares:
     """Train, fail and come back, from one upscale to the next: no sooner than a batch allows."""
-    pauses, rate_s = learner.pauses, learner.rate_s
-    away_s = max(learner.recovery.mean_s, pauses.downscale_s) + pauses.upscale_s
+    pauses, rate_s = learner.tables.pauses, learner.rate_s
+    away_s = max(learner.tables.recovery.mean_s, pauses.downscale_s) + pauses.upscale_s
     early_s = max(0.0, pauses.batch_s - away_s)
     pause_s = away_s + early_s + math.expm1(-rate_s * early_s) / rate_s
     return TimeShares(1.0 / (1.0 + rate_s * pause_s), 1.0, rate_s, pause_s)
@@ -138,14 +126,14 @@ def _at(learner: FailingLearner, rate_s: float) -> TimeShares:
     Upscales come as often as their batches allow: every ``batch_s``, or with the next slice that is
     back. A slice is away for its recovery and for that; its learner pauses at the beginning.
     """
-    pauses, slices = learner.pauses, learner.slices
+    pauses, slices = learner.tables.pauses, learner.slices
     gate_s = max(pauses.batch_s, pauses.upscale_s)
     returns = rate_s * gate_s
     alone = math.exp(-min(returns, 700.0))
     waits_s = rate_s * gate_s**2 / 2 / (returns + alone)
     upscales_s = max(rate_s / (returns + alone), rate_s / slices)
     running = max(0.0, 1.0 - rate_s * pauses.downscale_s - upscales_s * pauses.upscale_s)
-    away_s = max(0.0, learner.recovery.mean_s + waits_s - pauses.downscale_s)
+    away_s = max(0.0, learner.tables.recovery.mean_s + waits_s - pauses.downscale_s)
     missing = rate_s * away_s * (running + (1.0 - running) / slices) / slices
     away = min(1.0, missing / running) if running else 1.0
     running -= running * away**slices

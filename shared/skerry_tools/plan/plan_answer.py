@@ -8,7 +8,6 @@ from skerry.algorithm.schemes import AUTO, scheme_of
 from skerry.protocol.parts import INITIAL_BYTES
 from skerry_tools.plan import measured, memory
 from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, several, shown
-from skerry_tools.plan.goodput import without_failures
 from skerry_tools.plan.plan import RunPlan
 from skerry_tools.plan.question import CHOICES
 from skerry_tools.plan.traffic import Deployment, PlannedSite
@@ -58,7 +57,7 @@ def verdict(plan: RunPlan) -> str:
     mine, ring = plan.methods[:2]
     how = "all communication hidden" if sync.overlap_steps else "learners stop for rounds"
     kept = f"goodput {100 * mine.goodput:.5g} %"
-    how += f", {'without failures' if without_failures(at.tables) else kept}"
+    how += f", {'without failures' if at.tables.failures.never else kept}"
     if not plan.question.bare_tokens:
         took, tokens = shown(mine.wall_s(plan.tokens), "s"), shown(plan.tokens, "token")
         how += f", {shown(mine.tokens_s * mine.goodput, 'tokens/s')}, {tokens} in {took}"

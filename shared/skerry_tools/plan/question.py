@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -21,7 +21,7 @@ from skerry.settings.local import LocalSettings
 from skerry.settings.models import ModelConfig, RunConfig
 from skerry.settings.tree import Tree, leaves, refuse_unknown, split_assignment
 from skerry_tools.plan.measured import DEFAULT, Speeds
-from skerry_tools.plan.tables import MOST, ScenarioTables, SiteTable
+from skerry_tools.plan.tables import DAY_S, MOST, ScenarioTables, SiteTable
 
 CHOICES = {
     "h_steps": (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024),
@@ -31,7 +31,6 @@ CHOICES = {
 """What a plan chooses among where the user has not; other settings have their defaults."""
 MOST_LEARNERS = 4096
 """What a syncer follows (``protocol.shard``, which imports more than plans need)."""
-DAY_S = 86400.0
 MOST_FAILURES = 2e7
 MOST_EVENTS = 2e6
 """Of checkpoints and outages of all learners. Both are about a minute of work."""
@@ -55,6 +54,11 @@ class Question:
     def learners(self) -> int:
         """Islands that train on their own: M, or one where all chips train in step."""
         return self.run.sync.learners if self.tables.fleet.layout == "decoupled" else 1
+
+    def changed(self, sync: Mapping[str, int], **tables: object) -> Question:
+        """Return the question with these settings of [sync] and these tables replaced."""
+        run = self.run.model_copy(update={"sync": self.run.sync.model_copy(update=sync)})
+        return replace(self, run=run, tables=self.tables.model_copy(update=tables))
 
 
 def shipped() -> dict[str, Path]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import PCG64, Generator
@@ -22,8 +21,8 @@ from skerry_tools.plan.failures import Absence, LearnerTimeline, TimeUse, walk
 from skerry_tools.plan.goodput import HALVINGS, hardware
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import Question, check_simulation
+from skerry_tools.plan.tables import DAY_S
 
-DAY_S = 86400.0
 CHECKED_LOAD = 7.0
 """Failures per pause of a learner, up to where the model was compared with published figures."""
 CHECKED_LEARNERS, CHECKED_CHIPS, FEW_FAILURES = 16, 2.4e6, 100
@@ -137,14 +136,8 @@ def _sited(asked: Question) -> Setup:
     steps, chips = sorted(one.step_s for one in learners), sum(one.chips for one in learners)
     timing = timing.model_copy(update={**known, "step": steps[len(steps) // 2]})
     fleet = asked.tables.fleet.model_copy(update={"chips": float(chips)})
-    asked = changed(asked, plan.chosen, timing=timing, fleet=fleet)
+    asked = asked.changed(plan.chosen, timing=timing, fleet=fleet)
     return Setup(asked, tuple(learners), plan.feasible)
-
-
-def changed(asked: Question, sync: dict[str, int], **tables: Any) -> Question:
-    """Return the question with these settings of [sync] and these tables replaced."""
-    run = asked.run.model_copy(update={"sync": asked.run.sync.model_copy(update=sync)})
-    return replace(asked, run=run, tables=asked.tables.model_copy(update=tables))
 
 
 def simulate(asked: Setup, end_s: float | None = None) -> SimulatedRun:
@@ -182,7 +175,7 @@ def _timelines(asked: Setup, end_s: float) -> Iterator[LearnerTimeline]:
             hit = hit or asked.stops  # then none goes on without the others
             begin = (away.begin or 0.0) if hit else math.inf
             while begin < end_s:
-                absences.append(Absence(begin, begin + away.lasts))
+                absences.append((begin, begin + away.lasts))
                 begin += math.inf if away.every is None else away.every
         seeds = np.random.SeedSequence([tables.simulation.seed, number])
         elastic = tables.fleet.layout != "data-parallel"

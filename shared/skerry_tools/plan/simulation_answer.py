@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from skerry_tools.plan import simulation
 from skerry_tools.plan.answer import Answer, Figure, FigureTable, Kind, shown
 from skerry_tools.plan.failures import TimeUse
-from skerry_tools.plan.goodput import without_failures
 from skerry_tools.plan.question import find, question, read, refuse
-from skerry_tools.plan.simulation import DAY_S, Setup, SimulatedRun
+from skerry_tools.plan.simulation import Setup, SimulatedRun
+from skerry_tools.plan.tables import DAY_S
 
 DEFAULT = "goodput-table"
 BY_CHIPS = "share of the chips' time"
@@ -34,7 +34,7 @@ def lead(found: SimulatedRun) -> str:
     }[fleet.layout]
     far = ", extrapolated" if next(simulation.caveats(found), None) else ""
     said = f"{fleet.chips:,.0f} chips as {how}, {found.end_s / DAY_S:.4g} days{far}:"
-    if without_failures(asked.tables):
+    if asked.tables.failures.never:
         said += f" goodput {100 * found.goodput:.1f} %, without failures"
     elif not found.failures:
         said += f" no failure was drawn, {found.expected_failures:.2g} are expected in that time:"

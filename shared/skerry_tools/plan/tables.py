@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from skerry.settings.models import Table
 from skerry_tools.plan.measured import BROKER_WRITE_B_S
 
+DAY_S = 86400.0
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _PREFIXES = {**_DECIMAL, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _FORM = re.compile(r"\s*([0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(.*?)\s*\Z")
@@ -55,7 +56,7 @@ def _read(
 
 _RATES = _units(_PREFIXES, **{"bit/s": 1.0, "bits/s": 1.0, "bps": 1.0, "B/s": 8.0})
 _SPEEDS = _units(_DECIMAL, **dict.fromkeys(("FLOP/s", "FLOPS", "flops", "flop/s"), 1.0))
-_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": DAY_S}
 _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _RATE = 'a rate with its unit, such as "5 Gbit/s" or "625 MB/s"'
 _SIZE = 'a size with its unit, such as "80 GB" or "16 GiB"'
@@ -142,7 +143,12 @@ class FleetTable(Table):
 class FailureTable(Table):
     """How often something breaks: only what trains does."""
 
-    chip_mtbi: Between = 365.25 * 86400.0  # mean time between interruptions of one chip; "never"
+    chip_mtbi: Between = 365.25 * DAY_S  # mean time between interruptions of one chip; "never"
+
+    @property
+    def never(self) -> bool:
+        """Whether nothing ever fails."""
+        return self.chip_mtbi >= NEVER_S
 
 
 class RecoveryTable(Table):
