@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from skerry.algorithm.fragments import Plan
 from skerry.errors import first_cause
 from skerry.log.base import Bus
+from skerry.log.streams import AHEAD_BYTES, SEND_MOST
 from skerry.protocol.chunks import seal_chunk
 from skerry.protocol.codec import Chunk
 from skerry.protocol.messages import ContributionHeader
@@ -16,13 +17,8 @@ from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
 
-SEND_LEAST, SEND_MOST = 4, 62
-"""Chunks that one learner has on their way at once, until the log has said that it has them.
-
-Fewer than the bus lets out, so that pulses find a way past them.
-"""
-SEND_BYTES = 32 * 1024**2
-"""Bytes of them, where they are large."""
+SEND_LEAST = 4
+"""Chunks that a learner may always have on their way, until the log has said that it has them."""
 QUICK, SLOW = 1.5, 2.5
 """Round trips of a link that is not full, and of one that is, in shortest ones."""
 FORGET = 1.001
@@ -48,7 +44,7 @@ class SendWindow:
     def landed(self, took_s: float, size: int) -> None:
         """Note that the log has a chunk of that many bytes, so long after it left."""
         self._shortest_s = min(took_s, FORGET * self._shortest_s)
-        most = max(SEND_LEAST, min(SEND_MOST, SEND_BYTES // size))
+        most = max(SEND_LEAST, min(SEND_MOST, AHEAD_BYTES // size))
         if took_s < QUICK * self._shortest_s and self._free.locked() and self.size < most:
             self.size += 1
             self._free.release()

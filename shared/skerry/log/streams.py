@@ -13,6 +13,9 @@ ENVELOPE_BYTES = 8192
 """Room for the header of a chunk; norms of a contribution are most of it."""
 SLICE_BYTES = 18
 """What a contribution says of each slice: a norm of 8 bytes, and a count of tokens of up to 10."""
+SEND_MOST, AHEAD_BYTES = 62, 32 * 1024**2
+"""Chunks of contributions that a learner has on their way at once, at most, and bytes of them, or
+of what it reads. So many chunks are fewer than the bus lets out: pulses find a way past them."""
 FIXED = ("retention", "storage")
 """Settings that cannot be changed in place: the broker refuses, or messages would be lost."""
 

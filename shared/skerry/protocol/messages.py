@@ -18,6 +18,8 @@ from skerry.protocol.v1.messages import (
     SyncerPulse,
 )
 
+MOST_LEARNERS = 4096
+"""Learners whose contributions a fragment takes: a commit has one row of progress for each."""
 MOST_SAMPLE_BYTES = 512
 """Bytes of UTF-8 that ``Evaluation.sample`` may have."""
 

@@ -25,6 +25,7 @@ from skerry.protocol.contribution import (
     refused_as,
 )
 from skerry.protocol.messages import (
+    MOST_LEARNERS,
     ChunkHeader,
     Commit,
     ContributionKind,
@@ -39,8 +40,6 @@ from skerry.protocol.subjects import contributor
 
 MOST_PENDING = 4
 """Contributions of one learner that may wait for a fragment: late ones and one for its round."""
-MOST_LEARNERS = 4096
-"""Learners whose contributions a fragment takes: a commit has one row of progress for each."""
 MOST_REFUSED = 1000
 """Refusals that one commit names; what a flood has beyond that is in the syncer's log alone."""
 MOST_NAMED = 100

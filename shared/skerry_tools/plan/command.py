@@ -54,9 +54,10 @@ def plan(  # noqa: PLR0913 - one option each
 
     Also: -H -P -K --step-tokens.
     """
+    from skerry.protocol.messages import MOST_LEARNERS
     from skerry_tools.plan.plan import make
     from skerry_tools.plan.plan_answer import answer
-    from skerry_tools.plan.question import MOST_LEARNERS, find, question, read, refuse
+    from skerry_tools.plan.question import find, question, read, refuse
 
     asked = {
         "plan.parameters": params, "model.preset": model, "model.path": from_hf,

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 
 from skerry.errors import ConfigError
 from skerry.models.presets import OWN
+from skerry.protocol.messages import MOST_LEARNERS
 from skerry.settings.checks import check_run
 from skerry.settings.loading import read_toml, validated
 from skerry.settings.local import LocalSettings
@@ -29,8 +30,6 @@ CHOICES = {
     "shards": (1, 2, 4, 8, 16, 32, 64),
 }
 """What a plan chooses among where the user has not; other settings have their defaults."""
-MOST_LEARNERS = 4096
-"""What a syncer follows (``protocol.shard``, which imports more than plans need)."""
 MOST_FAILURES = 2e7
 MOST_EVENTS = 2e6
 """Of checkpoints and outages of all learners. Both are about a minute of work."""

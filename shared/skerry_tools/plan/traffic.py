@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.log.streams import AHEAD_BYTES, SEND_MOST
 from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes
 from skerry.protocol.parts import MOST_UNCOVERED, window_bytes
@@ -22,9 +23,6 @@ from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 
 ROUND_TRIPS = 2.0
 """In a round: half for the contribution, half for the manifest, one to read chunks."""
-SENT_AHEAD, AHEAD_BYTES = 62, 32 * 1024**2
-"""Chunks of contributions that a learner may have on their way (``log.contributions``), and bytes
-of them, and of what it reads (``log.nats.follow``)."""
 
 
 @lru_cache(maxsize=256)
@@ -306,7 +304,7 @@ class Deployment:
         Each has so much on its way and no more, so a round trip bounds its rate too.
         """
         scheme, way = self.load.sync.contribution_scheme, 8 * site.table.learners / site.table.rtt
-        sent = SENT_AHEAD * self.load.sync.chunk_bytes * WIRE_BITS[scheme] / RAW_BITS[scheme]
+        sent = SEND_MOST * self.load.sync.chunk_bytes * WIRE_BITS[scheme] / RAW_BITS[scheme]
         up, down = site.rates
         return min(up, min(sent, AHEAD_BYTES) * way), min(down, AHEAD_BYTES * way)
 

@@ -32,11 +32,12 @@ from skerry.log.nats.jetstream import (
     status_of,
 )
 from skerry.log.nats.session import cancellable
+from skerry.log.streams import AHEAD_BYTES
 from skerry.tasks import now_s
 
 IN_FLIGHT_BYTES = (16 * 1024**2,) * 3
 """Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
-BULK_BYTES = (1024**2, 4 * 1024**2, 32 * 1024**2)
+BULK_BYTES = (1024**2, 4 * 1024**2, AHEAD_BYTES)
 """The same for a reading with an end: at least, as much as came in BULK_S up to the second, and
 what two round trips bring up to the third. On a slow link everything else, the server's sign of
 life too, waits for them; on a far one nothing comes while they are awaited. What is decoded as it

@@ -12,16 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.log import contributions
-from skerry.log.nats import follow
-from skerry.protocol import shard
-from skerry.settings.local import NatsSettings
 from skerry.settings.tree import Tree
-from skerry_tools.plan import measured, traffic
+from skerry_tools.plan import measured
 from skerry_tools.plan.memory import contributions_bytes, learner_need
 from skerry_tools.plan.plan import Constraint, RunPlan, constraints, make
 from skerry_tools.plan.plan_answer import answer
-from skerry_tools.plan.question import CHOICES, MOST_LEARNERS, question
+from skerry_tools.plan.question import CHOICES, question
 from skerry_tools.plan.simulation import setup, simulate
 from skerry_tools.plan.trained import deployment, trained
 from tests.support.plans import asked, planned, site
@@ -268,12 +264,6 @@ def test_the_log_keeps_what_a_window_brings_up_to_its_size_and_its_disk_is_judge
     state = 2.2 * 12e9 * (11.07 / 8 + 17 / 2 * 3.6 / 8 + 4)
     assert disk.need == pytest.approx(state + contributions_bytes(plan.at))
     assert as_read(unlimited)
-
-
-def test_what_is_assumed_of_the_code_is_what_the_code_does() -> None:
-    assert traffic.SENT_AHEAD == contributions.SEND_MOST < NatsSettings().publish_window
-    assert contributions.SEND_BYTES == follow.BULK_BYTES[-1] == traffic.AHEAD_BYTES
-    assert shard.MOST_LEARNERS == MOST_LEARNERS
 
 
 def test_a_far_link_carries_no_more_than_what_is_on_its_way_in_a_round_trip() -> None:
