@@ -112,7 +112,7 @@ def _ring_step(at: Deployment) -> tuple[float, float]:
 
     Learners of a site are neighbours in the ring: one of them sends to the next site.
     """
-    sites, layers = at.sites.values(), at.model.layers
+    sites, layers = at.sites.values(), at.load.layers
     if len(sites) == 1:
         return at.slowest_s, 0.0
     bits = ring_share(len(sites)) * at.tables.plan.gradient_bits * at.load.parameters

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple, Self, TypeAlias
@@ -24,6 +23,8 @@ BLOCK = 4096
 Absence: TypeAlias = tuple[float, float]
 """Seconds from which and until which a learner does nothing, by plan; then it starts again."""
 Stretch: TypeAlias = tuple[float, int, int, float]
+"""When it begins, how many slices train in it, what the rest goes into, and the work in seconds
+that is lost when it begins."""
 
 
 class TimeUse(IntEnum):
@@ -111,98 +112,69 @@ def walk(
 
     hazards = stream(lambda: -np.log1p(-chance.random(BLOCK)))
     recoveries = stream(lambda: draw(learner.tables.recovery, chance, BLOCK))
-    walked = _FailureWalk(learner, end_s, sorted(absences, reverse=True), hazards, recoveries)
-    walked.run()
-    times, trains, uses, undone = map(np.array, zip(*walked.stretches, strict=True))
+    planned = sorted(absences, reverse=True)
+    stretches = _stretches(learner, end_s, planned, hazards, recoveries)
+    times, trains, uses, undone = map(np.array, zip(*stretches, strict=True))
     times, shares = np.minimum(times, end_s), trains / learner.slices
-    return LearnerTimeline(times, shares, uses, undone, walked.failures, end_s)
+    failures = uses == (TimeUse.DOWNSCALE if learner.elastic else TimeUse.RECOVER)
+    return LearnerTimeline(times, shares, uses, undone, int(failures.sum()), end_s)
 
 
-@dataclass(slots=True)
-class _FailureWalk:
-    """The walk along a learner's events.
+def _stretches(
+    learner: FailingLearner,
+    end_s: float,
+    absences: list[Absence],
+    hazards: Iterator[float],
+    recoveries: Iterator[float],
+) -> Iterator[Stretch]:
+    """Yield from one event to the next: a failure, slices that are back, a checkpoint, an absence.
 
     ``hazard`` is how much more exposure the learner survives, ``away`` when each failed slice works
-    again, ``since`` how much work no checkpoint holds. ``absences`` begin with the last. Of each
-    stretch is known when it begins, how many slices train in it, what the rest goes into, and how
-    much work is lost when it begins.
+    again, ``since`` how much work no checkpoint holds. ``absences`` begin with the last.
     """
-
-    learner: FailingLearner
-    end_s: float
-    absences: list[Absence]
-    hazards: Iterator[float]
-    recoveries: Iterator[float]
-    now: float = 0.0
-    hazard: float = 0.0
-    since: float = 0.0
-    away: list[float] = field(default_factory=list[float])
-    stretches: list[Stretch] = field(default_factory=list[Stretch])
-    failures: int = 0
-
-    def run(self) -> None:
-        """Walk from event to event: a failure, slices that are back, a checkpoint, an absence."""
-        learner, end_s, away, gate = self.learner, self.end_s, self.away, 0.0
-        pauses, every_s = learner.tables.pauses, learner.tables.checkpoints.every
-        every_s = math.inf if every_s is None or learner.elastic else every_s
-        missing, recover = int(TimeUse.MISSING), int(TimeUse.RECOVER)  # faster than its members
-        self.hazard = next(self.hazards)
-        while self.now < end_s:
-            now, working = self.now, learner.slices - len(away)
-            exposed = working * learner.slice_rate_s
-            fail = now + self.hazard / exposed if exposed else math.inf
-            back = max(now, gate, away[0]) if away else math.inf
-            save = now + every_s - self.since
-            leave = max(now, self.absences[-1][0]) if self.absences else end_s
-            stop = min(fail, back, save, leave, end_s)
-            self.stretches.append((now, working, missing if working else recover, 0.0))
-            self.now = stop
-            self.hazard -= (stop - now) * exposed
-            self.since += stop - now
-            if stop == fail:
-                self._fail()
-            elif stop == back:
-                gate = stop + pauses.batch_s
-                while away and away[0] <= stop:
-                    heappop(away)
-                self._stand(TimeUse.UPSCALE, stop + pauses.upscale_s)
-            elif stop == save:
-                self._save()
-            elif stop < end_s and (until := self.absences.pop()[1]) > stop:
-                self._halt(TimeUse.OUTAGE, until)  # nothing fails meanwhile
-
-    def _stand(self, use: TimeUse, until: float, undone: float = 0.0) -> None:
-        self.stretches.append((self.now, 0, use, undone))
-        self.now = until
-
-    def _fail(self) -> None:
-        """Go on without a slice, or halt until all work again and start."""
-        self.failures += 1
-        self.hazard = next(self.hazards)
-        back = self.now + next(self.recoveries)
-        if self.learner.elastic:
-            heappush(self.away, back)
-            self._stand(TimeUse.DOWNSCALE, self.now + self.learner.tables.pauses.downscale_s)
-        else:
-            self._halt(TimeUse.RECOVER, back)
-
-    def _save(self) -> None:
-        """Write a checkpoint, or fail on the way."""
-        exposed = self.learner.slices * self.learner.slice_rate_s
-        cost_s = self.learner.tables.checkpoints.cost_s
-        used = cost_s * exposed
-        if self.hazard > used:
-            self.hazard -= used
-            self._stand(TimeUse.CHECKPOINT, self.now + cost_s)
-            self.since = 0.0
-        else:
-            self._stand(TimeUse.CHECKPOINT, self.now + self.hazard / exposed)
-            self._fail()
-
-    def _halt(self, use: TimeUse, until: float) -> None:
-        """Stand still and start again; work since the last checkpoint is lost by a rollback."""
-        tables = self.learner.tables
-        loses = tables.checkpoints.rollback and not self.learner.elastic
-        self._stand(use, until, self.since if loses else 0.0)
-        self.since = 0.0
-        self._stand(TimeUse.UPSCALE, until + tables.pauses.upscale_s)
+    pauses, saving = learner.tables.pauses, learner.tables.checkpoints
+    every_s = math.inf if saving.every is None or learner.elastic else saving.every
+    missing, recover = int(TimeUse.MISSING), int(TimeUse.RECOVER)  # faster than its members
+    now = since = gate = 0.0
+    hazard, away = next(hazards), list[float]()
+    while now < end_s:
+        working = learner.slices - len(away)
+        exposed = working * learner.slice_rate_s
+        fail = now + hazard / exposed if exposed else math.inf
+        back = max(now, gate, away[0]) if away else math.inf
+        save = now + every_s - since
+        leave = max(now, absences[-1][0]) if absences else end_s
+        stop = min(fail, back, save, leave, end_s)
+        yield now, working, missing if working else recover, 0.0
+        hazard -= (stop - now) * exposed
+        since += stop - now
+        now, fails = stop, stop == fail
+        halts: tuple[TimeUse, float] | None = None
+        if not fails and stop == back:
+            gate = now + pauses.batch_s
+            while away and away[0] <= now:
+                heappop(away)
+            yield now, 0, TimeUse.UPSCALE, 0.0
+            now += pauses.upscale_s
+        elif not fails and stop == save:
+            fails = hazard <= saving.cost_s * exposed  # on the way
+            yield now, 0, TimeUse.CHECKPOINT, 0.0
+            now += hazard / exposed if fails else saving.cost_s
+            if not fails:
+                hazard -= saving.cost_s * exposed
+                since = 0.0
+        elif not fails and stop < end_s and (until := absences.pop()[1]) > now:
+            halts = TimeUse.OUTAGE, until  # nothing fails meanwhile
+        if fails:
+            hazard, back = next(hazards), now + next(recoveries)
+            if learner.elastic:
+                heappush(away, back)
+                yield now, 0, TimeUse.DOWNSCALE, 0.0
+                now += pauses.downscale_s
+            else:
+                halts = TimeUse.RECOVER, back
+        if halts:
+            use, until = halts
+            yield now, 0, use, since if saving.rollback and not learner.elastic else 0.0
+            yield until, 0, TimeUse.UPSCALE, 0.0
+            now, since = until + pauses.upscale_s, 0.0

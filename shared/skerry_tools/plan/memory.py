@@ -12,7 +12,7 @@ from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
 from skerry.settings.models import RunConfig
 from skerry_tools.plan.measured import RAW_BITS, STATE_COPIES
-from skerry_tools.plan.traffic import Deployment, ModelSize, PlannedSite, SyncLoad
+from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
 
 FUSED_HEAD = 256
 """Widest head of a fused kernel on Hopper (``models.attention``)."""
@@ -32,15 +32,15 @@ def learner_need(at: Deployment, site: PlannedSite) -> MemoryNeed:
 
 
 def known_of(
-    arch: Arch, load: SyncLoad, model: ModelSize, sizes: MeshSizes, run: RunConfig, tokens: float
+    arch: Arch, load: SyncLoad, sizes: MeshSizes, run: RunConfig, tokens: float
 ) -> dict[str, float]:
     """Return what no choice of H, P and shards changes, of GPUs with bf16 and fused attention."""
     train, seq = run.train, run.data.seq_len
     width, rows = 4 if train.precision == "float32" else 2, max(1, round(tokens / seq))
     fits = all(layer.head_dim % 8 == 0 and layer.head_dim <= FUSED_HEAD for layer in arch.layers)
     fused = width == 2 and arch.score_cap is None and fits
-    frozen = leaf_specs_of(arch) if model.frozen else ()
-    loops = scanned(train.layers, arch.layers, adapters=bool(model.frozen))
+    frozen = leaf_specs_of(arch) if load.frozen else ()
+    loops = scanned(train.layers, arch.layers, adapters=bool(load.frozen))
     return {
         "held": held_elements(load.leaves, AXES, sizes),
         "moments": moment_bytes(train, load.leaves, AXES, sizes),

@@ -145,7 +145,7 @@ def constraints(at: Deployment) -> list[Constraint]:
 
 
 def _limits(at: Deployment) -> Iterator[Constraint]:
-    more = "activations too" if at.model.arch else "activations come on top"
+    more = "activations too" if at.load.arch else "activations come on top"
     held = f"parameters, moments, anchors, gradients, fragments in flight; {more}"
     for site in at.sites.values():
         need, has = learner_need(at, site).total, site.table.memory

@@ -70,11 +70,12 @@ def verdict(plan: RunPlan) -> str:
 
 def _sizes(at: Deployment) -> str:
     """Say how large the model is: what is trained of it, and what a token sees of it."""
-    said, whole = shown(at.load.parameters, "param"), at.model.parameters
-    if at.model.frozen:
-        said += f" trained of {shown(whole, 'param')}"
-    experts = at.model.arch and at.model.arch.experts
-    return said + (f" ({shown(at.model.active, 'param')} active)" if experts else "")
+    load = at.load
+    said = shown(load.parameters, "param")
+    if load.frozen:
+        said += f" trained of {shown(load.parameters + load.frozen, 'param')}"
+    experts = load.arch and load.arch.experts
+    return said + (f" ({shown(load.active, 'param')} active)" if experts else "")
 
 
 def _caveats(plan: RunPlan) -> Iterator[str]:
@@ -110,9 +111,9 @@ def _notes(plan: RunPlan) -> Iterator[str]:
     if meshes := ", ".join(site.name for site in sites if site.table.chips > MACHINE):
         one = f"learners of more than {MACHINE} chips, at {meshes}, are a process on each machine"
         yield f"{one} (learner.processes), which each save their part of the moments"
-    if at.model.frozen:
+    if at.load.frozen:
         yield "only adapters are trained and sent; each site has a copy of what is frozen"
-    elif at.model.arch and at.model.arch.experts:
+    elif at.load.arch and at.load.arch.experts:
         yield "rounds move all parameters, a step computes with the active ones only"
     yield from _taken(at)
     if at.learners > 1:
@@ -209,8 +210,10 @@ def _rounds(at: Deployment) -> Figures:
     down_words = f"{down}: {raw} {measured.RAW_BITS[down]:.2f}"
     return {
         "parameters": Figure(load.parameters, "param", "those that are trained and synchronised"),
-        "all_parameters": Figure(at.model.parameters, "param", "frozen ones included"),
-        "operations": Figure(at.model.token_flops, "FLOP", "of a token of a training step"),
+        "all_parameters": Figure(
+            at.load.parameters + at.load.frozen, "param", "frozen ones included"
+        ),
+        "operations": Figure(at.load.token_flops, "FLOP", "of a token of a training step"),
         "up_bits_per_parameter": Figure(load.up_bits, "bit", up_words),
         "down_bits_per_parameter": Figure(load.down_bits, "bit", down_words),
         "fragment": Figure(load.fragment, "param", "the largest of P"),

@@ -44,15 +44,22 @@ def due_together(sync: SyncConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SyncLoad:
-    """What is synchronised and how; ``leaves`` are empty where only a count is known.
+    """What is synchronised and how, and what a step computes.
 
-    ``outer_vectors`` are f32 vectors of outer optimizer state per parameter.
+    ``leaves`` are empty and ``arch`` is None where only a count is known. ``outer_vectors`` are f32
+    vectors of outer optimizer state per parameter, ``frozen`` parameters that are not trained,
+    ``active`` those that a token is multiplied by, ``token_flops`` of a training step.
     """
 
     sync: SyncConfig
     parameters: float
     leaves: tuple[LeafSpec, ...] = ()
     outer_vectors: int = 0
+    active: float = 0.0
+    token_flops: float = 0.0
+    layers: int = 1  # matter to data-parallel only
+    frozen: float = 0
+    arch: Arch | None = None
 
     @property
     def largest(self) -> tuple[float, int]:
@@ -157,17 +164,6 @@ class PlannedSite:
         return self.step_tokens * self.table.learners / self.step_s
 
 
-class ModelSize(NamedTuple):
-    """What a step computes; ``arch`` is None where only a count of parameters is known."""
-
-    parameters: float = 0.0  # all, those that are not trained too
-    active: float = 0.0  # of these, what a token is multiplied by
-    token_flops: float = 0.0  # of a training step
-    layers: int = 1  # matter to data-parallel only
-    frozen: float = 0.0
-    arch: Arch | None = None
-
-
 class HubRound(NamedTuple):
     """What broker and syncers do on average, and seconds of one round."""
 
@@ -206,7 +202,6 @@ class Deployment:
     sites: Mapping[str, PlannedSite]
     hub: HubTable
     tables: ScenarioTables
-    model: ModelSize = field(default_factory=ModelSize)
     run: RunConfig = field(default_factory=RunConfig)
     within_tau: bool = False
     speeds: Speeds = DEFAULT

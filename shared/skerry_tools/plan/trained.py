@@ -11,7 +11,7 @@ from skerry.models.tensors import active_parameters, leaf_specs_of, token_flops
 from skerry_tools.plan.memory import known_of
 from skerry_tools.plan.question import Question, refuse
 from skerry_tools.plan.tables import MOST, SiteTable
-from skerry_tools.plan.traffic import Deployment, ModelSize, PlannedSite, SyncLoad
+from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
 
 
 def deployment(asked: Question) -> Deployment:
@@ -21,7 +21,7 @@ def deployment(asked: Question) -> Deployment:
     the user's own without plan.parameters, and for a mesh that a learner would refuse.
     """
     tables, run = asked.tables, asked.run
-    load, model = trained(asked)
+    load = trained(asked)
     sites: dict[str, PlannedSite] = {}
     for name, table in tables.sites.items():
         given = table.tokens_per_step or tables.plan.tokens_per_step
@@ -29,14 +29,14 @@ def deployment(asked: Question) -> Deployment:
         site = table.model_copy(update={"chips": max(table.chips, mesh.devices)})
         tokens = given or float(run.data.seq_len * run.data.batch)
         speed = (site.flops_per_chip or 1.0) * mesh.devices * site.utilisation
-        step_s = site.step_time or model.token_flops * tokens / speed
-        known = known_of(model.arch, load, model, mesh, run, tokens) if model.arch else {}
+        step_s = site.step_time or load.token_flops * tokens / speed
+        known = known_of(load.arch, load, mesh, run, tokens) if load.arch else {}
         local = name == tables.hub.site
         sites[name] = PlannedSite(name, site, step_s, tokens, local, mesh, known)
-    return Deployment(load, sites, tables.hub, tables, model, run, speeds=asked.speeds)
+    return Deployment(load, sites, tables.hub, tables, run, speeds=asked.speeds)
 
 
-def trained(asked: Question) -> tuple[SyncLoad, ModelSize]:
+def trained(asked: Question) -> SyncLoad:
     """Return what is synchronised and what a step computes: of plan.parameters, or of [model].
 
     Of a bare count a step takes six operations for each active parameter and token; with adapters
@@ -49,25 +49,22 @@ def trained(asked: Question) -> tuple[SyncLoad, ModelSize]:
             text = f"is {sync.fragments} but the model has {whole:.0f} parameters: lower it."
             refuse("sync.fragments", text)
         active = table.active_parameters or whole
-        model = ModelSize(whole, active, 6 * active, table.layers)
-        return SyncLoad(sync, whole, (), vectors), model
+        return SyncLoad(sync, whole, (), vectors, active, 6 * active, table.layers)
     config = asked.run.model
     if config.factory:
         text = "is missing: a plan does not build a model of your own; give --params 12e9."
         refuse("plan.parameters", text)
     arch = arch_of(config)
-    leaves, flops = leaf_specs_of(arch), token_flops(config, arch, asked.run.data.seq_len)
-    parameters, frozen = sum(leaf.size for leaf in leaves), 0
+    leaves, frozen = leaf_specs_of(arch), 0
     if config.lora_rank:
         from skerry.models.adapters import adapters_of  # imports numpy
 
         adapters = adapters_of(arch, config.lora_rank, config.lora_targets)
+        frozen = sum(leaf.size for leaf in leaves)
         leaves = tuple(LeafSpec(name, tensor.shape) for name, tensor in adapters.items())
-        frozen = parameters
-        parameters += sum(leaf.size for leaf in leaves)
-    active = active_parameters(arch)
-    model = ModelSize(parameters, active, flops, len(arch.layers), frozen, arch)
-    return SyncLoad(sync, parameters - frozen, leaves, vectors), model
+    flops = token_flops(config, arch, asked.run.data.seq_len)
+    step = active_parameters(arch), flops, len(arch.layers), frozen, arch
+    return SyncLoad(sync, sum(leaf.size for leaf in leaves), leaves, vectors, *step)
 
 
 def _mesh(name: str, site: SiteTable, rows: int) -> MeshSizes:

@@ -148,7 +148,7 @@ def test_a_step_from_flops_takes_six_operations_for_each_active_parameter_and_to
 def test_outer_state_is_that_of_the_outer_optimizer(
     outer: dict[str, object], h_steps: int, vectors: int
 ) -> None:
-    load, _ = trained(asked(outer=outer, sync={"h_steps": h_steps}))
+    load = trained(asked(outer=outer, sync={"h_steps": h_steps}))
     assert load.outer_vectors == vectors
 
 

@@ -119,30 +119,30 @@ def test_a_model_that_cannot_be_sized_is_refused(tables: dict[str, Any], reason:
 
 
 def test_the_model_gives_its_parameters_and_a_bare_count_even_fragments() -> None:
-    load, model = trained(asked(2, None, model={"preset": "small"}))
-    assert (load.parameters, model.layers) == (75713280, 12)
-    load, _ = trained(asked(2, 1001, sync={"fragments": 10}))
+    load = trained(asked(2, None, model={"preset": "small"}))
+    assert (load.parameters, load.layers) == (75713280, 12)
+    load = trained(asked(2, 1001, sync={"fragments": 10}))
     assert load.fragment == 101
 
 
 def test_experts_move_whole_and_compute_with_those_that_a_token_sees() -> None:
-    load, model = trained(asked(2, None, model={"preset": "moe-0.3b"}))
-    assert model.arch is not None
-    assert load.parameters == model.parameters == sum(leaf.size for leaf in load.leaves)
+    load = trained(asked(2, None, model={"preset": "moe-0.3b"}))
+    assert load.arch is not None
+    assert load.parameters == sum(leaf.size for leaf in load.leaves)
     stacks = sum(leaf.size for leaf in load.leaves if leaf.unit)
     tables = sum(leaf.size for leaf in load.leaves if "embed_tokens" in leaf.name)
-    assert model.active == pytest.approx(load.parameters - tables - stacks * 14 / 16, rel=1e-3)
-    assert model.token_flops >= 6 * model.active
+    assert load.active == pytest.approx(load.parameters - tables - stacks * 14 / 16, rel=1e-3)
+    assert load.token_flops >= 6 * load.active
 
 
 def test_adapters_are_all_that_moves_and_what_is_frozen_takes_part(tmp_path: Path) -> None:
-    whole = trained(asked(2, None, model={"preset": "0.1b"}))[1]
+    whole = trained(asked(2, None, model={"preset": "0.1b"}))
     assert whole.arch is not None
     (tmp_path / "config.json").write_text(whole.arch.config, "utf-8")
-    load, model = trained(asked(2, None, model={"path": str(tmp_path), "lora_rank": 4}))
+    load = trained(asked(2, None, model={"path": str(tmp_path), "lora_rank": 4}))
     assert load.parameters < whole.parameters / 50
-    assert (model.frozen, model.active) == (whole.parameters, whole.active)
-    assert model.token_flops == pytest.approx(whole.token_flops * 4 / 6)
+    assert (load.frozen, load.active) == (whole.parameters, whole.active)
+    assert load.token_flops == pytest.approx(whole.token_flops * 4 / 6)
 
 
 def test_a_mesh_says_how_many_chips_there_are() -> None:
