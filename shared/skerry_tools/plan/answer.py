@@ -31,12 +31,9 @@ class Figure(NamedTuple):
     value: float | None
     unit: str
     convention: str = ""
-    kind: Kind = "derived"
 
-    @property
-    def text(self) -> str:
-        shorter = "none" if self.value is None else shown(self.value, self.unit)
-        return _MARKS[self.kind] + shorter
+    def __str__(self) -> str:
+        return "none" if self.value is None else shown(self.value, self.unit)
 
 
 Figures: TypeAlias = Mapping[str, Figure]
@@ -44,7 +41,7 @@ Figures: TypeAlias = Mapping[str, Figure]
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:
-    """Figures by name, or by row and name; those that are ``derived`` are of the table's kind."""
+    """Figures by name, or by row and name, all of one kind."""
 
     name: str
     title: str
@@ -58,11 +55,12 @@ class FigureTable:
         Rows that differ in nothing but the first word of their name, a site's, are one. A
         convention that all figures of a row share is printed behind them.
         """
+        mark = _MARKS[self.kind]
         rows = {n: {"": r} if isinstance(r, Figure) else r for n, r in self.rows.items()}
         columns = list(dict.fromkeys(key for row in rows.values() for key in row))
         alike: dict[tuple[str, ...], list[str]] = {}
         for name, row in rows.items():
-            cells = [self._kept(row[key]).text if key in row else "-" for key in columns]
+            cells = [f"{mark}{row[key]}" if key in row else "-" for key in columns]
             words = {figure.convention for figure in row.values()}
             key = (*cells, words.pop() if len(words) == 1 else "", name.partition(" ")[2])
             alike.setdefault(key, []).append(name)
@@ -76,15 +74,13 @@ class FigureTable:
 
     def json(self) -> dict[str, Any]:
         """Return the figures as plain values, by name, or by row and name."""
-        return {
-            name: self._kept(row)._asdict()
-            if isinstance(row, Figure)
-            else {key: self._kept(figure)._asdict() for key, figure in row.items()}
-            for name, row in self.rows.items()
-        }
 
-    def _kept(self, figure: Figure) -> Figure:
-        return figure._replace(kind=self.kind) if figure.kind == "derived" else figure
+        def plain(found: Figure | Figures | Mapping[str, Figures]) -> dict[str, Any]:
+            if isinstance(found, Figure):
+                return {**found._asdict(), "kind": self.kind}
+            return {name: plain(part) for name, part in found.items()}
+
+        return plain(self.rows)
 
 
 @dataclass(frozen=True, slots=True)

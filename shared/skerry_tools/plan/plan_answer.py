@@ -167,7 +167,12 @@ def _tables(plan: RunPlan, kind: Kind) -> Iterator[FigureTable]:
     yield FigureTable("compared", until, _compared(plan), kind, notes)
     if plan.choices:
         title = "Choices that hold with a tenth to spare: less of one is more of another"
-        yield FigureTable("choices", title, _choices(plan), kind)
+        choices = {
+            f"choice {number}": {name: Figure(getattr(one, name), "1") for name in CHOICES}
+            | {"link": Figure(one.link_bits_s, "bit/s", "of a site, the busier direction")}
+            for number, one in enumerate(plan.choices, 1)
+        }
+        yield FigureTable("choices", title, choices, kind)
     yield FigureTable("rounds", "Rounds", _rounds(at), kind)
     sites = {name: _site(at, site) for name, site in at.sites.items()}
     yield FigureTable("links", "Sites: links, rounds, memory", sites, kind)
@@ -192,14 +197,6 @@ def _compared(plan: RunPlan) -> dict[str, Figures]:
             "speed_up_of_this_plan": Figure(plan.speed_up(index), "x", "tokens/s, with goodput"),
         } | {name: Figure(c, currency, missing if c is None else "") for name, c in costs.items()}
     return rows
-
-
-def _choices(plan: RunPlan) -> dict[str, Figures]:
-    return {
-        f"choice {number}": {name: Figure(getattr(one, name), "1") for name in CHOICES}
-        | {"link": Figure(one.link_bits_s, "bit/s", "of a site, the busier direction")}
-        for number, one in enumerate(plan.choices, 1)
-    }
 
 
 def _rounds(at: Deployment) -> Figures:

@@ -56,20 +56,24 @@ def test_a_figure_that_is_no_number_is_refused(value: float) -> None:
 
 
 def test_figures_are_printed_with_origin_and_convention_and_mind_and_source_follow() -> None:
-    rows = {"up_rate": Figure(5e9, "bit/s", "1e9 [bits]", "input"), "none": Figure(None, "s")}
-    lines = printed(FigureTable("link", "Link", rows, notes=("note",)))
+    rows = {"up_rate": Figure(5e9, "bit/s", "1e9 [bits]"), "none": Figure(None, "s")}
+    lines = printed(FigureTable("link", "Link", rows, "input", notes=("note",)))
     assert lines[:6] == [
         "It works.",
         "",
         "Link",
         "up rate =5.00 Gbit/s 1e9 [bits]",
-        "none none",
+        "none =none",
         "note",
     ]
     assert lines[6:12] == ["", "Mind", "far", "", "Source: a paper", "x: published"]
 
 
 def test_rows_of_sites_that_are_alike_are_one_and_what_a_row_lacks_is_a_dash() -> None:
-    one, two = Figure(1.0, "1"), Figure(2.0, "1", "", "extrapolated")
-    lines = printed(FigureTable("g", "G", {"a": {"x": one}, "b": {"y": two}, "c": {"y": two}}))
-    assert lines[3:6] == ["x y", "a 1 -", "b (and 1 alike) - ?2"]
+    rows = {
+        "a": {"x": Figure(1.0, "1")},
+        "b": {"y": Figure(2.0, "1")},
+        "c": {"y": Figure(2.0, "1")},
+    }
+    lines = printed(FigureTable("g", "G", rows, "extrapolated"))
+    assert lines[3:6] == ["x y", "a ?1 -", "b (and 1 alike) - ?2"]
