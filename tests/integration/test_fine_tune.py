@@ -39,8 +39,10 @@ SHORT = {
     "steps = 1000": "steps = 40\nlr = 2e-2",
     "steps = 200": "steps = 40",
     "lr = 1e-4": "lr = 2e-2",
+    "learners = 2": "learners = 2\nquorum = 2",
 }
-"""What makes the page's runs short."""
+"""What makes the page's runs short; one learner may be through before the other begins, and is
+waited for, because what each learns by itself in all of so short a run adds up to too much."""
 ELSEWHERE = ("skerry learner", "--tasks")
 """Lines for several machines, and for a package that is not installed here."""
 

@@ -165,9 +165,11 @@ async def test_a_line_that_is_none_is_a_protocol_error(line: bytes) -> None:
         await LeanParser(Heard()).parse(line + b"\r\n")
 
 
-@given(st.binary(max_size=200))
-async def test_any_bytes_are_headers_or_none(block: bytes) -> None:
-    assert all(isinstance(x, str) for pair in headers_in(block).items() for x in pair)
+@given(st.binary(max_size=20), st.lists(st.binary(max_size=20), min_size=1))
+async def test_any_bytes_are_headers(status: bytes, lines: list[bytes]) -> None:
+    found = headers_in(b"\r\n".join([status, *(b"name:" + line for line in lines)]))
+    assert found
+    assert all(isinstance(x, str) for pair in found.items() for x in pair)
 
 
 @pytest.mark.parametrize(
