@@ -52,9 +52,7 @@ def measure(sync: SyncConfig, learners: int) -> tuple[Speeds, float]:
     encode = {s: _rate(partial(_messages, s, x, sync.chunk_bytes)) for s in sent}
     decode = {s: _rate(partial(_received, s, messages)) for s, messages in sent.items()}
     each = {up: 1 / _rate(_merging(up, x, count)) / count}
-    found = replace(
-        DEFAULT, encode=encode, decode=decode, merge_base=0.0, merge_each=each, here=True
-    )
+    found = replace(DEFAULT, encode=encode, decode=decode, merge_base=0.0, merge_each=each)
     return found, asyncio.run(_published(sync))
 
 

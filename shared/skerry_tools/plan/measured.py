@@ -48,7 +48,7 @@ class Speeds:
     Merging takes ``merge_base`` seconds an f32 byte, and ``merge_each`` for each contribution.
     ``beside_s`` are CPU seconds a parameter that a commit takes beside that, without and with outer
     momentum: receive, hash, send, and at times store it whole; ``round_s`` are those of a
-    fragment's round, whatever its size. ``here``: they are this machine's.
+    fragment's round, whatever its size.
     """
 
     encode: Mapping[str, float]
@@ -57,7 +57,6 @@ class Speeds:
     merge_each: Mapping[str, float]
     beside_s: tuple[float, float]
     round_s: float
-    here: bool = False
 
     def encode_s(self, scheme: str, params: float, cores: int) -> float:
         """Return seconds to turn ``params`` f32 into a message; unmeasured schemes as the worst."""

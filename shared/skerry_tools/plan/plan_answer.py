@@ -128,7 +128,7 @@ def _notes(plan: RunPlan) -> Iterator[str]:
 
 def _taken(at: Deployment) -> Iterator[str]:
     """Yield what was taken for what is not given, and what is not judged."""
-    if at.speeds.here:
+    if at.speeds is not measured.DEFAULT:
         speeds = at.speeds
         both = (("encode", speeds.encode), ("decode", speeds.decode))
         each = [f"{what} {s} {shown(b_s, 'B/s')}" for what, one in both for s, b_s in one.items()]
