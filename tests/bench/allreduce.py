@@ -1,27 +1,33 @@
-"""What torch's all-reduce over gloo takes to average one model: wall, CPU, bytes, memory.
+"""What others take to average one model: torch's all-reduce over gloo, hivemind's averaging.
 
-``allreduce.py RANK WORLD PORT PARAMETERS DTYPE TIMES`` is one process of it, and needs torch.
+``allreduce.py PEER FORMAT RANK WORLD ADDRESS PARAMETERS TIMES`` is one process of it. They run
+where they are installed, and are no dependency of ours: ``make torch``, and ``pip install hivemind
+'numpy<2.4'``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from tests.support.backends import free_port
 
 LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
 LONGEST = timedelta(minutes=10)
+FORMATS = {"torch": ("float32", "bfloat16"), "hivemind": ("float32", "float16", "8 bits")}
+"""What each peer can send."""
 
 
 class Averaging(NamedTuple):
@@ -35,51 +41,128 @@ class Averaging(NamedTuple):
 
 
 def averagings(parameters: int, learners: int, times: int) -> Iterator[Averaging]:
-    """Yield what f32 and bf16 take; nothing where torch is not installed."""
-    if find_spec("torch") is None:
-        return
-    for dtype in ("float32", "bfloat16"):
-        given = str(free_port()), str(parameters), dtype, str(times)
-        before = int(LOOPBACK.read_text())
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, str(rank), str(learners), *given],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(learners)
-        ]
-        said = [json.loads(rank.communicate()[0]) for rank in ranks]
-        moved = (int(LOOPBACK.read_text()) - before) / (times + 1)
-        yield Averaging(
-            f"all-reduce, gloo, {dtype}",
-            max(one["wall_s"] for one in said),
-            sum(one["cpu_s"] for one in said),
-            moved,
-            max(one["peak_bytes"] for one in said),
+    """Yield what each format of each peer takes; nothing of a peer that is not installed."""
+    for peer, formats in FORMATS.items():
+        if find_spec("torch") is None or find_spec(peer) is None:
+            continue
+        for form in formats:
+            yield _averaging(peer, form, parameters, learners, times)
+
+
+def _averaging(peer: str, form: str, parameters: int, learners: int, times: int) -> Averaging:
+    before = int(LOOPBACK.read_text())
+
+    def start(rank: int, address: str) -> subprocess.Popen[str]:
+        given = peer, form, str(rank), str(learners), address, str(parameters), str(times)
+        return subprocess.Popen(
+            [sys.executable, __file__, *given], stdout=subprocess.PIPE, text=True
         )
 
+    first = start(0, str(free_port()))
+    assert first.stdout is not None
+    address = first.stdout.readline().strip()
+    ranks = [first, *(start(rank, address) for rank in range(1, learners))]
+    said = [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks]
+    return Averaging(
+        f"{peer}, {form}",
+        max(one["wall_s"] for one in said),
+        sum(one["cpu_s"] for one in said),
+        (int(LOOPBACK.read_text()) - before) / (times + 1),
+        max(one["peak_bytes"] for one in said),
+    )
 
-def rank(number: int, world: int, port: int, parameters: int, dtype: str, times: int) -> None:
-    """Average a vector once to begin with, then so many times, and print what one took."""
-    torch: Any = import_module("torch")
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+def torch(form: str, rank: int, world: int, address: str, parameters: int) -> Callable[[], object]:
+    """Join a group over gloo and return its all-reduce of a vector; ``address`` is a port."""
+    print(address, flush=True)
+    library: Any = import_module("torch")
+    library.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": address}
     group: Any = import_module("torch.distributed")
-    group.init_process_group("gloo", rank=number, world_size=world, timeout=LONGEST)
-    vector = torch.ones(parameters, dtype=getattr(torch, dtype))
-    group.all_reduce(vector)
-    group.barrier()
-    began_s, cpu_s = time.monotonic(), time.process_time()
-    for _ in range(times):
+    group.init_process_group("gloo", rank=rank, world_size=world, timeout=LONGEST)
+    vector = library.ones(parameters, dtype=getattr(library, form))
+
+    def average() -> None:
         group.all_reduce(vector)
-    group.barrier()
-    took = (time.monotonic() - began_s) / times, (time.process_time() - cpu_s) / times
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"wall_s": took[0], "cpu_s": took[1], "peak_bytes": peak}))
-    group.destroy_process_group()
+        group.barrier()
+
+    return average
+
+
+def hivemind(
+    form: str, rank: int, world: int, address: str, parameters: int
+) -> Callable[[], object]:
+    """Join the others at ``address`` and return hivemind's averaging of a vector with them."""
+    library: Any = import_module("torch")
+    library.set_num_threads(1)
+    warnings.simplefilter("ignore")  # theirs, about what torch will remove
+    package: Any = import_module("hivemind")
+    compression: Any = import_module("hivemind.compression")
+    forms = {
+        "float32": compression.NoCompression,
+        "float16": compression.Float16Compression,
+        "8 bits": compression.Uniform8BitQuantization,
+    }
+    table = package.DHT(
+        initial_peers=[address] if rank else [],
+        host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+        use_relay=False,
+        use_auto_relay=False,
+        start=True,
+    )
+    print(table.get_visible_maddrs()[0], flush=True)
+    averager = package.averaging.DecentralizedAverager(
+        [library.ones(parameters)],
+        table,
+        prefix="bench",
+        target_group_size=world,
+        min_group_size=world,
+        compression=forms[form](),
+        start=True,
+    )
+
+    def average() -> None:
+        met = averager.step(timeout=LONGEST.total_seconds())
+        assert len(met) == world
+
+    return average
+
+
+def take(average: Callable[[], object], times: int) -> None:
+    """Average once to begin with, then so many times, and print what one took."""
+    average()
+    began_s, cpu_s = time.monotonic(), _cpu_s()
+    for _ in range(times):
+        average()
+    took = (time.monotonic() - began_s) / times, (_cpu_s() - cpu_s) / times
+    peak = max(_peak_bytes(process.pid) for process in _processes())
+    print(json.dumps({"wall_s": took[0], "cpu_s": took[1], "peak_bytes": peak}), flush=True)
+
+
+def _processes() -> list[psutil.Process]:
+    this = psutil.Process()
+    return [this, *this.children(recursive=True)]
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def _cpu_s() -> float:
+    times = [process.cpu_times() for process in _processes()]
+    return sum(one.user + one.system for one in times)
+
+
+def main() -> None:
+    peer, form, rank, world, address, parameters, times = sys.argv[1:]
+    join = {"torch": torch, "hivemind": hivemind}[peer]
+    take(join(form, int(rank), int(world), address, int(parameters)), int(times))
+    time.sleep(2)  # for peers that still answer the last ones
+    for process in _processes()[1:]:
+        process.kill()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    who, world, port, parameters, dtype, times = sys.argv[1:]
-    rank(int(who), int(world), int(port), int(parameters), dtype, int(times))
+    main()

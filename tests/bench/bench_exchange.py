@@ -5,7 +5,7 @@ of its own merges and commits it, and each learner reads the new global fragment
 machine, so the link is memory. ``--parameters`` and ``--learners`` say how much; encoding is done
 once before, since it is a learner's own. Beside each figure stands what ``skerry plan --measure``
 says of it, taken on the same machine afterwards; but no wall time: a plan has no learners and no
-broker on the syncer's cores. ``--peers`` averages as many f32 and bf16 by torch's all-reduce.
+broker on the syncer's cores. ``--peers`` averages as many by torch's all-reduce and by hivemind.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def main() -> None:
     made.add_argument("--learners", type=int, default=4, help="(default 4)")
     made.add_argument("--deltas", default="auto", help="sync.delta_scheme (default auto)")
     made.add_argument("--momentum", action="store_true", help="with Nesterov momentum")
-    made.add_argument("--peers", action="store_true", help="torch's all-reduce beside it")
+    made.add_argument("--peers", action="store_true", help="torch and hivemind beside it")
     made.add_argument("--times", type=int, default=5, help="exchanges (default 5)")
     chosen = made.parse_args()
     cut = plan_of(int(chosen.parameters), chosen.fragments)
