@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -109,6 +110,17 @@ async def test_a_learner_works_through_its_regions_broker_as_at_the_hub(region: 
         for subject in (SHARD.contribution(0, "us-0"), SHARD.manifest(0), NAMES.commit(0)):
             with pytest.raises(Denied):
                 await learner.publish(subject, b"x", msg_id="x")
+
+
+async def test_a_region_hears_of_no_address_but_the_one_it_dials(region: Region) -> None:
+    """A broker in a container knows an address that leads nowhere from outside of it."""
+    link = (region.leaf.folder / "nats.conf").read_text()
+    (port,) = re.findall(r"nats-leaf://127.0.0.1:(\d+)", link)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    said = json.loads((await reader.readline()).removeprefix(b"INFO "))
+    writer.close()
+    assert said["domain"] == "hub"
+    assert not {"connect_urls", "leafnode_urls"} & said.keys()
 
 
 async def test_what_learners_all_read_crosses_the_link_once(region: Region) -> None:
