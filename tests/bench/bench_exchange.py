@@ -250,7 +250,7 @@ def planned(
     ``empty_bytes`` is what a syncer's process holds before it has a model.
     """
     speeds, write = measured_here(config.sync, chosen.learners)
-    load = SyncLoad(config.sync, cut.parameters, outer_vectors=int(chosen.momentum))
+    load = SyncLoad(config.sync, cut.parameters, outer=config.outer)
     here = {"learners": chosen.learners, "up": "1 Tbit/s", "rtt": "1 ms"}
     # A step as long as a round: an exchange has one round after the other.
     site = PlannedSite("here", SiteTable.model_validate(here), 1.0, local=True)

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+from skerry.algorithm.presets import MOMENTUM_FROM_H
 from skerry.log.streams import message_bytes
 from skerry.protocol.parts import INITIAL_BYTES
 from skerry_tools.plan.answer import shown
@@ -268,7 +269,10 @@ def fixes(at: Deployment, broken: Constraint) -> list[str]:
     found: list[tuple[bool, str]] = []
 
     def works(but: Collection[str], field: str, value: int | str) -> bool:
-        after = constraints(changed(at, **{field: value}))
+        values = [value]
+        if field == "h_steps":  # what holds below may not hold where outer momentum begins
+            values.append(max(int(value), MOMENTUM_FROM_H))
+        after = (c for one in values for c in constraints(changed(at, **{field: one})))
         return all(c.holds for c in after if c.what not in but)
 
     for label, field, values in _changes(at):

@@ -13,11 +13,12 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.presets import state_vectors
 from skerry.log.streams import AHEAD_BYTES, SEND_MOST
 from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes
 from skerry.protocol.parts import MOST_UNCOVERED, window_bytes
-from skerry.settings.models import RunConfig, SyncConfig
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 
@@ -46,20 +47,25 @@ def due_together(sync: SyncConfig) -> int:
 class SyncLoad:
     """What is synchronised and how, and what a step computes.
 
-    ``leaves`` are empty and ``arch`` is None where only a count is known. ``outer_vectors`` are f32
-    vectors of outer optimizer state per parameter, ``frozen`` parameters that are not trained,
-    ``active`` those that a token is multiplied by, ``token_flops`` of a training step.
+    ``leaves`` are empty and ``arch`` is None where only a count is known. ``frozen`` are parameters
+    that are not trained, ``active`` those that a token is multiplied by, ``token_flops`` of a
+    training step.
     """
 
     sync: SyncConfig
     parameters: float
     leaves: tuple[LeafSpec, ...] = ()
-    outer_vectors: int = 0
+    outer: OuterConfig = field(default_factory=OuterConfig)
     active: float = 0.0
     token_flops: float = 0.0
     layers: int = 1  # matter to data-parallel only
     frozen: float = 0
     arch: Arch | None = None
+
+    @property
+    def outer_vectors(self) -> int:
+        """Vectors of outer optimizer state per parameter, in f32; of ``auto`` they depend on H."""
+        return state_vectors(self.outer.preset, self.sync.h_steps, self.outer.momentum)
 
     @property
     def largest(self) -> tuple[float, int]:

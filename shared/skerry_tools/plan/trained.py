@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from skerry.algorithm.fragments import LeafSpec
-from skerry.algorithm.presets import state_vectors
 from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, MeshSizes, check_batch, sizes_of
 from skerry.models.presets import arch_of
@@ -43,13 +42,12 @@ def trained(asked: Question) -> SyncLoad:
     four, for what is frozen has no gradient of its own.
     """
     table, sync, outer = asked.tables.plan, asked.run.sync, asked.run.outer
-    vectors = state_vectors(outer.preset, sync.h_steps, outer.momentum)
     if (whole := table.parameters) is not None:
         if sync.fragments > whole:
             text = f"is {sync.fragments} but the model has {whole:.0f} parameters: lower it."
             refuse("sync.fragments", text)
         active = table.active_parameters or whole
-        return SyncLoad(sync, whole, (), vectors, active, 6 * active, table.layers)
+        return SyncLoad(sync, whole, (), outer, active, 6 * active, table.layers)
     config = asked.run.model
     if config.factory:
         text = "is missing: a plan does not build a model of your own; give --params 12e9."
@@ -64,7 +62,7 @@ def trained(asked: Question) -> SyncLoad:
         leaves = tuple(LeafSpec(name, tensor.shape) for name, tensor in adapters.items())
     flops = token_flops(config, arch, asked.run.data.seq_len)
     step = active_parameters(arch), flops, len(arch.layers), frozen, arch
-    return SyncLoad(sync, sum(leaf.size for leaf in leaves), leaves, vectors, *step)
+    return SyncLoad(sync, sum(leaf.size for leaf in leaves), leaves, outer, *step)
 
 
 def _mesh(name: str, site: SiteTable, rows: int) -> MeshSizes:

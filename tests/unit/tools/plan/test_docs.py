@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from skerry.algorithm.presets import MOMENTUM_FROM_H
 from skerry.settings.tree import Tree
 from skerry_tools.__main__ import app
 from skerry_tools.plan import measured, plan, simulation
@@ -88,6 +89,7 @@ def test_another_choice_makes_the_error_that_the_page_says(
     [
         (r"the least H that works, from the default (\d+) on", [plan.CHOICES["h_steps"][0]]),
         (r"then the least P from (\d+) on", [plan.CHOICES["fragments"][0]]),
+        (r"has momentum from H = (\d+) on", [MOMENTUM_FROM_H]),
         (r"else (\d+) for each parameter", [plan.TOKENS_PER_PARAMETER]),
         (r"`plan.gradient_bits`, (\d+)\)", [PlanTable().gradient_bits]),
         (r"M below (\d) or above (\d)", [measured.MERGE_CHECKED[0], measured.MERGE_CHECKED[-1]]),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skerry.algorithm.presets import MOMENTUM_FROM_H
 from skerry.settings.tree import Tree
 from skerry_tools.plan import measured
 from skerry_tools.plan.memory import contributions_bytes, learner_need
@@ -150,6 +151,49 @@ def test_outer_state_is_that_of_the_outer_optimizer(
 ) -> None:
     load = trained(asked(outer=outer, sync={"h_steps": h_steps}))
     assert load.outer_vectors == vectors
+
+
+BUSY = {"cores": 1, "write": "0.5 GB/s"}
+SLOW = {name: site(up="8 Mbit/s", chips=8) for name in "ab"}
+PRICED = {n: site(up="0.5 Gbit/s", price_chip_hour=2.0, price_egress_gb=0.1) for n in "abc"}
+
+
+@pytest.mark.parametrize(
+    ("sites", "tables"),
+    [
+        (4, {"hub": BUSY}),
+        (4, {"hub": BUSY, "outer": {"preset": "nesterov"}}),
+        (4, {"hub": BUSY, "sync": {"fragments": 96}}),
+        (PRICED, {"hub": {**BUSY, "site": "a"}}),
+        ({"a": site(rtt="2500 ms"), "b": site(memory="9 GB")}, {"hub": BUSY}),
+        (4, {"hub": BUSY, "log": {"window_s": 300}}),
+        (SLOW, {"parameters": None, "model": {"preset": "moe-0.3b"}}),
+        (SLOW, {"parameters": None, "model": {"preset": "12b", "lora_rank": 64}}),
+        (4, {"mode": "diloco"}),
+    ],
+)
+def test_what_is_chosen_needs_what_it_needs_where_it_is_set(
+    sites: dict[str, dict[str, Any]] | int, tables: dict[str, Any]
+) -> None:
+    """Every figure and sentence is the same, but for the choices themselves."""
+    found = as_read(planned(sites, **tables))
+    assert found["settings"]["h_steps"] >= MOMENTUM_FROM_H
+    sync = tables.get("sync", {}) | {name: found["settings"][name] for name in CHOICES}
+    fixed = as_read(planned(sites, **{**tables, "sync": sync}))
+    for each in (found, fixed):
+        del each["chosen"]
+        each["figures"].pop("choices", None)
+    assert found == fixed
+
+
+def test_a_fix_of_h_holds_from_there_on_also_where_outer_momentum_begins() -> None:
+    slow = {"a": site(cores=1), "b": site(cores=1)}
+    sync = {"h_steps": 24, "fragments": 8, "shards": 1}
+    plan = planned(slow, sync=sync, hub=BUSY)
+    (least,) = (int(fix.removeprefix("H >= ")) for fix in plan.fixes if fix.startswith("H"))
+    for h_steps in range(least, least + MOMENTUM_FROM_H):
+        after = constraints(replace(plan.at, load=plan.at.load.changed(h_steps=h_steps)))
+        assert all(item.holds for item in after if item.what == binding(plan).what)
 
 
 def test_time_and_money_follow_from_tokens_and_prices() -> None:

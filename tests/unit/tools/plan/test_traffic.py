@@ -17,7 +17,7 @@ from skerry.algorithm.schemes import SCHEMES, raw_bytes
 from skerry.protocol.chunks import seal_chunk
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import KEYFRAME, MOST_UNCOVERED, is_due
-from skerry.settings.models import RunConfig, SyncConfig
+from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS
 from skerry_tools.plan.memory import recovery
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
@@ -29,7 +29,7 @@ SYNC = SyncConfig(
     fragments=24, h_steps=24, overlap_steps=2, quorum=1, shards=1, chunk_bytes=2**60,
     snapshot_every=16,
 )  # fmt: skip
-LOAD = SyncLoad(SYNC, 12e9, outer_vectors=1)
+LOAD = SyncLoad(SYNC, 12e9, outer=OuterConfig(preset="nesterov"))
 HUB = HubTable.model_validate({"cores": 16, "write": "100 PB/s"})
 
 
