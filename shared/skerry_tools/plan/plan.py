@@ -123,7 +123,7 @@ def make(asked: Question) -> RunPlan:
         judged=tuple(judged),
         fixes=tuple(fixes(at, broken[0])) if broken else (),
         chosen=chosen,
-        way_out=choose(CHOICES, at) if broken and at.load.sync.overlap_steps else {},
+        way_out=choose(CHOICES, at, (1.0,)) if broken and at.load.sync.overlap_steps else {},
         methods=methods(at),
         choices=tuple(pareto(given)) if asked.open else (),
         tokens=tokens or TOKENS_PER_PARAMETER * at.load.parameters,
@@ -213,14 +213,17 @@ def _rate(what: str, average: float, has: float, factor: float, whose: str = "")
     return Constraint(what, need, has, "bit/s", f"{bound} bound{whose}", more)
 
 
-def choose(open_settings: Collection[str], at: Deployment) -> dict[str, int]:
+def choose(
+    open_settings: Collection[str], at: Deployment, limits: Sequence[float] = (1.0, math.inf)
+) -> dict[str, int]:
     """Return H, P and shards where they are open: the least H that works, then P, then shards.
 
     Rounds that end within tau steps come first: a result that comes later is of less use. Memory of
-    chips needs nothing to spare, and where no choice fits it, what is best without it is chosen.
-    Nothing is chosen where nothing works: then the defaults are judged.
+    chips needs nothing to spare, and where no choice fits it, what is best without it is chosen:
+    ``limits`` has what may be needed of it. Nothing is chosen where nothing works: then the
+    defaults are judged.
     """
-    for limit, within_tau in product((1.0, math.inf), (True, False)):
+    for limit, within_tau in product(limits, (True, False)):
         for found, _ in _working(open_settings, replace(at, within_tau=within_tau), limit):
             return {name: count for name, count in found.items() if name in open_settings}
     return {}

@@ -82,6 +82,14 @@ def test_an_infeasible_plan_names_settings_with_which_all_holds() -> None:
     assert planned({"a": site(up="0.5 Gbit/s")}, sync=plan.way_out).feasible
 
 
+@pytest.mark.parametrize("sync", [{}, FIXED])
+def test_no_settings_are_named_where_none_fit_the_chips(sync: dict[str, int]) -> None:
+    plan = planned({"a": site(up="0.5 Gbit/s", memory="5 GB")}, sync=sync)
+    assert not plan.feasible
+    assert plan.way_out == {}
+    assert "All holds" not in answer(plan).first
+
+
 @pytest.mark.parametrize(
     ("sites", "tables", "what", "fixes"),
     [
