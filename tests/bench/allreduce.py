@@ -13,17 +13,19 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
 from tests.support.backends import free_port
 
+Average: TypeAlias = Callable[[], object]
 LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
 LONGEST = timedelta(minutes=10)
 FORMATS = {"torch": ("float32", "bfloat16"), "hivemind": ("float32", "float16", "8 bits")}
@@ -72,8 +74,9 @@ def _averaging(peer: str, form: str, parameters: int, learners: int, times: int)
     )
 
 
-def torch(form: str, rank: int, world: int, address: str, parameters: int) -> Callable[[], object]:
-    """Join a group over gloo and return its all-reduce of a vector; ``address`` is a port."""
+@contextmanager
+def torch(form: str, rank: int, world: int, address: str, parameters: int) -> Generator[Average]:
+    """Join a group over gloo and yield its all-reduce of a vector; ``address`` is a port."""
     print(address, flush=True)
     library: Any = import_module("torch")
     library.set_num_threads(1)
@@ -86,13 +89,13 @@ def torch(form: str, rank: int, world: int, address: str, parameters: int) -> Ca
         group.all_reduce(vector)
         group.barrier()
 
-    return average
+    yield average
+    group.destroy_process_group()
 
 
-def hivemind(
-    form: str, rank: int, world: int, address: str, parameters: int
-) -> Callable[[], object]:
-    """Join the others at ``address`` and return hivemind's averaging of a vector with them."""
+@contextmanager
+def hivemind(form: str, rank: int, world: int, address: str, parameters: int) -> Generator[Average]:
+    """Join the others at ``address`` and yield hivemind's averaging of a vector with them."""
     library: Any = import_module("torch")
     library.set_num_threads(1)
     warnings.simplefilter("ignore")  # theirs, about what torch will remove
@@ -125,10 +128,13 @@ def hivemind(
         met = averager.step(timeout=LONGEST.total_seconds())
         assert len(met) == world
 
-    return average
+    yield average
+    time.sleep(2)  # others may still wait for what this one has
+    averager.shutdown()
+    table.shutdown()
 
 
-def take(average: Callable[[], object], times: int) -> None:
+def take(average: Average, times: int) -> None:
     """Average once to begin with, then so many times, and print what one took."""
     average()
     began_s, cpu_s = time.monotonic(), _cpu_s()
@@ -157,11 +163,8 @@ def _cpu_s() -> float:
 def main() -> None:
     peer, form, rank, world, address, parameters, times = sys.argv[1:]
     join = {"torch": torch, "hivemind": hivemind}[peer]
-    take(join(form, int(rank), int(world), address, int(parameters)), int(times))
-    time.sleep(2)  # for peers that still answer the last ones
-    for process in _processes()[1:]:
-        process.kill()
-    os._exit(0)
+    with join(form, int(rank), int(world), address, int(parameters)) as average:
+        take(average, int(times))
 
 
 if __name__ == "__main__":
