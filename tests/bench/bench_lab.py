@@ -27,7 +27,7 @@ from skerry_tools.lab.lab import Lab
 from skerry_tools.lab.learner import feed
 from skerry_tools.lab.scenario import REFERENCE, Judging, LabScenario
 
-GOAL = 0.7
+GOAL = 0.95
 SETTLE_S = 0.3
 """Before a turn, so that what the other one has handed to the device is done."""
 FIRST_STEP = 20
@@ -76,13 +76,12 @@ class Enough(Exception):
 class Alone:
     """The same model, trained by one trainer on the batches of all."""
 
-    def __init__(self, learners: int) -> None:
-        self.config = config(1, ENDLESS, 4 * learners)
+    def __init__(self, learners: int, batch: int) -> None:
+        self.config = config(1, ENDLESS, batch * learners)
         work = prepare(self.config)
         self.trainer = Trainer(work.model, self.config, work.plan)
         stream = Stream(work.corpus, 0)
-        batch = self.config.data.batch
-        self.batches = feed(stream, batch, None, 0).__enter__()
+        self.batches = feed(stream, self.config.data.batch, None, 0).__enter__()
         self.trainer.warm(lambda: None)
 
     def turn(self, seconds: float) -> Turn:
@@ -142,13 +141,14 @@ class Verdict:
     xla_flags: str
 
 
-def measure(learners: int, turns: int, seconds: float) -> Verdict:
+def measure(learners: int, batch: int, turns: int, seconds: float) -> Verdict:
     """Run both by turns and compare them."""
     configure("error", service="bench")
-    alone = Alone(learners)
+    alone = Alone(learners, batch)
     alone.turn(1.0)
     taken = Turns(alone, turns, seconds)
-    scenario = LabScenario(run=config(learners, ENDLESS, 4), judging=Judging(points=1, batches=1))
+    judging = Judging(points=1, batches=1)
+    scenario = LabScenario(run=config(learners, ENDLESS, batch), judging=judging)
     with suppress(Enough):
         Lab(scenario, watch=taken).run()
     pairs = list(zip(taken.of_lab, taken.of_alone, strict=True))
@@ -166,10 +166,11 @@ def measure(learners: int, turns: int, seconds: float) -> Verdict:
 def main() -> None:
     options = parser("The lab's tokens a second, beside one trainer's.")
     options.add_argument("--learners", type=int, default=8, help="learners (default 8)")
+    options.add_argument("--batch", type=int, default=16, help="of each learner (default 16)")
     options.add_argument("--turns", type=int, default=12, help="turns of each (default 12)")
     options.add_argument("--seconds", type=float, default=2.0, help="length of a turn (default 2)")
     chosen = options.parse_args()
-    found = measure(chosen.learners, chosen.turns, chosen.seconds)
+    found = measure(chosen.learners, chosen.batch, chosen.turns, chosen.seconds)
     print(
         f"lab: {found.learners} learners {found.lab_tokens_s:,.0f} tokens/s, one trainer with"
         f" batches {found.learners} times as large {found.alone_tokens_s:,.0f} tokens/s:"
