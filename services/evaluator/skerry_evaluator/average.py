@@ -31,31 +31,10 @@ class MovingAverage:
     versions came meanwhile, counts as the version that was.
     """
 
-    record: RunRecord
-    plan: Plan
-    store: Store
     decay: float
-    index: int = 0
     vectors: dict[int, Vector] = field(default_factory=dict[int, "Vector"])
     versions: dict[int, int] = field(default_factory=dict[int, int])
     manifests: dict[int, Manifest] = field(default_factory=dict[int, "Manifest"])
-
-    @classmethod
-    def of(
-        cls, access: StoreSettings, record: RunRecord, plan: Plan, decay: float
-    ) -> MovingAverage:
-        """Return the average that was saved of this run, or an empty one."""
-        where = f"{root_of(access)}/{record.run}/{FOLDER}"
-        made = cls(record, plan, open_store(where, access), decay)
-        for found in reversed(summaries(where, access)):
-            saved = found.checkpoint
-            if saved and saved.run_created_ns == record.created_ns:
-                _, tensors = checkpoint.params(made.store, found.name)
-                flat = [tensors[leaf.name].reshape(-1) for leaf in plan.leaves]
-                made.vectors = {f.index: gather(f, flat) for f in plan.fragments}
-                made.versions, made.index = dict(enumerate(saved.versions)), saved.index + 1
-                break
-        return made
 
     def follow(self, manifest: Manifest, vector: Vector) -> None:
         """Take in a version of a fragment: f32 (padded_size,)."""
@@ -69,17 +48,43 @@ class MovingAverage:
             self.vectors[fragment] = before + moved
         self.versions[fragment], self.manifests[fragment] = version, manifest
 
+
+@dataclass(slots=True)
+class SavedAverage:
+    """A run's moving average, which a store keeps as a checkpoint."""
+
+    record: RunRecord
+    plan: Plan
+    store: Store
+    average: MovingAverage
+    index: int = 0
+
+    @classmethod
+    def of(cls, access: StoreSettings, record: RunRecord, plan: Plan, decay: float) -> SavedAverage:
+        """Return the average that was saved of this run, or an empty one."""
+        where = f"{root_of(access)}/{record.run}/{FOLDER}"
+        made = cls(record, plan, open_store(where, access), MovingAverage(decay))
+        for found in reversed(summaries(where, access)):
+            saved = found.checkpoint
+            if saved and saved.run_created_ns == record.created_ns:
+                _, tensors = checkpoint.params(made.store, found.name)
+                flat = [tensors[leaf.name].reshape(-1) for leaf in plan.leaves]
+                made.average.vectors = {f.index: gather(f, flat) for f in plan.fragments}
+                made.average.versions, made.index = dict(enumerate(saved.versions)), saved.index + 1
+                break
+        return made
+
     def save(self) -> str:
         """Write the average as a checkpoint from which no run goes on; return where it lies.
 
         It takes the place of the one before. Raises StoreError if the store cannot be written.
         """
-        commits = [manifest.commit for manifest in self.manifests.values()]
+        commits = [manifest.commit for manifest in self.average.manifests.values()]
         writer = CheckpointWriter(self.store, self.record, self.plan, checkpoint.step_of(commits))
         old = self.store.names()
         try:
-            for index, vector in self.vectors.items():
-                writer.add(self.manifests[index].commit, vector, None)
+            for index, vector in self.average.vectors.items():
+                writer.add(self.average.manifests[index].commit, vector, None)
             counts: dict[str, Any] = {"learners": (), "ledger_sequence": 0}
             written = writer.finish(index=self.index, now_ns=time.time_ns(), **counts)
         finally:

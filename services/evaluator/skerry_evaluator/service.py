@@ -35,7 +35,7 @@ from skerry.store.checkpoint import step_of
 from skerry.store.finding import FROM_ENVIRONMENT
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
-from skerry_evaluator.average import MovingAverage
+from skerry_evaluator.average import SavedAverage
 
 if TYPE_CHECKING:
     from skerry_evaluator.global_model import GlobalModel
@@ -66,7 +66,7 @@ class Evaluator:
     model: GlobalModel | None = None
     held: dict[int, Commit] = field(default_factory=dict[int, "Commit"])
     evaluated: tuple[int, ...] = ()
-    average: MovingAverage | None = None
+    saved: SavedAverage | None = None
     rest_s: float = 0.0
     other_texts: set[str] = field(default_factory=set[str])
 
@@ -91,7 +91,7 @@ class Evaluator:
             arch_of(config.model)
         made = cls(bus, record, name, config, plan, GlobalReader(bus, record.run, plan))
         if config.eval.ema:
-            made.average = MovingAverage.of(access, record, plan, config.eval.ema)
+            made.saved = SavedAverage.of(access, record, plan, config.eval.ema)
         return made
 
     async def run(self) -> None:
@@ -132,8 +132,8 @@ class Evaluator:
             evaluation = await self._evaluation(model)
             await ledger.record_evaluation(self.bus, evaluation)
             self.evaluated = evaluation.versions
-            if self.average is not None:
-                await self._save_average(self.average)
+            if self.saved is not None:
+                await self._save_average(self.saved)
             cpu_s = time.process_time() - cpu_s
             self.rest_s = cpu_s / MOST_SHARE
             self._report(evaluation, time.monotonic() - began_s, cpu_s)
@@ -193,8 +193,8 @@ class Evaluator:
                 raise Overtaken(msg)
             manifest, vector = found
             await in_thread(model.set_fragment, fragment.index, vector)
-            if self.average is not None:
-                await in_thread(self.average.follow, manifest, vector)
+            if self.saved is not None:
+                await in_thread(self.saved.average.follow, manifest, vector)
             self.held[fragment.index] = manifest.commit
 
     async def _evaluation(self, model: GlobalModel) -> Evaluation:
@@ -203,8 +203,8 @@ class Evaluator:
         versions = tuple(commit.version for commit in commits)
         score = model.held_out.score(await _losses(model.losses()))
         average_loss = 0.0
-        if self.average is not None:
-            judged = await _losses(model.losses(self.average.vectors))
+        if self.saved is not None:
+            judged = await _losses(model.losses(self.saved.average.vectors))
             average_loss = model.held_out.score(judged).loss
         return Evaluation(
             run=self.record.run,
@@ -222,7 +222,7 @@ class Evaluator:
             average_loss=average_loss,
         )
 
-    async def _save_average(self, average: MovingAverage) -> None:
+    async def _save_average(self, average: SavedAverage) -> None:
         """Save the moving average; a store that fails costs the save alone."""
         try:
             saved = await in_thread(average.save)

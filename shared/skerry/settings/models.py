@@ -316,7 +316,7 @@ class EvalConfig(Table):
     batches: int = Field(default=8, ge=1)
     """Held-out batches, of data.batch sequences each; every evaluation reads the same."""
     ema: float = Field(default=0.0, ge=0, lt=1)
-    """What a version of a fragment leaves of the moving average before it, such as 0.9. The
+    """What a version of a fragment leaves of the moving average before it, such as 0.5. The
     evaluator keeps the average of the global model, judges it too, and saves it in folder ``ema``
     of the run's checkpoints, for ``skerry eval``, ``sample`` and ``export``; 0: none."""
     sample_tokens: int = Field(default=96, ge=0, le=512)

@@ -56,7 +56,8 @@ class LabResult:
 
     ``tokens`` are those merged, mean over fragments, ``trained_tokens`` those of every step that
     was taken. ``goodput``: the islands' time in training steps over the time since they joined.
-    ``training_text`` and ``held_out_text`` are digests of what was trained and evaluated on.
+    ``average_loss`` is of the moving average, where ``eval.ema`` asks for one. ``training_text``
+    and ``held_out_text`` are digests of what was trained and evaluated on.
     """
 
     name: str
@@ -79,6 +80,7 @@ class LabResult:
     params_digests: list[int] = field(default_factory=list[int])
     goodput: float = 0.0
     bits_per_byte: float | None = None
+    average_loss: float | None = None
     training_text: str = ""
     held_out_text: str = ""
 
@@ -182,6 +184,7 @@ class Lab:
                 group.create_task(self.progress.follow(lambda: self._watch(self)), name="progress"),
                 group.create_task(syncer, name="syncer"),
                 group.create_task(evaluator.follow(self.progress, self.loop.time, self._report)),
+                group.create_task(evaluator.follow_average(), name="average"),
                 group.create_task(self._live(), name="islands"),
             ]
             if self.scenario.rho:
@@ -190,9 +193,10 @@ class Lab:
             ended_s = self.loop.time()
             await self.progress.read_all()
             last = await evaluator.last(ended_s)
+            average_loss = await evaluator.last_average()
             for task in tasks:
                 task.cancel()
-        return self._result(evaluator.seen, last, rho)
+        return self._result(evaluator.seen, last, average_loss, rho)
 
     async def _live(self) -> None:
         """Run every island; LabError when all have left and the run goes on."""
@@ -214,7 +218,9 @@ class Lab:
         distant = DistantLink(link, lambda stored_ns: (stored_ns - EPOCH_NS) / 1e9)
         return self.broker.connect(distant)
 
-    def _result(self, seen: list[LabEvaluation], last: LabEvaluation, rho: Rho) -> LabResult:
+    def _result(
+        self, seen: list[LabEvaluation], last: LabEvaluation, average_loss: float | None, rho: Rho
+    ) -> LabResult:
         progress, data, corpus = self.progress, self.config.data, self.work.corpus
         steps, per_token = sum(one.tally.steps for one in self.islands), corpus.bytes_per_token
         return LabResult(
@@ -238,6 +244,7 @@ class Lab:
             params_digests=[progress.params_digests[f.index] for f in self.work.plan.fragments],
             goodput=goodput(one.share(last.at_s) for one in self.islands),
             bits_per_byte=last.loss / math.log(2) / per_token if per_token else None,
+            average_loss=average_loss,
             training_text=corpus.train.digest,
             held_out_text=corpus.held_out.digest,
         )

@@ -24,6 +24,7 @@ from skerry.models.base import Params, layout_of, mean_loss
 from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
+from skerry_evaluator.average import MovingAverage
 from skerry_learner.work import Work
 from skerry_tools.lab.scenario import Judging
 
@@ -108,12 +109,16 @@ class LabEvaluator:
     """Reads the global model from the log and evaluates it."""
 
     def __init__(self, bus: Bus, run: str, work: Work, loss: Loss, judging: Judging) -> None:
+        self._bus = bus
+        self._run = run
         self._reader = GlobalReader(bus, run, work.plan)
         self._work = work
         self._loss = loss
         self._judging = judging
         self._leaves = [np.zeros(leaf.shape, np.float32) for leaf in work.plan.leaves]
         self._layout = layout_of(work.model)
+        self._average = MovingAverage(work.config.eval.ema)
+        self._versions = GlobalReader(bus, run, work.plan)
         self.seen: list[LabEvaluation] = []
 
     def _batches(self, batches: int) -> Sequence[HostBatch]:
@@ -134,23 +139,50 @@ class LabEvaluator:
             self.seen.append(await self._evaluate(clock(), batches))
             report(self.seen[-1])
 
+    async def follow_average(self) -> None:
+        """Take every version into the moving average, for ever; only where the run wants one."""
+        if not self._average.decay:
+            return
+        manifests = state.follow_manifests(self._bus, self._run, self._work.plan)
+        async with aclosing(manifests):
+            async for manifest in manifests:
+                await self._average_newest(manifest.commit.fragment)
+
     async def last(self, at_s: float) -> LabEvaluation:
         """Evaluate the newest global state on all the text that a run's result is of."""
         return await self._evaluate(at_s, self._batches(self._judging.final_batches))
 
+    async def last_average(self) -> float | None:
+        """Return the loss of the moving average on that text, None where there is none."""
+        if not self._average.decay:
+            return None
+        for fragment in self._work.plan.fragments:
+            await self._average_newest(fragment.index)
+        return self._loss_of(self._average.vectors, self._batches(self._judging.final_batches))
+
+    async def _average_newest(self, fragment: int) -> None:
+        found = await self._versions.latest(fragment)
+        if found is not None:
+            self._average.follow(*found)
+
     async def _evaluate(self, at_s: float, batches: Sequence[HostBatch]) -> LabEvaluation:
         step, tokens, plan = 0, 0, self._work.plan
+        vectors: dict[int, Vector] = {}
         for fragment in plan.fragments:
             found = await self._reader.latest(fragment.index)
             if found is None:
                 return LabEvaluation(at_s, 0, 0, math.nan)
-            manifest, vector = found
-            scatter(fragment, vector, self._leaves)
+            manifest, vectors[fragment.index] = found
             step = max(step, manifest.commit.step)
             tokens += sum(row.tokens for row in manifest.commit.progress)
-        params = self._layout.params([jax.device_put(leaf) for leaf in self._leaves])
-        loss = mean_loss([self._loss(params, batch) for batch in batches])
+        loss = self._loss_of(vectors, batches)
         return LabEvaluation(at_s, step, tokens // len(plan.fragments), loss)
+
+    def _loss_of(self, vectors: Mapping[int, Vector], batches: Sequence[HostBatch]) -> float:
+        for fragment in self._work.plan.fragments:
+            scatter(fragment, vectors[fragment.index], self._leaves)
+        params = self._layout.params([jax.device_put(leaf) for leaf in self._leaves])
+        return mean_loss([self._loss(params, batch) for batch in batches])
 
 
 class _Version(NamedTuple):

@@ -95,6 +95,8 @@ def table(result: LabResult, learners: int) -> Table:
         ("virtual seconds", f"{result.virtual_s:,.1f}"),
         ("took", f"{result.took_s:.1f} s, {rate:,.0f} tokens/s"),
     ]
+    if result.average_loss is not None:
+        rows.insert(1, ("the moving average's", f"{result.average_loss:.4f}"))
     if result.rho is not None:
         rows.insert(-2, ("likeness of successive gradients", f"{result.rho:.3f}"))
     for name, value in rows:

@@ -14,7 +14,7 @@ from .distances import lateness
 from .fleets import failures, partition, scavenging, speeds
 from .lengths import inner, length
 from .optimizers import optimizer
-from .rhythms import muon_fleet, rhythm
+from .rhythms import average, muon_fleet, rhythm
 
 LESS = 3 * M_TOKENS // 4
 SHORT = M_TOKENS // 2
@@ -33,6 +33,7 @@ def all_experiments() -> tuple[Experiment, ...]:
         inner(),
         optimizer(),
         rhythm(),
+        average(),
         muon_fleet(),
         modes(),
         outer(),

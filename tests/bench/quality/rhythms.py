@@ -82,6 +82,46 @@ def _labels(cell: Cell, merges: str) -> tuple[tuple[str, str], ...]:
     return (*((name, known[name]) for name in ("model", "M", "lr")), ("merges", merges))
 
 
+def average() -> Experiment:
+    """Compare a moving average of the global model with the model at the run's end."""
+    constant = "train.schedule=constant"
+    cells = [
+        *(_averaged(BEFORE, decay) for decay in (0.5, 0.8)),
+        *(_averaged("H = 24", decay, "sync.h_steps=24") for decay in (0.5, 0.8, 0.9)),
+        *(_averaged("H = 4", decay, "sync.h_steps=4") for decay in (0.8, 0.95)),
+        *(
+            _averaged("H = 24, rate stays", decay, "sync.h_steps=24", constant)
+            for decay in (0.5, 0.8, 0.9)
+        ),
+    ]
+    return Experiment(
+        name="average",
+        title="The moving average",
+        question=(
+            "Is the moving average of the global model (`eval.ema`), over the versions of each"
+            f" fragment, better than the model at the run's end? Muon, M = {M}, rate and batches as"
+            " in [the inner optimizer](#the-inner-optimizer); the rate falls to a tenth at the end,"
+            " or stays."
+        ),
+        cells=tuple(cells),
+        columns=("average",),
+        x="eval.ema",
+        series="merges",
+    )
+
+
+def _averaged(said: str, decay: float, *sets: str) -> Cell:
+    mode = BEFORE if said == BEFORE else "direct"
+    key, first = f"{said}-{decay}", f"{BEFORE}-0.5"
+    return replace(
+        muon(M, f"eval.ema={decay}", *sets, mode=mode),
+        key=key,
+        labels=(("merges", said), ("eval.ema", f"{decay}")),
+        against="" if key == first else first,
+        plotted=False,
+    )
+
+
 def muon_fleet() -> Experiment:
     """Compare learners with Muon of mixed speeds, failing ones and late ones with equal fleets."""
     rungs = [

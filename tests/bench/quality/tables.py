@@ -250,11 +250,18 @@ def _equal_loss(findings: Findings, cell: Cell, runs: Sequence[Found]) -> str:
     return _of(estimate(shares).text(2), len(shares), len(runs))
 
 
+def _average(_: Findings, __: Cell, runs: Sequence[Found]) -> str:
+    """Return by how many per cent a moving average is worse than its run's own end."""
+    more = [100 * (run.number("average_loss") / run.loss - 1) for run in runs]
+    return estimate(more).text(2, sign=True)
+
+
 COLUMNS: dict[str, Column] = {
     "steps": _mean("steps", 0),
     "commits": _mean("commits", 0),
     "rounds": _rounds,
     "rho": _rho,
+    "average": _average,
     "effective step": _effective,
     "staleness": _mean("staleness", 2),
     "kills": _mean("kills", 1),
@@ -266,6 +273,7 @@ COLUMNS: dict[str, Column] = {
     "equal loss": _equal_loss,
 }
 UNITS = {
+    "average": "moving average against that, %",
     "equal steps": "at equal steps, %",
     "equal loss": "steps of data-parallel to this loss, share",
     "tokens": "tokens merged, M",

@@ -19,7 +19,7 @@ from skerry.protocol.messages import Commit, MemberRecord, Refused
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.local import LearnerSettings
-from skerry.settings.models import RunConfig
+from skerry.settings.models import EvalConfig, RunConfig
 from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.progress import LabEvaluator
 from skerry_tools.lab.scenario import Failures, IslandSettings, Judging, LabScenario, LinkSettings
@@ -108,6 +108,22 @@ def test_a_result_names_which_text_it_is_of(
     other = run(LabScenario(run=config.model_copy(update={"data": data}), judging=judging))
     assert other.training_text != result.training_text
     assert other.held_out_text != result.held_out_text
+
+
+def test_the_moving_average_goes_from_the_first_version_to_the_last(
+    lived: tuple[Lab, LabResult], config: RunConfig, judging: Judging
+) -> None:
+    def ended(decay: float, **train: float) -> LabResult:
+        update = {
+            "eval": EvalConfig(ema=decay),
+            "train": config.train.model_copy(update=train),
+        }
+        return run(LabScenario(run=config.model_copy(update=update), judging=judging))
+
+    follows, stays, untrained = ended(1e-9), ended(1 - 1e-9), ended(0.0, lr=1e-12)
+    assert follows.average_loss == pytest.approx(follows.loss, abs=1e-4)
+    assert stays.average_loss == pytest.approx(untrained.loss, abs=1e-2)
+    assert lived[1].average_loss is untrained.average_loss is None
 
 
 def test_a_killed_learner_goes_on_from_the_ledger(lived: tuple[Lab, LabResult]) -> None:
