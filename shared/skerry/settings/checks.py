@@ -16,7 +16,7 @@ from skerry.algorithm.presets import INNERS, MERGES, OUTERS
 from skerry.errors import ConfigError
 from skerry.settings.local import LocalSettings, NatsSettings, store_kinds
 from skerry.settings.models import DataConfig, RunConfig
-from skerry.settings.modes import RATES, clauses
+from skerry.settings.modes import RATES, clauses, turns_are_even
 
 BROKERS = ("nats", "tls", "ws", "wss")
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -129,10 +129,9 @@ def _of_mode(run: RunConfig) -> Iterator[str]:
                 f"{better}."
             )
     sync = run.sync
-    uneven = sync.h_steps % sync.fragments and sync.fragments % sync.h_steps
-    if run.mode == "streaming" and uneven:
+    if not turns_are_even(run.mode, sync.h_steps, sync.fragments):
         yield (
-            f'sync.fragments is {sync.fragments} but mode is "streaming" and sync.h_steps is '
+            f'sync.fragments is {sync.fragments} but mode is "{run.mode}" and sync.h_steps is '
             f"{sync.h_steps}: where fragments take turns evenly, one divides the other; set one to "
             "a multiple of the other."
         )
@@ -159,12 +158,14 @@ def _of_sync(run: RunConfig) -> Iterator[str]:
     if sync.overlap_steps >= sync.h_steps:
         yield (
             f"sync.overlap_steps is {sync.overlap_steps} but sync.h_steps is {sync.h_steps}: "
-            "a fragment would be due again before it is adopted; set overlap_steps below h_steps."
+            "a fragment would be due again before it is adopted; set overlap_steps below h_steps, "
+            f"or h_steps to at least {sync.overlap_steps + 1}."
         )
     if sync.shards > sync.fragments:
         yield (
             f"sync.shards is {sync.shards} but sync.fragments is {sync.fragments}: a shard without "
-            f"a fragment has nothing to do; set sync.shards to at most {sync.fragments}."
+            f"a fragment has nothing to do; set sync.shards to at most {sync.fragments}, or "
+            f"sync.fragments to at least {sync.shards}."
         )
     if liveness.gone_phi <= liveness.suspect_phi:
         yield (

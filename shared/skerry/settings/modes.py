@@ -89,6 +89,11 @@ def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:
     return _SINGLE if mode == "single" else ()
 
 
+def turns_are_even(mode: Mode, h_steps: int, fragments: int) -> bool:
+    """Return True if fragments take turns as the mode wants it: in ``streaming`` evenly."""
+    return mode != "streaming" or not (h_steps % fragments and fragments % h_steps)
+
+
 _DATA_PARALLEL = (
     Clause("sync.fragments", 1, "in which the whole gradient is averaged at once"),
     Clause("sync.shards", 1, "which has one fragment"),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from skerry.algorithm.presets import MOMENTUM_FROM_H
 from skerry.log.streams import message_bytes
 from skerry.protocol.parts import INITIAL_BYTES
+from skerry.settings.modes import turns_are_even
 from skerry_tools.plan.answer import shown
 from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
@@ -24,8 +25,8 @@ from skerry_tools.plan.question import CHOICES, Question, check_plan
 from skerry_tools.plan.traffic import Deployment
 from skerry_tools.plan.trained import deployment
 
-SPARE = 0.9
-"""What is chosen leaves a tenth of every limit free."""
+SPARE, ENOUGH = 0.9, 1.01
+"""What is chosen leaves a tenth of every limit free; what is named as enough may be rounded."""
 MOST_COMPARED, BETTER = 64, 0.98
 """Sites up to which choices are compared, and how much less of a link more fragments must need."""
 MOST_H, MOST_P, MOST_CORES = 4096, 1024, 64
@@ -150,7 +151,8 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
     held = f"parameters, moments, anchors, gradients, fragments in flight; {more}"
     for site in at.sites.values():
         need, has = learner_need(at, site).total, site.table.memory
-        what, more = f"site {site.name} chip memory", f"{shown(need / has, 'x')} as many chips"
+        what = f"site {site.name} chip memory"
+        more = f"{shown(ENOUGH * need / has, 'x')} the memory, in larger chips or in more of them"
         yield Constraint(what, need, has, "B", held, more, fixed=True)
     if "window_bytes" in at.run.log.model_fields_set:
         why = "log.window_bytes must hold the initial parameters, in f32"
@@ -160,7 +162,8 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
     need = message_bytes(at.load.sync.chunk_bytes, at.load.largest[1])
     if need > at.hub.max_payload:  # no matter of degree
         why = "hub.max_payload must hold a chunk and its header"
-        yield Constraint("broker message", need, at.hub.max_payload, "B", why, fixed=True)
+        more = f"hub.max_payload of {shown(ENOUGH * need, 'B')}"
+        yield Constraint("broker message", need, at.hub.max_payload, "B", why, more, fixed=True)
     if not at.load.sync.overlap_steps:
         why, share = "learners stop for every round", at.utilisation
         more = "mode=decoupled, in which no learner stops"
@@ -176,10 +179,13 @@ def _of_sites(at: Deployment) -> Iterator[Constraint]:
             yield Constraint(f"site {name} round", one.round_s, at.deadline_s, "s", why)
         if not site.local:
             averages, factor = (one.up_bits_s, one.down_bits_s), one.factor or 0.0
+            endless = site.table.model_copy(update={"up": math.inf, "down": math.inf})
+            most = at.link(replace(site, table=endless))
+            wider = min(rate / wide for rate, wide in zip(most, site.rates, strict=True))
             links = zip(("up", "down"), averages, at.link(site), site.rates, strict=True)
             for way, average, has, wide in links:
                 whose = ", by what is on its way in a round trip" if has < wide else ""
-                yield _rate(f"site {name} {way}-link", average, has, factor, whose)
+                yield _rate(f"site {name} {way}-link", average, has, factor, whose, wider)
 
 
 def _of_hub(at: Deployment) -> Iterator[Constraint]:
@@ -194,11 +200,12 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
         whose = ", all global fragments"
         yield _rate("hub egress", hub.egress_bits_s, at.hub.up, factor, whose)
     why = "contributions and committed state"
-    more = f"hub.write of {shown(hub.broker_most_bytes_s, 'B/s')}"
+    more = f"hub.write of {shown(ENOUGH * hub.broker_most_bytes_s, 'B/s')}"
     yield Constraint("broker", hub.broker_most_bytes_s, at.hub.write, "B/s", why, more)
     if at.hub.disk:
         need, why = state_disk_bytes(at) + contributions_bytes(at), "state and contributions"
-        more = f"hub.disk of {shown(need, 'B')}, or less log.window_s"
+        less = ", or less log.window_s" if state_disk_bytes(at) < at.hub.disk else ""
+        more = f"hub.disk of {shown(ENOUGH * need, 'B')}{less}"
         yield Constraint("broker disk", need, at.hub.disk, "B", why, more)
     why = "of its time: decode, merge, encode"
     yield Constraint("syncer of a shard", hub.busy_share, 1.0, "share", why)
@@ -206,10 +213,14 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
     yield Constraint("syncer CPU", hub.busy_cores, at.hub.cores, "core", why)
 
 
-def _rate(what: str, average: float, has: float, factor: float, whose: str = "") -> Constraint:
+def _rate(
+    what: str, average: float, has: float, factor: float, whose: str, wider: float = math.inf
+) -> Constraint:
+    """Return a link's constraint; ``wider``: how many times as wide it would still gain by it."""
     bound = "throughput" if average >= has * factor else "deadline"
     need = max(average, has * factor)
-    more = "" if "round trip" in whose else f"a link of {shown(need, 'bit/s')}"
+    more = f"links {shown(ENOUGH * need / has, 'x')} as wide, up and down"
+    more = more if ENOUGH * need / has <= wider else ""
     return Constraint(what, need, has, "bit/s", f"{bound} bound{whose}", more)
 
 
@@ -256,7 +267,8 @@ def _working(
         for name, counts in CHOICES.items()
     )
     for h, p, shards in product(*among):
-        if p <= max(h, now["fragments"]) and shards <= p <= at.load.parameters:
+        fits = p <= max(h, now["fragments"]) and shards <= p <= at.load.parameters
+        if fits and turns_are_even(at.run.mode, h, p):
             found = {"h_steps": h, "fragments": p, "shards": shards}
             after = constraints(changed(at, **found))
             if all(c.ratio <= (limit if c.fixed else SPARE) for c in after):
@@ -266,48 +278,46 @@ def _working(
 def fixes(at: Deployment, broken: Constraint) -> list[str]:
     """Return single changes that make this constraint hold, those that make all hold first.
 
-    None of them breaks a constraint that holds now.
+    A setting has the value that was judged, and none breaks a constraint that holds now.
     """
     broken_too = {c.what for c in constraints(at) if not c.holds} - {broken.what}
-    found: list[tuple[bool, str]] = []
+    found = dict[str, int | str]()
 
     def works(but: Collection[str], field: str, value: int | str) -> bool:
-        values = [value]
-        if field == "h_steps":  # what holds below may not hold where outer momentum begins
-            values.append(max(int(value), MOMENTUM_FROM_H))
-        after = (c for one in values for c in constraints(changed(at, **{field: one})))
+        after = constraints(changed(at, **{field: value}))
         return all(c.holds for c in after if c.what not in but)
 
-    for label, field, values in _changes(at):
+    for field, values in _changes(at):
         enough = partial(works, broken_too, field)
-        if field in {"h_steps", "fragments", "overlap_steps", "cores"}:  # more never breaks more
+        if field in {"h_steps", "fragments", "overlap_steps", "cores"}:  # more hardly breaks more
             index = bisect_left(values, x=True, key=enough)
         else:
             index = next((n for n, value in enumerate(values) if enough(value)), len(values))
         if index < len(values):
-            found.append((not works((), field, values[index]), f"{label} {values[index]}"))
-    found.sort(key=lambda one: one[0])
-    return [label for _, label in found] + ([broken.more] if broken.more else [])
+            found.setdefault(field, values[index])
+    first = sorted(found, key=lambda field: not works((), field, found[field]))
+    named = [f"{'hub.' * (field == 'cores')}{field}={found[field]}" for field in first]
+    return named + ([broken.more] if broken.more else [])
 
 
-def _changes(at: Deployment) -> Iterator[tuple[str, str, Sequence[int | str]]]:
-    """Yield what can be changed: label, setting, values in order.
+def _changes(at: Deployment) -> Iterator[tuple[str, Sequence[int | str]]]:
+    """Yield what can be changed: settings, values in order.
 
     Where learners stop, P and tau stay, and so does the H = 1 of data-parallel. Fragments beyond H
-    come in bundles and gain nothing.
+    come in bundles and gain nothing. Less H is of use only where it ends outer momentum.
     """
-    sync = at.load.sync
-    ways = (
-        ("contributions", "contribution_scheme", at.load.up_bits),
-        ("deltas", "delta_scheme", at.load.down_bits),
-    )
-    for label, field, bits in ways:
-        yield f"{label} of", field, [s for s in CHEAPER if WIRE_BITS[s] < bits]
+    sync, even = at.load.sync, partial(turns_are_even, at.run.mode)
+    yield "contribution_scheme", [s for s in CHEAPER if WIRE_BITS[s] < at.load.up_bits]
+    yield "delta_scheme", [s for s in CHEAPER if WIRE_BITS[s] < at.load.down_bits]
     if sync.overlap_steps or sync.h_steps > 1:
-        yield "H >=", "h_steps", range(sync.h_steps + 1, MOST_H + 1)
+        more, begins = sync.h_steps + 1, MOMENTUM_FROM_H
+        less = range(min(sync.h_steps, begins) - 1, sync.overlap_steps, -1)[:1]
+        for some in (range(more, begins), range(max(more, begins), MOST_H + 1), less):
+            yield "h_steps", [h for h in some if even(h, sync.fragments)]
     if sync.overlap_steps:
         most = min(sync.h_steps, int(at.load.parameters), MOST_P)
-        yield "P >=", "fragments", range(sync.fragments + 1, most + 1)
-        yield "tau >=", "overlap_steps", range(sync.overlap_steps + 1, sync.h_steps)
-    yield "shards >=", "shards", range(sync.shards + 1, sync.fragments + 1)
-    yield "hub.cores >=", "cores", range(at.hub.cores + 1, MOST_CORES + 1)
+        several = range(sync.fragments + 1, most + 1)
+        yield "fragments", [p for p in several if even(sync.h_steps, p)]
+        yield "overlap_steps", range(sync.overlap_steps + 1, sync.h_steps)
+    yield "shards", range(sync.shards + 1, sync.fragments + 1)
+    yield "cores", range(at.hub.cores + 1, MOST_CORES + 1)

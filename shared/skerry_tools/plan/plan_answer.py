@@ -242,11 +242,8 @@ def _hub(at: Deployment) -> Figures:
     hub, load, newest = at.hub_round, at.load, at.run.checkpoint.keep_newest
     fed_back = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
     hours = f"of the last {at.run.log.window_s / 3600:.3g} h, up to log.window_bytes"
-    saved = (
-        newest
-        * (load.snapshot_bytes + measured.RAW_BITS[load.sync.global_scheme] / 8)
-        * load.parameters
-    )
+    each = load.snapshot_bytes + measured.RAW_BITS[load.sync.global_scheme] / 8
+    saved = newest * each * load.parameters
     (read, recovery_s), rare = memory.recovery(at), f"{1 / at.snapshots:.3g} versions, on average"
     return {
         "ingress": Figure(hub.ingress_bits_s, "bit/s", "all contributions, on average"),
