@@ -14,6 +14,7 @@ import pytest
 
 from skerry.client.inner_file import read_file
 from skerry.client.loop_thread import LoopThread
+from skerry.errors import ConfigError
 from tests.support.builders import wait_until
 from tests.support.joins import CONFIG, ENDLESS, violations
 from tests.support.nats_server import NatsServer
@@ -60,6 +61,34 @@ def test_loop_trains_its_run_to_the_end_in_place(
     assert model.weight is weight, "parameters change in place"
     assert np.abs(weight.detach().numpy() - 1.0).max() < 0.1
     assert violations(thread, shared_nats.url, run_id) == ()
+
+
+def test_tokens_and_loss_may_be_any_one_number(
+    shared_nats: NatsServer, run_id: str, thread: LoopThread, syncer: None
+) -> None:
+    with skerry_torch.join(
+        shared_nats.url, run=run_id, name="a", model=module(), config=CONFIG
+    ) as island:
+        while not island.done:
+            for tokens in (np.int64(3), 3.0, torch.tensor(3), torch.tensor([3])):
+                island.step(tokens=tokens, loss=torch.ones(1))
+    assert violations(thread, shared_nats.url, run_id) == ()
+
+
+def test_what_is_no_number_is_refused_at_its_step_and_no_step_is_taken_after_the_block(
+    shared_nats: NatsServer, run_id: str, syncer: None
+) -> None:
+    with skerry_torch.join(
+        shared_nats.url, run=run_id, name="a", model=module(), config=ENDLESS
+    ) as island:
+        for tokens in (None, "3", 2.5, math.nan, math.inf, -1, torch.ones(2)):
+            with pytest.raises(ConfigError, match="tokens are how many it trained on"):
+                island.step(tokens=tokens, loss=1.0)
+        for loss in (None, {"loss": 1.0}, torch.ones(2)):
+            with pytest.raises(ConfigError, match="loss is one number"):
+                island.step(tokens=3, loss=loss)
+    with pytest.raises(ConfigError, match="has left its run"):
+        island.step(tokens=3, loss=1.0)
 
 
 def test_falling_back_clears_the_optimizers_state_of_the_parameters(

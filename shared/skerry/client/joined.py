@@ -212,7 +212,7 @@ class JoinedIsland:
     def boundary(
         self,
         *,
-        tokens: int,
+        tokens: Any,
         loss: Any,
         cursor: int | None = None,
         routed: Mapping[str, Any] | None = None,
@@ -226,8 +226,8 @@ class JoinedIsland:
         ``routed`` counts the tokens that reached each unit of a stack so far. ``state`` gives the
         optimizer's state, to be saved when a save is due.
 
-        Raises ConfigError for more tokens than a step of the run may have, or a cursor that goes
-        back.
+        Raises ConfigError for tokens that are no number of them, or more than a step of the run may
+        have, for a loss that is not one number, or a cursor that goes back.
         """
         island, began_s = self._island, self._stepped_s
         self._serving.check()
@@ -235,7 +235,7 @@ class JoinedIsland:
         if self.done:
             island.session.boundary(island.now, island.meter.loss, idle=True)
             return
-        self._check_tokens(tokens)
+        tokens = self._counted(tokens)
         if not self._serving.restored.done():
             start = island.place.learner.incarnation, island.place.start.step
             self._serving.restored.set_result(
@@ -254,14 +254,23 @@ class JoinedIsland:
         self._stepped_s = island.meter.clock()
         island.stepped(StepTimes(0.0, train_s, self._stepped_s - began_s - train_s))
 
-    def _check_tokens(self, tokens: int) -> None:
-        data = self.config.data
-        if not 0 <= tokens <= data.batch * data.seq_len:
+    def _counted(self, tokens: Any) -> int:
+        """Return a step's tokens as an int, also where an array counts them."""
+        most = self.config.data.batch * self.config.data.seq_len
+        try:
+            count = int(tokens)
+        except (TypeError, ValueError, OverflowError):
+            count = -1
+        if count < 0 or count != tokens:
+            msg = f"A step's tokens are how many it trained on, a whole number: not {tokens!r}."
+            raise ConfigError(msg)
+        if count > most:
             msg = (
-                f"A step trained on {tokens} tokens, and the run allows {data.batch * data.seq_len}"
-                " (data.batch times data.seq_len): create the run with larger ones."
+                f"A step trained on {count} tokens, and the run allows {most} (data.batch times"
+                " data.seq_len): create the run with larger ones."
             )
             raise ConfigError(msg, path="data.batch")
+        return count
 
     def _cursor_after(self, cursor: int | None) -> int:
         now = self._island.now.cursor
@@ -277,8 +286,15 @@ class JoinedIsland:
         """Read the losses that are there; ``known``: wait for all of them."""
         losses = self._losses
         while losses and (known or len(losses) > MOST_PENDING or is_known(losses[0])):
-            loss = float(losses.popleft())
-            self._island.read(loss, finite=math.isfinite(loss))
+            loss = losses.popleft()
+            try:
+                value = float(loss)
+            except (TypeError, ValueError) as error:
+                about = getattr(loss, "shape", None)
+                found = repr(loss) if about is None else f"an array of shape {tuple(about)}"
+                msg = f"A step's loss is one number, the mean over its tokens: not {found}."
+                raise ConfigError(msg) from error
+            self._island.read(value, finite=math.isfinite(value))
 
     def leave(
         self,

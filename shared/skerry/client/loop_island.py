@@ -136,8 +136,10 @@ class LoopIsland(StandingView):
         self._joined: JoinedIsland | None = None
         self._standing: Standing | None = None
         self._around, self._leaving = ExitStack(), ExitStack()
+        self._left = False
 
     def __enter__(self) -> Self:
+        self._left = False
         try:
             self._at_boundary(self._join)
         except BaseException as error:
@@ -151,6 +153,7 @@ class LoopIsland(StandingView):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._left = True
         try:
             if kind is None or self._follower is None:
                 self._at_boundary(partial(self._leaving.__exit__, kind, error, trace), error)
@@ -209,7 +212,10 @@ class LoopIsland(StandingView):
         routed: Mapping[str, Any] | None,
         state: Callable[[], Any] | None,
     ) -> None:
-        """Do what ``JoinedIsland.boundary`` says, in all processes."""
+        """Do what ``JoinedIsland.boundary`` says, in all processes; ConfigError after the block."""
+        if self._left:
+            msg = "This learner has left its run: call step inside its block, or join again."
+            raise ConfigError(msg)
         if self._follower is not None:
             self._follower.state = state or self._follower.state
         self._at_boundary(

@@ -29,7 +29,7 @@ class PendingLoss:
 
     def __init__(self, loss: torch.Tensor) -> None:
         self._host = torch.empty((), dtype=loss.dtype, pin_memory=True)
-        self._host.copy_(loss, non_blocking=True)
+        self._host.copy_(loss.reshape(()), non_blocking=True)
         self._there = torch.cuda.current_stream(loss.device).record_event()
 
     def is_ready(self) -> bool:
@@ -46,7 +46,7 @@ def pending(loss: Any) -> Any:
         return loss
     loss = loss.detach()
     loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-    return PendingLoss(loss) if loss.device.type == "cuda" else loss
+    return PendingLoss(loss) if loss.device.type == "cuda" and loss.numel() == 1 else loss
 
 
 class TorchIsland(LoopIsland):
