@@ -81,7 +81,7 @@ async def find_or_create(
     RunMismatch if this learner's tensors are cut differently, StateLost if the run's record is gone
     while the log still holds state of it.
     """
-    record, work = await find_run(bus, run), None
+    record, work, chosen = await find_run(bus, run), None, given != RunConfig()
     if record is None and model is not None:
         given = given.for_model(model)
     if record is None:
@@ -104,14 +104,10 @@ async def find_or_create(
         )
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
     config = loading.with_own_data(config, given)
-    weights = config.model.weights if given.model.path else given.model.weights
-    wanted = _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)), weights)
-    different = [
-        path
-        for path in loading.differences(wanted, config)
-        if model is None or not path.startswith("model.")  # a loop's tensors say what it has
-    ]
-    if different and given != RunConfig():
+    # The tensors of a loop say what model it has: the defaults of its settings are that model's.
+    wanted = _wanted(given if model is None else given.for_model(config.model), record, config)
+    different = loading.differences(wanted, config)
+    if different and chosen:
         log.warning("config_from_ledger", ignored=different)
     if work is None or wanted != config:
         check_payload(bus, config.sync.chunk_bytes)
@@ -121,6 +117,12 @@ async def find_or_create(
     if (work.plan.digest, work.plan.shards) != (record.plan_digest, record.shards):
         raise _mismatch(record, work.plan.specs)
     return record, config, work
+
+
+def _wanted(given: RunConfig, record: RunRecord, config: RunConfig) -> RunConfig:
+    """Return the config as this client would have recorded it."""
+    weights = config.model.weights if given.model.path else given.model.weights
+    return _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)), weights)
 
 
 def _say_created(run: str, config: RunConfig, cut: Plan) -> None:

@@ -27,6 +27,7 @@ from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import check_payload, specs
 from skerry.models.machine import Machine
+from skerry.models.presets import OWN
 from skerry.protocol.messages import InnerState
 from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
@@ -111,6 +112,26 @@ async def test_the_first_tensor_that_differs_is_named(
     await joining.find_or_create(bus, "run", RunConfig(), lambda _: cut({"a": (4,), "b": (2, 2)}))
     with pytest.raises(RunMismatch, match=about):
         await joining.find_or_create(bus, "run", RunConfig(), lambda _: cut(leaves))
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+async def test_a_loop_hears_of_settings_that_do_not_count_only_where_it_gave_them(
+    bus: MemoryBus, steps: int
+) -> None:
+    @dataclass(frozen=True)
+    class Cut:
+        plan: Plan
+
+    def begun(steps: int) -> RunConfig:
+        return RunConfig.model_validate({"train": {"steps": steps}, "sync": {"learners": 1}})
+
+    own, cut = ModelConfig(preset=OWN), Cut(plan([LeafSpec("w", (4, 4))], 1))
+    await joining.find_or_create(bus, "run", begun(1), lambda _: cut, own)
+    with structlog.testing.capture_logs() as told:
+        await joining.find_or_create(bus, "run", begun(steps), lambda _: cut, own)
+        await joining.find_or_create(bus, "run", RunConfig(), lambda _: cut, own)
+    said = [entry["ignored"] for entry in told if entry["event"] == "config_from_ledger"]
+    assert said == ([] if steps == 1 else [("train.steps",)])
 
 
 async def test_each_name_has_its_own_shard_and_each_start_its_own_incarnation(
