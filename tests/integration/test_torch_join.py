@@ -91,6 +91,15 @@ def test_what_is_no_number_is_refused_at_its_step_and_no_step_is_taken_after_the
         island.step(tokens=3, loss=1.0)
 
 
+def test_what_is_no_optimizer_is_refused_before_anything_is_connected() -> None:
+    model = module()
+    each = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+    schedule = torch.optim.lr_scheduler.StepLR(each[0], 1)
+    for optimizer in (each, schedule, "sgd"):
+        with pytest.raises(ConfigError, match="optimizer is one of torch's"):
+            skerry_torch.join("nats://127.0.0.1:1", model=model, optimizer=optimizer)
+
+
 def test_falling_back_clears_the_optimizers_state_of_the_parameters(
     shared_nats: NatsServer, run_id: str, syncer: None
 ) -> None:

@@ -42,16 +42,17 @@ def parameters_of(model: torch.nn.Module) -> dict[str, Any]:
     return {name.replace(COMPILED, ""): tensor for name, tensor in held}
 
 
-def leaves_of(
-    model: torch.nn.Module, embeddings: tuple[str, ...] | None = None
-) -> tuple[LeafSpec, ...]:
+def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple[LeafSpec, ...]:
     """Name a module's parameters, sorted by name, those that are frozen last.
 
     Tied parameters count once, by their first name; a constant of a block is frozen where the
     block's norm is. ``embeddings`` are name parts of tensors to be averaged; None: those of
-    ``names.averaged``. Raises ModelError for a module without parameters to train, or a parameter
-    that is no float or is sharded along anything but its rows.
+    ``names.averaged``. Raises ModelError for what is no module or has no parameters to train, or a
+    parameter that is no float, is sharded along anything but its rows, or has no values yet.
     """
+    if not isinstance(model, torch.nn.Module):
+        msg = f"The model is a torch.nn.Module, not {model!r:.80}."
+        raise ModelError(msg, path="model")
     specs: list[LeafSpec] = []
     held = parameters_of(model)
     for name, tensor in sorted(held.items()):
@@ -60,6 +61,12 @@ def leaves_of(
                 f"Parameter {name} is {str(tensor.dtype).removeprefix('torch.')},"
                 f" {getattr(tensor, 'placements', 'in one piece')}: a learner takes float32,"
                 " bfloat16 or float16, sharded by rows (fully_shard) or not at all."
+            )
+            raise ModelError(msg, path="model")
+        if tensor.is_meta and tensor.requires_grad:
+            msg = (
+                f"Parameter {name} is on the device meta and has no values: initialise or load it"
+                " on a real device (model.to_empty) before join."
             )
             raise ModelError(msg, path="model")
         shape = tuple(tensor.shape)
@@ -164,7 +171,7 @@ def ranges_of(fragment: Fragment, leaves: list[Parameter]) -> Iterator[LocalRang
 
 
 class TorchGradient:
-    """An outer gradient f32 (padded_size,) on an accelerator, to be quantised where it lies.
+    """An outer gradient f32 (padded_size,) on a CUDA device, to be quantised where it lies.
 
     Another thread reads it, on a stream of its own: training does not wait for the copies. So it
     does any tensor that no longer changes.
@@ -277,9 +284,8 @@ class TorchFragments:
     def to_device(self, vector: NDArray[np.float32]) -> Tensor:
         """Return a vector where the parameters lie; the device copies it when it comes to that."""
         host = torch.from_numpy(vector if vector.flags.writeable else vector.copy())
-        if self.device.type == "cpu":
-            return host
-        return host.pin_memory().to(self.device, non_blocking=True)
+        on_cuda = self.device.type == "cuda"
+        return (host.pin_memory() if on_cuda else host).to(self.device, non_blocking=on_cuda)
 
     def take(self, fragment: int, whole: Tensor) -> None:
         """Adopt a vector that lies on the parameters' device, as far as it lies here."""
@@ -342,4 +348,4 @@ class TorchFragments:
 
 def handed_over(vector: Tensor) -> Any:
     """Return a vector as the network's thread takes it."""
-    return vector.numpy() if vector.device.type == "cpu" else TorchGradient(vector)
+    return TorchGradient(vector) if vector.device.type == "cuda" else vector.cpu().numpy()

@@ -235,6 +235,26 @@ def test_a_module_with_nothing_to_train_is_refused_in_a_sentence() -> None:
         torch_fragments.leaves_of(frozen)
 
 
+def test_what_is_no_module_or_has_no_values_is_refused_in_a_sentence() -> None:
+    for model in (list(module().parameters()), torch.nn.Linear, module().state_dict()):
+        with pytest.raises(ModelError, match=r"The model is a torch\.nn\.Module, not"):
+            torch_fragments.leaves_of(model)
+    with torch.device("meta"):
+        empty = torch.nn.Linear(3, 4)
+    with pytest.raises(ModelError, match="bias is on the device meta and has no values"):
+        torch_fragments.leaves_of(empty)
+
+
+def test_a_vector_of_a_device_without_cuda_is_handed_over_by_the_host() -> None:
+    class Elsewhere:
+        device = torch.device("mps")
+
+        def cpu(self) -> Any:
+            return torch.arange(3.0)
+
+    np.testing.assert_array_equal(torch_fragments.handed_over(Elsewhere()), [0.0, 1.0, 2.0])
+
+
 def test_stacked_experts_are_the_same_tensors_to_a_jax_and_a_torch_loop() -> None:
     class Experts(torch.nn.Module):  # type: ignore[misc, name-defined] # torch counts as untyped
         def __init__(self) -> None:
