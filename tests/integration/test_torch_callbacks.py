@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from skerry.client.loop_thread import LoopThread
+from skerry.errors import ConfigError
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import RunState
@@ -19,6 +20,7 @@ from tests.support.processes import call
 
 torch: Any = pytest.importorskip("torch")
 skerry_torch: Any = pytest.importorskip("skerry.torch")
+TorchIsland: Any = pytest.importorskip("skerry.client.torch_island").TorchIsland
 torch.set_num_threads(1)
 
 pytestmark = [
@@ -49,9 +51,21 @@ def of_run(thread: LoopThread, url: str, run: str) -> Any:
     return thread.result(read())
 
 
-def test_hugging_faces_trainer_is_a_learner(
-    shared_nats: NatsServer, run_id: str, tmp_path: Path, thread: LoopThread, syncer: None
-) -> None:
+@pytest.fixture
+def stepped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Return the tokens and the loss of each step that a callback has reported."""
+    found = list[tuple[int, float]]()
+    step = TorchIsland.step
+
+    def spy(island: Any, *, tokens: Any, loss: Any, **more: Any) -> None:
+        found.append((tokens, float(loss)))
+        step(island, tokens=tokens, loss=loss, **more)
+
+    monkeypatch.setattr(TorchIsland, "step", spy)
+    return found
+
+
+def hf_trainer(callback: Any, folder: Path, **arguments: Any) -> Any:
     transformers: Any = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = transformers.LlamaConfig(
@@ -63,20 +77,24 @@ def test_hugging_faces_trainer_is_a_learner(
         num_key_value_heads=2,
     )
     model = transformers.LlamaForCausalLM(config)
-    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=BATCH,
-        max_steps=1000,
+    given = {"per_device_train_batch_size": BATCH, "max_steps": 1000, **arguments}
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
         learning_rate=1e-2,
         report_to=[],
         save_strategy="no",
         use_cpu=True,
         disable_tqdm=True,
+        **given,
     )
-    trainer = transformers.Trainer(
-        model=model, args=arguments, train_dataset=rows(), callbacks=[callback]
-    )
+    return transformers.Trainer(model=model, args=args, train_dataset=rows(), callbacks=[callback])
+
+
+def test_hugging_faces_trainer_is_a_learner(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, thread: LoopThread, syncer: None
+) -> None:
+    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
+    trainer = hf_trainer(callback, tmp_path)
     trainer.train()
     assert trainer.state.global_step == 40, "the run ended it"
     record, commits = of_run(thread, shared_nats.url, run_id)
@@ -89,47 +107,129 @@ def test_hugging_faces_trainer_is_a_learner(
     assert callback.island.cursor == 40 * BATCH
 
 
-def test_lightnings_trainer_is_a_learner(
-    shared_nats: NatsServer, run_id: str, tmp_path: Path, thread: LoopThread, syncer: None
+def test_a_trainer_that_accumulates_reports_all_tokens_and_the_mean_loss_of_a_step(
+    shared_nats: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    syncer: None,
+    stepped: list[tuple[int, float]],
 ) -> None:
+    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
+    size, by = BATCH // 2, {"gradient_accumulation_steps": 2}
+    trainer = hf_trainer(callback, tmp_path, per_device_train_batch_size=size, max_steps=1, **by)
+    trainer.train()
+    ((tokens, loss),) = stepped
+    assert tokens == BATCH * SEQ
+    assert loss == pytest.approx(trainer.state.log_history[-1]["train_loss"], rel=1e-3)
+
+
+def test_a_trainer_that_computes_the_loss_itself_is_refused_in_a_sentence(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, syncer: None
+) -> None:
+    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
+    trainer = hf_trainer(callback, tmp_path, label_smoothing_factor=0.1)
+    with pytest.raises(ConfigError, match="given no labels"):
+        trainer.train()
+    callback.on_train_end(None, None, None)
+
+
+def test_a_trainer_that_failed_trains_again(
+    shared_nats: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    syncer: None,
+    stepped: list[tuple[int, float]],
+) -> None:
+    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
+    trainer = hf_trainer(callback, tmp_path)
+    compute = trainer.compute_loss
+
+    def fail(*given: Any, **more: Any) -> Any:
+        compute(*given, **more)
+        raise InterruptedError
+
+    trainer.compute_loss = fail
+    with pytest.raises(InterruptedError):
+        trainer.train()
+    trainer.compute_loss = compute
+    trainer.train()
+    assert {tokens for tokens, _ in stepped} == {BATCH * SEQ}
+
+
+def lightning_fit(callback: Any, folder: Path, *, size: int = BATCH, **arguments: Any) -> Any:
+    """Fit a module by hand where ``by_hand``, and return the trainer and its losses."""
     lightning: Any = pytest.importorskip("lightning.pytorch")
+    losses, by_hand = list[float](), arguments.pop("by_hand", False)
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined] # untyped here
         def __init__(self) -> None:
             super().__init__()
             self.net = torch.nn.Sequential(torch.nn.Embedding(VOCAB, 8), torch.nn.Linear(8, VOCAB))
+            self.automatic_optimization = not by_hand
 
         def training_step(self, batch: Any, _index: int) -> Any:
             ids = batch["input_ids"]
             scores = self.net(ids[:, :-1])
-            return torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
+            loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
+            losses.append(float(loss.detach()))
+            return None if by_hand else loss
 
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
-    callback = skerry_torch.LightningCallback(
-        *(shared_nats.url,),
-        tokens=lambda batch: batch["input_ids"][:, 1:].numel(),
-        run=run_id,
-        name="lightning",
-        config=CONFIG,
-        module="net",
-    )
     trainer = lightning.Trainer(
-        max_steps=1000,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[callback],
-        default_root_dir=tmp_path,
+        default_root_dir=folder,
+        **arguments,
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(rows(), batch_size=BATCH))
+    trainer.fit(Module(), torch.utils.data.DataLoader(rows(), batch_size=size))
+    return trainer, losses
+
+
+def in_lightning(url: str, run: str) -> Any:
+    return skerry_torch.LightningCallback(
+        *(url,),
+        tokens=lambda batch: batch["input_ids"][:, 1:].numel(),
+        run=run,
+        name="lightning",
+        config=CONFIG,
+        module="net",
+    )
+
+
+def test_lightnings_trainer_is_a_learner(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, thread: LoopThread, syncer: None
+) -> None:
+    trainer, _ = lightning_fit(in_lightning(shared_nats.url, run_id), tmp_path, max_steps=1000)
     assert trainer.global_step == 40, "the run ended it"
     record, _ = of_run(thread, shared_nats.url, run_id)
     assert record.state is RunState.FINISHED
     assert {leaf.name for leaf in record.leaves} == {"0.weight", "1.weight", "1.bias"}
+
+
+def test_lightning_that_accumulates_reports_all_tokens_and_the_mean_loss_of_a_step(
+    shared_nats: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    syncer: None,
+    stepped: list[tuple[int, float]],
+) -> None:
+    by: dict[str, Any] = {"accumulate_grad_batches": 2, "size": BATCH // 2}
+    _, losses = lightning_fit(in_lightning(shared_nats.url, run_id), tmp_path, max_steps=1, **by)
+    assert stepped == [(BATCH * SEQ, pytest.approx(sum(losses) / 2))]
+
+
+def test_a_lightning_module_that_returns_no_loss_is_refused_in_a_sentence(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, syncer: None
+) -> None:
+    callback = in_lightning(shared_nats.url, run_id)
+    with pytest.raises(ConfigError, match="return it from training_step"):
+        lightning_fit(callback, tmp_path, max_steps=1, by_hand=True)
 
 
 def test_the_fine_tune_of_the_examples_ends_with_a_folder_that_loads(

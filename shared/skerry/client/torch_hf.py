@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from skerry.client.asked import Config
 from skerry.client.torch_island import join
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 from skerry.models.arch import parse
 from skerry.models.presets import arch_of
 from skerry.settings.models import RunConfig
@@ -45,6 +46,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers coun
     ) -> None:
         """Take what ``skerry.torch.join`` takes."""
         self._options: dict[str, Any] = {"url": url, "run": run, "name": name, "config": config}
+        self._around = ExitStack()
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
 
@@ -53,27 +55,39 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers coun
     ) -> None:
         """Join the run, and adopt its state."""
         del state, control
+        self._around.close()  # the Trainer says nothing when an earlier start has failed
         self._of_all = args.world_size
-        self._hook = model.register_forward_hook(self._note, with_kwargs=True)
+        self._losses, self._tokens = [], []
         optimizer = getattr(optimizer, "optimizer", optimizer)  # what accelerate has wrapped
-        self.island = join(**self._options, model=model, optimizer=optimizer).__enter__()
+        joined = join(**self._options, model=model, optimizer=optimizer)
+        self.island = self._around.enter_context(joined)
+        self._around.callback(model.register_forward_hook(self._note, with_kwargs=True).remove)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Answer and adopt after each step of the optimizer."""
         del args, state
-        loss = sum(self._losses) / max(1, len(self._losses))
-        tokens = self._of_all * sum(int(count) for count in self._tokens)
+        if not self._tokens:
+            msg = (
+                "The model was given no labels in this step: SkerryCallback counts those of the"
+                " model's own loss. Leave out label_smoothing_factor and compute_loss_func, or"
+                " train in a loop with skerry.torch.join."
+            )
+            raise ConfigError(msg)
+        counted = sum(self._tokens)
+        loss = sum(self._losses) / counted
         self._losses, self._tokens = [], []
-        self.island.step(tokens=tokens, loss=loss)
+        self.island.step(tokens=self._of_all * int(counted), loss=loss)
         control.should_training_stop |= self.island.done
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Leave the run."""
         del args, state, control
-        self._hook.remove()
-        self.island.__exit__(None, None, None)
+        self._around.close()
 
     def _note(self, model: Any, _args: Any, given: dict[str, Any], output: Any) -> None:
+        """Note a micro-batch: how many labels it has, and the sum of their losses."""
         if model.training and (labels := given.get("labels")) is not None:
-            self._losses.append(output.loss.detach())
-            self._tokens.append((labels[..., 1:] != -100).sum())
+            count = (labels[..., 1:] if labels.dim() > 1 else labels).ne(-100).sum()
+            of_step = given.get("num_items_in_batch")  # what a step of several has divided by
+            self._tokens.append(count)
+            self._losses.append(output.loss.detach() * (count if of_step is None else of_step))

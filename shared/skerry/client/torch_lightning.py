@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 
 from skerry.client.asked import Config
 from skerry.client.torch_island import join
+from skerry.errors import ConfigError
 
 
 class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as untyped
@@ -32,25 +33,32 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
         self._options: dict[str, Any] = {"url": url, "run": run, "name": name, "config": config}
         self._count = tokens
         self._module = module
+        self._losses: list[Any] = []
         self._tokens = self._steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Join the run, and adopt its state."""
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
         model = pl_module.get_submodule(self._module)
-        self._steps = trainer.global_step
+        self._losses, self._tokens, self._steps = [], 0, trainer.global_step
         self.island = join(**self._options, model=model, optimizer=optimizer).__enter__()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Answer and adopt once the optimizer has taken a step."""
-        del pl_module, batch_idx
+        del batch_idx
+        loss = outputs.get("loss")
+        if loss is None and pl_module.automatic_optimization:
+            return  # training_step has skipped the batch
+        if loss is None:
+            msg = "LightningCallback reports the loss: return it from training_step."
+            raise ConfigError(msg)
         self._tokens += self._count(batch)
+        self._losses.append(loss * trainer.accumulate_grad_batches)  # which has divided it
         if trainer.global_step > self._steps:
-            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-            self.island.step(tokens=self._tokens, loss=loss)
-            self._tokens, self._steps = 0, trainer.global_step
+            self.island.step(tokens=self._tokens, loss=sum(self._losses) / len(self._losses))
+            self._losses, self._tokens, self._steps = [], 0, trainer.global_step
             trainer.should_stop |= self.island.done
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
