@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,13 +29,13 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
 
     Where nothing names a broker it is that of the run's cluster in this folder, if one runs.
     """
-    sets = [f'nats.url="{url}"'] if url else []
+    environ = os.environ | ({"SKERRY_NATS__URL": url} if url else {})
     if isinstance(config, (str, Path)):
-        found = loading.load(Path(config), sets)
+        found = loading.load(Path(config), environ=environ)
     else:
         if isinstance(config, RunConfig):
             config = config.model_dump(mode="json", exclude_unset=True)
-        found = loading.load(None, sets, tables=config)
+        found = loading.load(environ=environ, tables=config)
     nats = found.local.nats
     if nats.url == NatsSettings().url and not url:
         for cluster in running():

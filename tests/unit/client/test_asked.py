@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
-from skerry.client.asked import model_of_leaves
+from skerry.client.asked import model_of_leaves, settings_of
 from skerry.errors import ModelError
 from skerry.models.presets import OWN, arch_of
 from skerry.models.tensors import leaf_specs_of
@@ -38,3 +38,12 @@ def test_who_has_to_compute_a_loops_own_model_says_so() -> None:
     record = RunRecord("r", to_json(config), cut.specs, 1, 1, cut.digest, 1, "0", RunState.OPEN)
     with pytest.raises(ModelError, match="training loops' own"):
         Evaluator.of(None, record, "e")  # type: ignore[arg-type] # it asks no bus
+
+
+def test_a_loop_names_its_broker_with_a_login_and_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SKERRY_NATS__URL", "nats://elsewhere:4222")
+    address = "nats://user:secret@127.0.0.1:4222"
+    assert settings_of(address, "r", None).local.nats.url == address
+    assert settings_of(None, "r", None).local.nats.url == "nats://elsewhere:4222"
