@@ -42,7 +42,9 @@ async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
     async with await client(request, request.param) as connected:
         yield connected
         if isinstance(connected, Replicated):
-            await forget_streams(request.getfixturevalue("cluster").url)
+            cluster: NatsCluster = request.getfixturevalue("cluster")
+            await cluster.ready()
+            await forget_streams(cluster.url)
 
 
 async def client(request: pytest.FixtureRequest, kind: str) -> Bus:

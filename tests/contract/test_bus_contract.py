@@ -421,7 +421,8 @@ async def test_a_follower_behind_the_end_of_a_newer_stream_starts_over(
 async def test_a_follower_carries_large_messages_in_bulk(bus: Bus, names: Subjects) -> None:
     count = 60
     for i in range(count):
-        await bus.publish(names.shard(0).contribution(i, "a"), bytes([i]) * 600_000)
+        subject = names.shard(0).contribution(i, "a")
+        await bus.publish(subject, bytes([i]) * 600_000, msg_id=f"{i}")
     found = await followed(bus, names.shard(0).contribution(), count)
     assert [(r.sequence, r.payload[0], len(r.payload)) for r in found] == [
         (i + 1, i, 600_000) for i in range(count)
