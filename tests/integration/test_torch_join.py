@@ -96,7 +96,7 @@ def test_what_is_no_optimizer_is_refused_before_anything_is_connected() -> None:
     each = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
     schedule = torch.optim.lr_scheduler.StepLR(each[0], 1)
     for optimizer in (each, schedule, "sgd"):
-        with pytest.raises(ConfigError, match="optimizer is one of torch's"):
+        with pytest.raises(ConfigError, match="optimizer must be one of torch's"):
             skerry_torch.join("nats://127.0.0.1:1", model=model, optimizer=optimizer)
 
 

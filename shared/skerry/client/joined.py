@@ -226,8 +226,8 @@ class JoinedIsland:
         ``routed`` counts the tokens that reached each unit of a stack so far. ``state`` gives the
         optimizer's state, to be saved when a save is due.
 
-        Raises ConfigError for tokens that are no number of them, or more than a step of the run may
-        have, for a loss that is not one number, or a cursor that goes back.
+        Raises ConfigError for tokens that are not a whole number or are more than a step of the run
+        may have, for a loss that is not one number, and for a cursor that goes back.
         """
         island, began_s = self._island, self._stepped_s
         self._serving.check()

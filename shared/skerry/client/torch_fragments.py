@@ -47,11 +47,11 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
 
     Tied parameters count once, by their first name; a constant of a block is frozen where the
     block's norm is. ``embeddings`` are name parts of tensors to be averaged; None: those of
-    ``names.averaged``. Raises ModelError for what is no module or has no parameters to train, or a
-    parameter that is no float, is sharded along anything but its rows, or has no values yet.
+    ``names.averaged``. Raises ModelError if it is not a module, has no parameters to train, or has
+    one that is no float, is sharded along anything but its rows, or has no values yet.
     """
     if not isinstance(model, torch.nn.Module):
-        msg = f"The model is a torch.nn.Module, not {model!r:.80}."
+        msg = f"The model must be a torch.nn.Module, not {model!r:.80}."
         raise ModelError(msg, path="model")
     specs: list[LeafSpec] = []
     held = parameters_of(model)

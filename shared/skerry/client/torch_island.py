@@ -171,7 +171,7 @@ def join(
         run: The run's id.
         name: The learner's own, which no other learner of the run has; by default the host's.
         optimizer: What trains the module: its state is saved on this machine, given back after a
-            restart, and cleared when training falls back. Of several, one, or none.
+            restart, and cleared when training falls back. Give one of several, or none.
         config: Settings by table, such as ``{"train": {"steps": 5000}}``, or a TOML file of them;
             those of the run count if it is created here. Credentials are in table ``nats``.
         embeddings: Name parts that mark embeddings, which are averaged and not merged by direction;
@@ -180,8 +180,8 @@ def join(
             the experts of Hugging Face's models.
 
     Raises:
-        ConfigError: a setting or an optimizer that is none, or does not fit.
-        ModelError: no module, parameters of another kind, or none to train.
+        ConfigError: a setting or an optimizer that is invalid, or does not fit.
+        ModelError: not a module, parameters of another kind, or none to train.
 
     Entering the block raises BrokerUnavailable where no broker answers, RunMismatch where the run
     has other tensors, RunFinished where it is over; a step raises Superseded once another learner
@@ -193,7 +193,7 @@ def join(
         replace(leaf, unit=sizes.get(leaf.name, leaf.unit)) for leaf in leaves_of(model, embeddings)
     )
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        msg = f"optimizer is one of torch's, whose state is saved, or None: not {optimizer!r:.80}."
+        msg = f"optimizer must be one of torch's or None, not {optimizer!r:.80}."
         raise ConfigError(msg)
     settings, process = settings_of(url, run, config), met(run, name)
     return TorchIsland(settings, run, name, model, leaves, optimizer, process)

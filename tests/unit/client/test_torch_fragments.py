@@ -237,7 +237,7 @@ def test_a_module_with_nothing_to_train_is_refused_in_a_sentence() -> None:
 
 def test_what_is_no_module_or_has_no_values_is_refused_in_a_sentence() -> None:
     for model in (list(module().parameters()), torch.nn.Linear, module().state_dict()):
-        with pytest.raises(ModelError, match=r"The model is a torch\.nn\.Module, not"):
+        with pytest.raises(ModelError, match=r"The model must be a torch\.nn\.Module, not"):
             torch_fragments.leaves_of(model)
     with torch.device("meta"):
         empty = torch.nn.Linear(3, 4)

@@ -55,9 +55,9 @@ async def test_a_learner_of_another_release_than_the_runs_is_told_so(
 ) -> None:
     await find_or_create(bus, "run", config)
     monkeypatch.setattr(joining, "version", lambda _: "9.9.9")
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         record, _ = await find_or_create(bus, "run", config)
-    (said,) = [entry for entry in told if entry["event"] == "other_release"]
+    (said,) = [entry for entry in logs if entry["event"] == "other_release"]
     assert (said["created_by"], said["here"]) == (record.skerry_version, "9.9.9")
 
 
@@ -127,10 +127,10 @@ async def test_a_loop_hears_of_settings_that_do_not_count_only_where_it_gave_the
 
     own, cut = ModelConfig(preset=OWN), Cut(plan([LeafSpec("w", (4, 4))], 1))
     await joining.find_or_create(bus, "run", begun(1), lambda _: cut, own)
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         await joining.find_or_create(bus, "run", begun(steps), lambda _: cut, own)
         await joining.find_or_create(bus, "run", RunConfig(), lambda _: cut, own)
-    said = [entry["ignored"] for entry in told if entry["event"] == "config_from_ledger"]
+    said = [entry["ignored"] for entry in logs if entry["event"] == "config_from_ledger"]
     assert said == ([] if steps == 1 else [("train.steps",)])
 
 
@@ -206,7 +206,7 @@ async def test_a_window_nobody_chose_grows_until_it_covers_what_is_replayed(
     prepared = replace(prepare(config), config=config, plan=large)
     monkeypatch.setattr(works, "prepare", lambda given: replace(prepared, config=given))
     unset = config.model_copy(update={"log": LogConfig()})
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         record, work = await find_or_create(bus, "run", unset)
         _, again = await find_or_create(bus, "run", unset)
     rounds, blocks = config.sync.snapshot_every + 1, 16384 * 8192 // 256
@@ -214,7 +214,7 @@ async def test_a_window_nobody_chose_grows_until_it_covers_what_is_replayed(
     assert again.config == work.config == run_config_from_json(record.config_json)
     streams = {info.spec.name: info.spec.max_bytes for info in await bus.streams()}
     assert streams["SKERRY_run_CONTRIB_0"] == work.config.log.window_bytes
-    assert "config_from_ledger" not in [entry["event"] for entry in told]
+    assert "config_from_ledger" not in [entry["event"] for entry in logs]
 
 
 def test_window_too_small_for_initial_parameters_is_refused_with_the_size_to_set() -> None:
