@@ -2,9 +2,9 @@
 
 A run record, a checkpoint or a remote config may name any function of any module. It is called only
 if this machine's owner allowed its module: with the setting ``allow_code``, or by naming the
-function in this process's own settings. Skerry's own models and rules and optax's optimizers are
-always allowed. The function must also be *defined* in an allowed module, so that
-``mine:Popen`` is refused although ``mine`` imports it.
+function in this process's own settings. Only optax's optimizers are always allowed: our own
+modules also hold functions that write files. The function must also be *defined* in an allowed
+module, so that ``mine:Popen`` is refused although ``mine`` imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from skerry.errors import ConfigError
 
-OWN = ("skerry.algorithm", "skerry.models")
 OPTAX = (
     "adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb lars"
     " lbfgs lion nadam nadamw noisy_sgd novograd optimistic_adam optimistic_gradient_descent"
@@ -26,7 +25,7 @@ OPTAX = (
 """The optimizers that optax documents."""
 DOCUMENTED = frozenset(f"optax:{name}" for name in OPTAX.split())
 
-_allowed: set[str] = {*OWN}
+_allowed: set[str] = set()
 
 
 class CodeRefused(ConfigError):
@@ -44,7 +43,7 @@ def allow(modules: Iterable[str]) -> None:
 
 def allowed() -> tuple[str, ...]:
     """Return the modules that this machine's owner has allowed in this process."""
-    return tuple(sorted(_allowed.difference(OWN)))
+    return tuple(sorted(_allowed))
 
 
 def module_of(reference: str) -> str:

@@ -104,17 +104,31 @@ def test_a_module_with_a_similar_name_is_not_allowed(reference: str) -> None:
     ("reference", "refusal"),
     [
         ("optax:adamw", None),
-        ("skerry.algorithm.outer:make_outer", None),
-        ("skerry.models.decoder:Decoder", None),
         ("optax:chain", code.CodeRefused),
-        ("skerry.algorithm.outer:import_module", (code.CodeRefused, AttributeError)),
+        ("skerry.models.decoder:Decoder", code.CodeRefused),
     ],
 )
-def test_our_own_rules_and_optaxs_documented_optimizers_are_allowed(
+def test_only_optaxs_documented_optimizers_are_always_allowed(
     reference: str, refusal: type[Exception] | None
 ) -> None:
     with pytest.raises(refusal) if refusal else nullcontext():
         assert callable(code.load(reference, "outer.preset"))
+
+
+@pytest.mark.parametrize(
+    ("reference", "options"),
+    [
+        ("skerry.models.hf:write", {"folder": "made/x", "arch": None, "tensors": {}}),
+        ("skerry.models.export:export_tensors", {"where": ".", "out": "made", "access": {}}),
+    ],
+)
+def test_our_own_functions_write_nothing_because_a_run_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, options: dict[str, object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(code.CodeRefused):
+        code.build(reference, "model.factory", options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_optax_has_every_optimizer_that_is_allowed() -> None:

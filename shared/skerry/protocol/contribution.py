@@ -6,9 +6,11 @@ the same messages in the stream's order and get the same answers. Nothing here w
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from skerry.algorithm.fragments import Plan
@@ -35,6 +37,7 @@ MOST_OPEN = 4096
 """Contributions that may be incomplete at once, over all fragments and learners."""
 MOST_SKIPPED = 1000
 """Starts of one learner whose numbers a reader may have missed; a number beyond is no number."""
+_NUMBER, _SEQUENCE = itemgetter(0), itemgetter(1)
 GENESIS_SCHEME = "f32"
 """Initial parameters are exact, whatever the scheme of outer gradients is."""
 
@@ -154,7 +157,11 @@ def refused_as(cause: RefusalCause, item: ContributionHeader | ContributionId) -
 
 @dataclass(slots=True)
 class Incarnations:
-    """Where in a shard's CONTRIB each learner's starts lie, in whatever order they are read."""
+    """Where in a shard's CONTRIB each learner's starts lie, in whatever order they are read.
+
+    Of each learner the newest ``MOST_SKIPPED`` that tell something, by number and so by sequence:
+    one that lies behind the start of a newer incarnation tells nothing.
+    """
 
     starts: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict[str, list[tuple[int, int]]]
@@ -166,8 +173,8 @@ class Incarnations:
         Raises Implausible for a number that is far above all that are known: a learner counts its
         starts.
         """
-        known = self.starts.get(start.learner, ())
-        if start.incarnation > MOST_SKIPPED + max((number for number, _ in known), default=0):
+        known = self.starts.get(start.learner)
+        if start.incarnation > MOST_SKIPPED + (known[-1][0] if known else 0):
             msg = f"Start {start.incarnation} of {start.learner!r} is far above those known."
             raise Implausible(msg)
         self.note(start.learner, start.incarnation, sequence)
@@ -175,19 +182,24 @@ class Incarnations:
     def note(self, learner: str, incarnation: int, sequence: int) -> None:
         """Note where an incarnation began, by the ledger's own record of it."""
         known = self.starts.setdefault(learner, [])
-        if (incarnation, sequence) not in known:
-            known.append((incarnation, sequence))
+        stop = bisect_left(known, incarnation, key=_NUMBER)
+        if stop < len(known) and known[stop][1] <= sequence:
+            return
+        first = bisect_left(known, sequence, hi=stop, key=_SEQUENCE)
+        stop = bisect_right(known, incarnation, lo=stop, key=_NUMBER)
+        known[first:stop] = [(incarnation, sequence)]
+        del known[:-MOST_SKIPPED]
 
     def passed(self, learner: str, incarnation: int) -> None:
         """Forget the starts before one that the reading has passed."""
-        self.starts[learner] = [s for s in self.starts[learner] if s[0] >= incarnation]
+        known = self.starts[learner]
+        del known[: bisect_left(known, incarnation, key=_NUMBER)]
 
     def superseded(self, learner: str, incarnation: int, sequence: int) -> bool:
         """Return True if a newer incarnation had begun before what became whole at ``sequence``."""
-        return any(
-            newer > incarnation and began < sequence
-            for newer, began in self.starts.get(learner, ())
-        )
+        known = self.starts.get(learner, ())
+        newer = bisect_right(known, incarnation, key=_NUMBER)
+        return newer < len(known) and known[newer][1] < sequence
 
 
 @dataclass(slots=True)

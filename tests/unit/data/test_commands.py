@@ -126,7 +126,7 @@ def test_a_command_says_one_sentence_and_leaves_nothing_behind(
 def test_a_dataset_is_prepared_by_its_function(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "typed_data.py").write_text("def build():\n    return ['one text', 'another'] * 30\n")
     monkeypatch.syspath_prepend(here)
-    monkeypatch.setattr(code, "_allowed", {*code.OWN})
+    monkeypatch.setattr(code, "_allowed", set[str]())
     command = PREPARE.format("typed_data:build", "words") + " --json"
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.stderr

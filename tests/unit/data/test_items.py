@@ -63,7 +63,7 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     monkeypatch.chdir(tmp_path)
     module = ModuleType("my_data")
     monkeypatch.setitem(sys.modules, "my_data", module)
-    monkeypatch.setattr(code, "_allowed", {*code.OWN, "my_data"})
+    monkeypatch.setattr(code, "_allowed", {"my_data"})
 
     def place(dataset: Any) -> None:
         def build(**_: object) -> Any:
@@ -210,7 +210,7 @@ def test_what_is_no_dataset_is_one_sentence(put: Put, items: Any, said: str) -> 
 
 def test_a_datasets_code_must_be_allowed(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     put(STORIES)
-    monkeypatch.setattr(code, "_allowed", {*code.OWN})
+    monkeypatch.setattr(code, "_allowed", set[str]())
     with pytest.raises(CodeRefused, match="allow_code=my_data"):
         corpus_of(None)
 

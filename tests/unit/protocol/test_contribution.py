@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.log.base import Record
 from skerry.protocol.contribution import (
+    MOST_SKIPPED,
     Contribution,
     ContributionAssembler,
     ContributionRules,
+    Incarnations,
     Refusal,
 )
 from skerry.protocol.messages import ContributionHeader, RefusalCause, Refused, Start
@@ -150,6 +155,27 @@ async def test_an_earlier_start_counts_although_a_later_one_is_known() -> None:
     *_, got = [assembler.feed(record) for record in records]
     assert isinstance(got, Refusal)
     assert got.cause == "superseded"
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=12))
+def test_starts_that_tell_nothing_are_not_kept(noted: list[tuple[int, int]]) -> None:
+    incarnations = Incarnations()
+    for number, sequence in noted:
+        incarnations.note("a", number, sequence)
+    for number, sequence in product(range(7), range(11)):
+        newer = any(n > number and began < sequence for n, began in noted)
+        assert incarnations.superseded("a", number, sequence) == newer
+    assert len(incarnations.starts.get("a", [])) <= len({number for number, _ in noted})
+
+
+@pytest.mark.parametrize("rise", [0, 1, -1], ids=["the same", "rising", "falling"])
+def test_a_flood_of_starts_is_not_held(rise: int) -> None:
+    incarnations = Incarnations()
+    incarnations.note("a", 5000, 0)
+    for sequence in range(1, 5001):
+        start = Start(RUN, "a", 5001 + rise * sequence, 1)
+        incarnations.start(start, sequence)
+    assert len(incarnations.starts["a"]) <= MOST_SKIPPED
 
 
 async def test_unfinished_contribution_without_its_first_chunk_is_named_by_identity() -> None:
