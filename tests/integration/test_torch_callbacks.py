@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,47 @@ def test_a_trainer_that_failed_trains_again(
     assert {tokens for tokens, _ in stepped} == {BATCH * SEQ}
 
 
+def test_a_learner_whose_training_failed_leaves_with_the_block_or_with_the_program(
+    shared_nats: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    syncer: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_exit = list[Any]()
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(partial(*call)))
+    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
+    trainer = hf_trainer(callback, tmp_path, label_smoothing_factor=0.1)
+    with pytest.raises(ConfigError, match="given no labels"), callback:
+        trainer.train()
+    with pytest.raises(ConfigError, match="has left its run"):
+        callback.island.step(tokens=1, loss=1.0)
+    with pytest.raises(ConfigError, match="given no labels"):
+        trainer.train()
+    callback.island.step(tokens=1, loss=1.0)
+    at_exit[0]()
+    with pytest.raises(ConfigError, match="has left its run"):
+        callback.island.step(tokens=1, loss=1.0)
+
+
+def test_labels_are_counted_where_the_model_predicts_them() -> None:
+    hf: Any = pytest.importorskip("skerry.client.torch_hf")
+    transformers: Any = pytest.importorskip("transformers")
+    size = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2}
+    size |= {"num_hidden_layers": 1, "intermediate_size": 16}
+    bert = transformers.BertConfig(**size)
+    each = {
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**size)): SEQ - 1,
+        transformers.T5ForConditionalGeneration(
+            transformers.T5Config(vocab_size=VOCAB, d_model=8, d_ff=8, num_layers=1, num_heads=1)
+        ): SEQ,
+        transformers.BertForMaskedLM(bert): SEQ,
+        transformers.BertForTokenClassification(bert): SEQ,
+    }
+    labels = torch.zeros(1, SEQ, dtype=torch.int64)
+    assert {model: int(hf.counted(model, labels)) for model in each} == each
+
+
 def lightning_fit(callback: Any, folder: Path, *, size: int = BATCH, **arguments: Any) -> Any:
     """Fit a module by hand where ``by_hand``, and return the trainer and its losses."""
     lightning: Any = pytest.importorskip("lightning.pytorch")
@@ -191,14 +234,14 @@ def lightning_fit(callback: Any, folder: Path, *, size: int = BATCH, **arguments
     return trainer, losses
 
 
-def in_lightning(url: str, run: str) -> Any:
+def in_lightning(url: str, run: str, module: str = "net") -> Any:
     return skerry_torch.LightningCallback(
         *(url,),
         tokens=lambda batch: batch["input_ids"][:, 1:].numel(),
         run=run,
         name="lightning",
         config=CONFIG,
-        module="net",
+        module=module,
     )
 
 
@@ -230,6 +273,11 @@ def test_a_lightning_module_that_returns_no_loss_is_refused_in_a_sentence(
     callback = in_lightning(shared_nats.url, run_id)
     with pytest.raises(ConfigError, match="return it from training_step"):
         lightning_fit(callback, tmp_path, max_steps=1, by_hand=True)
+
+
+def test_a_part_that_a_lightning_module_has_not_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no module 'typo': it has net"):
+        lightning_fit(in_lightning("nats://127.0.0.1:1", "r", "typo"), tmp_path, max_steps=1)
 
 
 def test_the_fine_tune_of_the_examples_ends_with_a_folder_that_loads(

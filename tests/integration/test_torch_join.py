@@ -14,7 +14,7 @@ import pytest
 
 from skerry.client.inner_file import read_file
 from skerry.client.loop_thread import LoopThread
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, ModelError
 from tests.support.builders import wait_until
 from tests.support.joins import CONFIG, ENDLESS, violations
 from tests.support.nats_server import NatsServer
@@ -89,6 +89,61 @@ def test_what_is_no_number_is_refused_at_its_step_and_no_step_is_taken_after_the
                 island.step(tokens=3, loss=loss)
     with pytest.raises(ConfigError, match="has left its run"):
         island.step(tokens=3, loss=1.0)
+
+
+def replace_a_parameter(model: Any) -> None:
+    model.weight = torch.nn.Parameter(torch.zeros(15, 20))
+
+
+def unfreeze(model: Any) -> None:
+    model.bias.requires_grad_()
+
+
+def load_in_place_of(model: Any) -> None:
+    model.load_state_dict(module().state_dict(), assign=True)
+
+
+@pytest.mark.parametrize("change", [replace_a_parameter, unfreeze, load_in_place_of])
+def test_a_module_that_trains_other_parameters_than_it_joined_with_is_refused_at_the_next_step(
+    shared_nats: NatsServer, run_id: str, syncer: None, change: Any
+) -> None:
+    model = module()
+    model.bias.requires_grad_(requires_grad=False)
+    with skerry_torch.join(
+        shared_nats.url, run=run_id, name="a", model=model, config=ENDLESS
+    ) as island:
+        island.step(tokens=3, loss=1.0)
+        change(model)
+        name = "bias" if change is unfreeze else "weight"
+        with pytest.raises(ModelError, match=f"Parameter {name} was not there, or frozen"):
+            island.step(tokens=3, loss=1.0)
+
+
+def test_parameters_that_are_frozen_after_join_or_moved_to_another_type_are_followed(
+    shared_nats: NatsServer, run_id: str, syncer: None
+) -> None:
+    model = module()
+    with skerry_torch.join(
+        shared_nats.url, run=run_id, name="a", model=model, config=CONFIG
+    ) as island:
+        model.bias.requires_grad_(requires_grad=False)
+        model.to(torch.bfloat16)
+        for _ in island.batches(range(7)):
+            island.step(tokens=3, loss=1.0)
+    assert model.bias.dtype is torch.bfloat16
+
+
+def test_what_wraps_a_module_adds_nothing_to_the_names_of_its_parameters() -> None:
+    parallel = torch.nn.DataParallel(module())
+    for wrapped in (parallel, torch.nn.ModuleDict({"_orig_mod": parallel})):  # as by torch.compile
+        island = skerry_torch.join("nats://127.0.0.1:1", model=wrapped)
+        assert [leaf.name for leaf in island._joining.leaves] == ["bias", "weight"]
+
+
+def test_an_optimizer_of_another_module_is_refused_before_anything_is_connected() -> None:
+    other = torch.optim.SGD(module().parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="optimizer trains no parameter of the model"):
+        skerry_torch.join("nats://127.0.0.1:1", model=module(), optimizer=other)
 
 
 def test_what_is_no_optimizer_is_refused_before_anything_is_connected() -> None:

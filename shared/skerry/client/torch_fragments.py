@@ -47,8 +47,9 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
 
     Tied parameters count once, by their first name; a constant of a block is frozen where the
     block's norm is. ``embeddings`` are name parts of tensors to be averaged; None: those of
-    ``names.averaged``. Raises ModelError if it is not a module, has no parameters to train, or has
-    one that is no float, is sharded along anything but its rows, or has no values yet.
+    ``names.averaged``. Of frozen ones nothing is asked: they may be integers. Raises ModelError if
+    it is not a module, has no parameters to train, or has one of them that is no float of 16 or 32
+    bits, is sharded along anything but its rows, or has no values yet.
     """
     if not isinstance(model, torch.nn.Module):
         msg = f"The model must be a torch.nn.Module, not {model!r:.80}."
@@ -56,18 +57,9 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
     specs: list[LeafSpec] = []
     held = parameters_of(model)
     for name, tensor in sorted(held.items()):
-        if tensor.dtype not in FLOATS or not _by_rows(tensor):
-            msg = (
-                f"Parameter {name} is {str(tensor.dtype).removeprefix('torch.')},"
-                f" {getattr(tensor, 'placements', 'in one piece')}: a learner takes float32,"
-                " bfloat16 or float16, sharded by rows (fully_shard) or not at all."
-            )
-            raise ModelError(msg, path="model")
-        if tensor.is_meta and tensor.requires_grad:
-            msg = (
-                f"Parameter {name} is on the device meta and has no values: initialise or load it"
-                " on a real device (model.to_empty) before join."
-            )
+        learns = held.get(names.CONSTANT.sub(".input_layernorm.weight", name), tensor)
+        if learns.requires_grad and (unfit := _unfit(tensor)):
+            msg = f"Parameter {name} is {unfit}, or freeze it (requires_grad_(False)) before join."
             raise ModelError(msg, path="model")
         shape = tuple(tensor.shape)
         embedding = (
@@ -76,7 +68,6 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
             else any(part in embeddings for part in name.split("."))
         )
         unit = names.unit_of(name, shape)
-        learns = held.get(names.CONSTANT.sub(".input_layernorm.weight", name), tensor)
         specs.append(LeafSpec(name, shape, embedding, learns.requires_grad, unit))
     if not any(spec.trainable for spec in specs):
         msg = "The model has no parameter that requires a gradient: there is nothing to train."
@@ -84,11 +75,23 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
     return tuple(sorted(specs, key=lambda spec: not spec.trainable))
 
 
-def _by_rows(tensor: Tensor) -> bool:
-    """Return True for a tensor that lies here as it is, or as a range of its rows."""
+def _unfit(tensor: Tensor) -> str:
+    """Say why a learner cannot train a tensor, and what to do; empty if it can."""
+    if tensor.dtype not in FLOATS:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return f"{kind}: make it float32, bfloat16 or float16"
     placements = getattr(tensor, "placements", ())
     sharded = [placement for placement in placements if not placement.is_replicate()]
-    return not sharded or (len(sharded) == 1 and sharded[0].is_shard(0))
+    if len(sharded) > 1 or not all(placement.is_shard(0) for placement in sharded):
+        return f"sharded as {placements}: shard it by rows (fully_shard) or not at all"
+    if tensor.is_meta:
+        return "on the device meta and has no values: load it on a real device (model.to_empty)"
+    return ""
+
+
+def trained(model: torch.nn.Module) -> frozenset[Any]:
+    """Return the parameters that require gradients, told apart by identity."""
+    return frozenset(p for p in model.parameters() if p.requires_grad)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 from contextlib import ExitStack
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
@@ -13,6 +15,9 @@ from skerry.errors import ConfigError, ModelError
 from skerry.models.arch import parse
 from skerry.models.presets import arch_of
 from skerry.settings.models import RunConfig
+
+UNSHIFTED = ("ForMaskedLM", "ForTokenClassification")
+"""Losses of transformers' that compare a label with the score at its own place."""
 
 
 def model_of(config: RunConfig) -> Any:
@@ -28,10 +33,19 @@ def model_of(config: RunConfig) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**table))
 
 
+def counted(model: Any, labels: Any) -> Any:
+    """Return of how many labels a model's loss is: of none that it predicts from no token."""
+    whole = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    whole |= labels.dim() == 1 or getattr(model, "loss_type", "") in UNSHIFTED
+    return (labels if whole else labels[..., 1:]).ne(-100).sum()
+
+
 class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers counts as untyped
     """Makes a ``transformers.Trainer`` one learner of a run: ``Trainer(callbacks=[...])``.
 
-    Training ends with the run, or with the Trainer's own last step. The model computes its loss
+    Training ends with the run, or with the Trainer's own last step. The Trainer says nothing when
+    its training fails: the learner then leaves at the end of the program, or of a block around the
+    training, ``with callback: trainer.train()``. The model computes its loss
     from ``labels``, of which those that are not -100 are counted. The Trainer reads its data in its
     own order: started again, it begins with it afresh.
     """
@@ -47,8 +61,21 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers coun
         """Take what ``skerry.torch.join`` takes."""
         self._options: dict[str, Any] = {"url": url, "run": run, "name": name, "config": config}
         self._around = ExitStack()
+        atexit.register(self._around.__exit__, SystemExit, SystemExit(), None)
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the run, if training has not."""
+        self._around.__exit__(kind, error, trace)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **_: Any
@@ -87,7 +114,7 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers coun
     def _note(self, model: Any, _args: Any, given: dict[str, Any], output: Any) -> None:
         """Note a micro-batch: how many labels it has, and the sum of their losses."""
         if model.training and (labels := given.get("labels")) is not None:
-            count = (labels[..., 1:] if labels.dim() > 1 else labels).ne(-100).sum()
+            count = counted(model, labels)
             of_step = given.get("num_items_in_batch")  # what a step of several has divided by
             self._tokens.append(count)
             self._losses.append(output.loss.detach() * (count if of_step is None else of_step))

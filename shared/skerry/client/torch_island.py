@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import torch_inner
@@ -17,9 +18,9 @@ from skerry.client.asked import Config, settings_of
 from skerry.client.joined import Joining, name_or_host
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
-from skerry.client.torch_fragments import TorchFragments, leaves_of
+from skerry.client.torch_fragments import TorchFragments, leaves_of, trained
 from skerry.client.torch_ranks import FollowerFragments, LeadFragments, met
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, ModelError
 from skerry.models.machine import Machine
 from skerry.settings.local import Settings
 from skerry.settings.models import RunConfig
@@ -67,6 +68,7 @@ class TorchIsland(LoopIsland):
         process: LeadProcess | FollowingProcess | None,
     ) -> None:
         self._model = model
+        self._trained = trained(model)
         self._optimizer = optimizer
         lead, follower = None, None
         if isinstance(process, FollowingProcess):
@@ -105,8 +107,15 @@ class TorchIsland(LoopIsland):
         it: ``tokens`` are those of all, and the first one's ``loss`` counts. Once values that were
         not finite gave way to the global state, the optimizer's state of the parameters is cleared.
         It is saved on this machine now and then.
-        ``JoinedIsland.boundary`` says the rest.
+        ``JoinedIsland.boundary`` says the rest. ModelError where the module has other parameters to
+        train than it had at ``join``.
         """
+        if unknown := trained(self._model) - self._trained:
+            msg = (
+                f"Parameter {named_in(self._model, unknown)} was not there, or frozen, at join, so"
+                " nobody would hear of it: change the model before join, or join again."
+            )
+            raise ModelError(msg, path="model")
         state = None
         if self._optimizer is not None:
             state = partial(torch_inner.state_of, self._optimizer, self._model)
@@ -126,6 +135,12 @@ class TorchIsland(LoopIsland):
         return FollowerFragments(held, plan).do
 
 
+def bare(model: Any) -> torch.nn.Module:
+    """Return a module without what torch.compile and DistributedDataParallel put around it."""
+    model = getattr(model, "_orig_mod", model)
+    return model.module if isinstance(model, (DataParallel, DistributedDataParallel)) else model
+
+
 def machine_of(model: torch.nn.Module, processes: int) -> Machine:
     """Return what a module's loop computes on: a device for each of its processes."""
     at = next(model.parameters()).device
@@ -139,11 +154,31 @@ def described(model: Any) -> str:
     return str(text(use_diff=False)) if text is not None else ""
 
 
+def named_in(model: torch.nn.Module, some: frozenset[Any]) -> str:
+    """Return the name of the first of some parameters of a module."""
+    return str(next(name for name, held in model.named_parameters() if held in some))
+
+
 def forget(optimizer: Any, model: torch.nn.Module) -> None:
     """Clear an optimizer's state of a module's parameters; None has none."""
     if optimizer is not None:
         for parameter in model.parameters():
             optimizer.state.pop(parameter, None)
+
+
+def check(optimizer: Any, model: torch.nn.Module) -> None:
+    """Raise ConfigError for what is no optimizer of a module."""
+    if optimizer is None:
+        return
+    if not hasattr(optimizer, "param_groups"):
+        msg = f"optimizer must be one of torch's or None, not {optimizer!r:.80}."
+        raise ConfigError(msg)
+    if trained(model).isdisjoint(p for group in optimizer.param_groups for p in group["params"]):
+        msg = (
+            "optimizer trains no parameter of the model: make it of this model's parameters, once"
+            " the model is whole."
+        )
+        raise ConfigError(msg)
 
 
 def join(
@@ -188,12 +223,11 @@ def join(
     has taken this one's name.
 
     """
+    model = bare(model)
     sizes = dict(units or {})
     leaves = tuple(
         replace(leaf, unit=sizes.get(leaf.name, leaf.unit)) for leaf in leaves_of(model, embeddings)
     )
-    if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        msg = f"optimizer must be one of torch's or None, not {optimizer!r:.80}."
-        raise ConfigError(msg)
+    check(optimizer, model)
     settings, process = settings_of(url, run, config), met(run, name)
     return TorchIsland(settings, run, name, model, leaves, optimizer, process)

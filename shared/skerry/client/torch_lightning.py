@@ -39,7 +39,12 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Join the run, and adopt its state."""
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        model = pl_module.get_submodule(self._module)
+        try:
+            model = pl_module.get_submodule(self._module)
+        except AttributeError as error:
+            parts = ", ".join(name for name, _ in pl_module.named_children())
+            msg = f"The LightningModule has no module {self._module!r}: it has {parts}."
+            raise ConfigError(msg) from error
         self._losses, self._tokens, self._steps = [], 0, trainer.global_step
         self.island = join(**self._options, model=model, optimizer=optimizer).__enter__()
 

@@ -229,6 +229,15 @@ def test_a_parameter_that_is_no_float_of_ours_is_refused_in_a_sentence(dtype: st
         torch_fragments.leaves_of(model)
 
 
+def test_of_frozen_parameters_nothing_is_asked() -> None:
+    model = module()
+    for dtype in (torch.uint8, torch.int32, torch.float64):
+        codes = torch.zeros(3, dtype=dtype)
+        model.register_parameter(str(dtype)[6:], torch.nn.Parameter(codes, requires_grad=False))
+    leaves = torch_fragments.leaves_of(model)
+    assert [leaf.name for leaf in leaves if not leaf.trainable] == ["float64", "int32", "uint8"]
+
+
 def test_a_module_with_nothing_to_train_is_refused_in_a_sentence() -> None:
     frozen = module().requires_grad_(requires_grad=False)
     with pytest.raises(ModelError, match="nothing to train"):
