@@ -47,8 +47,9 @@ class Likeness(NamedTuple):
     """How the outer gradients of a merge compare, one value of each by contribution.
 
     ``alignment`` is the cosine with the mean direction of the other learners, 0 where there are
-    fewer than two of them; ``echo`` says that it is what they send, or what was changed last, and
-    ``opposed`` that it points against them.
+    fewer than two of them, or where it is below 0 because of one of them alone; ``echo`` says that
+    it is what they had sent before, or what was changed last, and ``opposed`` that it points
+    against them. Who sees the others' before it sends its own can do neither to one of them.
     """
 
     alignment: tuple[float, ...]
@@ -115,26 +116,43 @@ def unit(rows: F32s) -> F32s:
     return found
 
 
-def compare(rows: F32s, learners: Sequence[str], moved: F32s | None) -> Likeness:
+def compare(
+    rows: F32s, learners: Sequence[str], spans: Sequence[tuple[int, int]], moved: F32s | None
+) -> Likeness:
     """Compare the sampled rows of ``sample``, one learner's newest last; each learner has one vote.
 
-    ``moved`` f32 (n,) of length one is what the newest version changed; None: not known.
+    ``spans`` are where each began in the log and was whole. ``moved`` f32 (n,) of length one is
+    what the newest version changed; None: not known.
     """
     newest = {learner: number for number, learner in enumerate(learners)}
-    names, votes = list(newest), rows[list(newest.values())]
-    total, count = votes.sum(axis=0), len(names) - 1
     aligned, opposed = np.zeros(len(learners)), np.zeros(len(learners), np.bool_)
-    for number, learner in enumerate(learners if count >= LEAST_OTHERS else ()):
-        others = total - votes[names.index(learner)]
-        square = float(others @ others)
-        if square > 0:
-            aligned[number] = float(rows[number] @ others) / math.sqrt(square)
-            agreed = (square - count) / (count * (count - 1))
-            opposed[number] = aligned[number] < AGAINST and agreed > AGREED
-    echo = _near(aligned, learners)
+    copied, cosines = np.zeros(len(learners)), np.zeros((len(learners),) * 2)
+    votes = list(newest.values())
+    cosines[:, votes] = rows @ rows[votes].T
+    for number, learner in enumerate(learners):
+        others = [place for name, place in newest.items() if name != learner]
+        before = [place for place in others if spans[place][1] < spans[number][0]]
+        copied[number], _ = _alignment(cosines, number, before)
+        aligned[number], agreed = _alignment(cosines, number, others)
+        own = cosines[number, others]
+        if aligned[number] < 0 and own.sum() >= own.min():  # not without one of them
+            aligned[number] = 0.0
+        opposed[number] = aligned[number] < AGAINST and agreed > AGREED
+    echo = _near(copied, learners)
     if moved is not None:
         echo |= _near(rows @ moved, learners)
     return Likeness(tuple(aligned.tolist()), tuple(opposed.tolist()), tuple(echo.tolist()))
+
+
+def _alignment(
+    cosines: NDArray[np.float64], number: int, others: Sequence[int]
+) -> tuple[float, float]:
+    """Return a row's cosine with the mean of the others, and the mean cosine among these."""
+    count, square = len(others), float(cosines[np.ix_(others, others)].sum())
+    if count < LEAST_OTHERS or square <= 0:
+        return 0.0, 0.0
+    aligned = float(cosines[number, others].sum()) / math.sqrt(square)
+    return aligned, (square - count) / (count * (count - 1))
 
 
 def _near(cosines: NDArray[np.floating], learners: Sequence[str]) -> NDArray[np.bool_]:

@@ -103,7 +103,9 @@ def examine(
     if usable:
         blocks = containment.sampled_blocks(fragment, version)
         rows = containment.sample([item.gradient for item in usable], blocks)
-        alike = containment.compare(rows, [item.header.learner for item in usable], moved)
+        learners = [item.header.learner for item in usable]
+        spans = [(item.sequence_first, item.sequence_last) for item in usable]
+        alike = containment.compare(rows, learners, spans, moved)
         for item, aligned, opposed, echo in zip(usable, *alike, strict=True):
             held = found[item.id]
             found[item.id] = held._replace(alignment=aligned, opposed=opposed, echo=echo)

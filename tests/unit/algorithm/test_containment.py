@@ -20,6 +20,8 @@ F32s = NDArray[np.float32]
 FRAGMENT = Fragment(1, (Slice(0, 0, 1000), Slice(1, 0, 1), Slice(2, 5, 5 + 300 * BLOCK)))
 STEPS = 24.0
 PEERS = [Effort(1.0, STEPS), Effort(1.1, STEPS), Effort(0.9, STEPS)]
+IN_TURN = [(number, number) for number in range(11)]
+"""Where each contribution lies in the log: behind those before it."""
 numbers = st.floats(0, 1e30)
 
 
@@ -39,7 +41,11 @@ def test_of_two_learners_neither_is_held_to_anything(own: float, other: float) -
     assert cut(Effort(own, own), [Effort(other, other)], 2.0) == 0
     assert uncounted(own, [other], 8.0) == 0
     rows = unit(np.random.default_rng(0).standard_normal((2, 512)).astype(np.float32))
-    assert compare(rows, ["a", "b"], rows[0]) == ((0.0, 0.0), (False, False), (False, False))
+    assert compare(rows, ["a", "b"], IN_TURN, rows[0]) == (
+        (0.0, 0.0),
+        (False, False),
+        (False, False),
+    )
 
 
 @given(liar=st.builds(Effort, numbers, numbers))
@@ -64,7 +70,7 @@ def alike(learners: int, seed: int = 0) -> F32s:
 def test_what_points_against_the_others_has_a_negative_cosine_with_them() -> None:
     rows = alike(4)
     rows[3] *= -1
-    found = compare(rows, list("abcd"), None)
+    found = compare(rows, list("abcd"), IN_TURN, None)
     assert min(found.alignment[:3]) > 0.1
     assert found.alignment[3] < -0.5
     assert found.opposed == (False, False, False, True)
@@ -74,14 +80,14 @@ def test_what_points_against_the_others_has_a_negative_cosine_with_them() -> Non
 def test_who_does_not_agree_with_others_that_do_not_agree_either_is_not_opposed() -> None:
     rows = unit(np.random.default_rng(4).standard_normal((4, 5120)).astype(np.float32))
     rows[3] = unit(-rows[:3].sum(axis=0, keepdims=True))[0]
-    found = compare(rows, list("abcd"), None)
+    found = compare(rows, list("abcd"), IN_TURN, None)
     assert found.alignment[3] < -0.9
     assert not any(found.opposed)
 
 
 def test_outer_gradients_that_are_all_alike_are_no_echo() -> None:
     rows = unit(np.float32(100) + alike(4)[:, :512])
-    assert not any(compare(rows, list("abcd"), rows[0]).echo)
+    assert not any(compare(rows, list("abcd"), IN_TURN, rows[0]).echo)
 
 
 @pytest.mark.parametrize("of", ["others", "moved"])
@@ -91,14 +97,32 @@ def test_what_the_others_send_or_what_was_changed_last_is_an_echo(of: str) -> No
     item = OuterGradient("int4", quantise_numpy.quantise("int4", rows[3]))
     fragment = Fragment(0, (Slice(0, 0, rows.shape[1]),))
     rows[3] = containment.sample([item], containment.sampled_blocks(fragment, 0))[0]
-    found = compare(rows[:4], list("abcd"), moved)
+    found = compare(rows[:4], list("abcd"), IN_TURN, moved)
     assert found.echo == (False, False, False, True)
+
+
+@pytest.mark.parametrize("cosine", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("honest", [2, 3])
+def test_who_sees_the_others_first_has_none_of_them_refused(cosine: float, honest: int) -> None:
+    """It makes the mean of the others what one has sent, or has it point away from that."""
+    draw = np.random.default_rng(5).standard_normal((honest + 1, 20 * BLOCK))
+    rows = unit((cosine**0.5 * draw[-1] + (1 - cosine) ** 0.5 * draw[:-1]).astype(np.float32))
+    victim, rest = rows[0], rows[1:].sum(axis=0)
+    mirrored = 2 * (victim @ rest) * victim - rest
+    away = [share * rest - victim for share in np.linspace(0, 1.5, 16)]
+    for sent in (mirrored, *away):
+        found = compare(
+            np.vstack([rows, unit(sent[None])]), list("abcd"[: honest + 1]), IN_TURN, None
+        )
+        assert not any(found.echo[:-1])
+        assert not any(found.opposed[:-1])
+        assert min(found.alignment[:-1]) >= 0
 
 
 def test_a_learner_with_many_contributions_has_one_vote() -> None:
     rows = alike(3)
     flood = np.concatenate([rows[:2], np.repeat(-rows[2:], 9, axis=0)])
-    found = compare(flood, ["a", "b", *["c"] * 9], None)
+    found = compare(flood, ["a", "b", *["c"] * 9], IN_TURN, None)
     assert min(found.alignment[:2]) > -0.2
     assert max(found.alignment[2:]) < -0.5
 
