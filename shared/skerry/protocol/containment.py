@@ -202,9 +202,11 @@ def repeats(
 ) -> set[ContributionId]:
     """Return which contributions have contents that were merged, or that came before among them.
 
-    Zeros have no contents.
+    Zeros have no contents. Of two learners none: one that learns the same again is an honest one.
     """
     found, seen = set[ContributionId](), set(memory.digests)
+    if len(memory.newest.keys() | {item.header.learner for item, _ in items}) <= LEAST_OTHERS:
+        return found
     for item, measured in sorted(items, key=lambda pair: pair[0].sequence_last):
         if measured.norm and measured.digest in seen:
             found.add(item.id)

@@ -154,6 +154,14 @@ def test_what_was_merged_before_is_refused_whoever_sends_it() -> None:
     assert [cause for _, cause in refused] == [RefusalCause.REPEATED] * 2
 
 
+def test_a_learner_beside_at_most_one_other_may_learn_the_same_again() -> None:
+    held = shard()
+    merged(held, *HONEST[:2])
+    again = replace(HONEST[0], header=sent("a", identity=2, norms=()).header)
+    found, refused = merged(held, again)
+    assert (found.keys(), refused) == ({"a"}, [])
+
+
 def test_of_two_equal_contributions_the_one_that_came_first_is_merged() -> None:
     copied = replace(sent("a"), header=sent("d", norms=()).header, sequence_last=10**6)
     found, refused = merged(shard(), *HONEST, copied)
