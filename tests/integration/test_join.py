@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from skerry.client.loop_thread import LoopThread
 from skerry.errors import (
     BrokerUnavailable,
     ConfigError,
+    ModelError,
     RunFinished,
     RunMismatch,
     SkerryError,
@@ -56,6 +58,12 @@ def train_step(params: Any) -> tuple[Any, jax.Array]:
 
 def weights(params: Any) -> np.ndarray[Any, Any]:
     return np.array(params["layer"]["w"])
+
+
+def donated(array: Any) -> Any:
+    """Return an array that a program was given."""
+    array.delete()
+    return array
 
 
 def train(island: JaxIsland, params: Any) -> Any:
@@ -203,6 +211,7 @@ def test_no_broker_is_one_sentence() -> None:
         ({"config": {"train": {"stepz": 1}}}, "stepz"),
         ({"config": {"train": {"steps": 0}}}, r"train\.steps"),
         ({"name": "a.b"}, "learner"),
+        ({"name": 3}, "learner 3 cannot be part of a subject"),
         ({"params": {"w": jnp.zeros((2,), jnp.int32)}}, "float32"),
         ({"params": {}}, "empty"),
     ],
@@ -223,8 +232,44 @@ def test_claims_that_the_run_rules_out_are_refused_where_they_are_made(
         with pytest.raises(ConfigError, match="trained on 17 tokens, and the run allows 16"):
             island.step(params, tokens=17, loss=0.0)
         params = island.step(params, tokens=16, loss=0.0, cursor=10)
-        with pytest.raises(ConfigError, match="went back from 10 to 9"):
+        with pytest.raises(ConfigError, match="used so far, 10 or more: not 9"):
             island.step(params, tokens=16, loss=0.0, cursor=9)
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        (lambda w: w.T, r"layer\.w is float32 \[20, 15\] in the run, and float32 \[15, 20\]"),
+        (lambda w: w.astype(jnp.bfloat16), r"bfloat16 \[20, 15\]"),
+        (np.array, "ndarray"),
+        (lambda _: None, "missing"),
+        (donated, "donated float32"),
+        (lambda w: [w], r"layer\.w is float32 \[20, 15\] in the run, and missing"),
+    ],
+)
+def test_a_step_with_another_tree_than_the_runs_is_refused_at_once(
+    syncer: None, asked: dict[str, Any], change: Callable[[Any], Any], about: str
+) -> None:
+    with skerry.join(params=initial(), **asked) as island:
+        params = island.params
+        changed = {"layer": {**params["layer"], "w": change(jnp.copy(params["layer"]["w"]))}}
+        with pytest.raises(ModelError, match=about):
+            island.step(changed, tokens=1, loss=0.0)
+        with pytest.raises(ModelError, match="outside of jit"):
+            jax.jit(lambda p: island.step(p, tokens=1, loss=0.0))(params)
+        assert island.cursor == 0
+
+
+def test_a_learner_that_has_left_joins_again_with_the_values_of_the_log(
+    syncer: None, asked: dict[str, Any]
+) -> None:
+    learner = skerry.join(params=initial(), **asked)
+    with learner:
+        pass
+    with learner as island:
+        stale = initial(9.0)
+        assert weights(island.step(stale, tokens=1, loss=0.0)).max() == 0.0
+        assert island.cursor == 0
 
 
 def test_batches_go_on_behind_those_that_were_used_and_begin_again(

@@ -21,8 +21,8 @@ from skerry.algorithm import adoption, quantise_jax
 from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
 from skerry.algorithm.planes import Planes
 from skerry.client.jax_cuts import Cut, Piece, lying, pieces_of, placed
-from skerry.errors import Diverged
-from skerry.models.base import Layout, Params
+from skerry.errors import Diverged, ModelError
+from skerry.models.base import Layout, Params, path_name
 from skerry.models.mesh import in_turn
 from skerry.settings.models import SyncConfig
 
@@ -73,6 +73,22 @@ class DeviceVector:
             size = padded(piece.size)
             vector[piece.offset : piece.offset + size] = np.asarray(part)[:size]
         return vector if dtype is None else vector.astype(dtype, copy=False)
+
+
+def _kind(leaf: Any) -> str:
+    """Say what a leaf is to a program: its dtype and shape, if it is an array that is still there.
+
+    Of others, such as what ``jit`` traces, the type.
+    """
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return type(leaf).__name__
+    return f"{'donated ' * leaf.is_deleted()}{leaf.dtype} {list(leaf.shape)}"
+
+
+def _kinds(params: Params) -> dict[str, str]:
+    """Return what each leaf of a tree is, by name, in flattening order."""
+    found = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {path_name(path): _kind(leaf) for path, leaf in found}
 
 
 def narrowed(values: jax.Array) -> jax.Array:
@@ -147,6 +163,7 @@ class JaxFragments:
         self._fragments = plan.fragments
         self._narrow = sync.global_scheme == "bf16"
         self._layout = Layout.of(params)
+        self._kinds = _kinds(params)
         self._numbers = [self._layout.names.index(spec.name) for spec in plan.leaves]
         leaves = self._leaves()
         if [leaves[n].shape for n in self._numbers] != [spec.shape for spec in plan.leaves]:
@@ -158,6 +175,24 @@ class JaxFragments:
         ]
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
         self._captured: dict[int, tuple[jax.Array, ...]] = {}
+
+    def take(self, params: Params) -> None:
+        """Go on with what a step has made; ModelError unless it is the tree of arrays held so far.
+
+        It is looked at before every step: a round that comes due later would tear it up.
+        """
+        leaves, tree = jax.tree.flatten(params)
+        if tree != self._layout.tree or [*map(_kind, leaves)] != [*self._kinds.values()]:
+            found = _kinds(params)
+            differ = (n for n in {**self._kinds, **found} if self._kinds.get(n) != found.get(n))
+            about = "The tree of parameters has other containers in this step"
+            for name in differ:
+                before, now = (kinds.get(name, "missing") for kinds in (self._kinds, found))
+                about = f"Parameter {name} is {before} in the run, and {now} in this step"
+                break
+            msg = f"{about}: call step outside of jit, with arrays in a tree like that of join."
+            raise ModelError(msg)
+        self.params = in_turn(params)
 
     def warm(self, tick: Callable[[], None]) -> None:
         """Compile everything, calling ``tick`` in between; nothing is run, nothing changes."""

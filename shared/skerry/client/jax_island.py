@@ -77,14 +77,14 @@ class JaxIsland(LoopIsland):
         """Take the parameters that a step has made, and return those to go on with.
 
         It answers and adopts; it never waits, but in a blocking mode. The arrays passed in are
-        given up. The first step of a loop that has not asked for ``params`` was taken from its own
+        given up; ModelError unless they are a tree like that of ``join``. The first step of a loop that has not asked for ``params`` was taken from its own
         initial ones: it counts for nothing, and the log's are returned. ``state`` is the
         optimizer's after this step, to be saved on this machine now and then; ``restored`` gives it
         back after a restart. Of several processes each calls it: ``tokens`` are those of all.
         ``JoinedIsland.boundary`` says the rest.
         """
         if self._taken:
-            self._held.params = in_turn(params)
+            self._held.take(params)
             held = None if state is None else lambda: state
             self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
         return self.params
@@ -130,11 +130,12 @@ class JaxIsland(LoopIsland):
 
         It is committed to its devices, as what is adopted is: so programs are compiled once.
         """
-        copies = jax.tree.map(lambda leaf: in_turn(jnp.copy(leaf)), self._given)
+        given = self._held.params if self._given is None else self._given  # None: it joins again
+        copies = jax.tree.map(lambda leaf: in_turn(jnp.copy(leaf)), given)
         held: Params = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), copies)
         self._held = JaxFragments(plan, config.sync, held)
         self._held.warm(lambda: None)  # else the first round would compile between two steps
-        self._given = None
+        self._given, self._taken = None, False
         return self._held
 
 

@@ -257,11 +257,8 @@ class JoinedIsland:
     def _counted(self, tokens: Any) -> int:
         """Return a step's tokens as an int, also where an array counts them."""
         most = self.config.data.batch * self.config.data.seq_len
-        try:
-            count = int(tokens)
-        except (TypeError, ValueError, OverflowError):
-            count = -1
-        if count < 0 or count != tokens:
+        count = whole_number(tokens)
+        if count is None or count < 0:
             msg = f"A step's tokens are how many it trained on, a whole number: not {tokens!r}."
             raise ConfigError(msg)
         if count > most:
@@ -277,9 +274,9 @@ class JoinedIsland:
         now = self._island.now.cursor
         if cursor is None:
             cursor, self.read_to = self.read_to, None
-        after = now + self.config.data.batch if cursor is None else int(cursor)
-        if after < now:
-            msg = f"The cursor went back from {now} to {after}: it counts what was used so far."
+        after = now + self.config.data.batch if cursor is None else whole_number(cursor)
+        if after is None or after < now:
+            msg = f"The cursor counts the sequences used so far, {now} or more: not {cursor!r}."
             raise ConfigError(msg)
         return after
 
@@ -311,6 +308,15 @@ class JoinedIsland:
             if self._saver is not None:
                 self._saver.close()
             self._serving.end(error)
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a number of any kind as an int, also one in an array; None if it is not whole."""
+    try:
+        count = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return count if count == value else None
 
 
 def is_known(loss: Any) -> bool:

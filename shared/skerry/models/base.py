@@ -136,7 +136,11 @@ def leaf_specs(params: Params, embeddings: tuple[str, ...] | None = None) -> tup
     specs: list[LeafSpec] = []
     for name, leaf in zip(layout.names, layout.leaves(params), strict=True):
         if getattr(leaf, "dtype", None) != "float32":
-            msg = f"Parameter {name} is not a float32 array: return float32 parameters from init."
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            msg = (
+                f"Parameter {name} is not a float32 array but {kind}: make it float32, or keep it"
+                " outside of the parameters."
+            )
             raise ModelError(msg, path="model.factory")
         embedding = (
             names.averaged(name)

@@ -33,12 +33,12 @@ SHARED_KINDS = ("delta", "keyframe")
 """Kinds of chunks that every learner reads, so that a region keeps them."""
 
 
-def checked_token(value: str, what: str) -> str:
+def checked_token(value: object, what: str) -> str:
     """Return ``value`` if it may be one token of a subject; raise ConfigError otherwise."""
-    if not TOKEN.fullmatch(value):
+    if not isinstance(value, str) or not TOKEN.fullmatch(value):
         msg = (
             f"{what} {value!r} cannot be part of a subject: "
-            "use 1 to 64 letters, digits, '_' or '-'."
+            "use a text of 1 to 64 letters, digits, '_' or '-'."
         )
         raise ConfigError(msg, path=what)
     return value
