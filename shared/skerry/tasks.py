@@ -79,6 +79,8 @@ async def in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     except asyncio.CancelledError:
         asked.set()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # else asyncio reports it, with a traceback, as never retrieved
         raise
 
 

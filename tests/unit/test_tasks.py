@@ -1,12 +1,14 @@
-"""What a task group leaves behind in the task that waited for it."""
+"""What tasks and threads leave behind in the task that waited for them."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 
 import pytest
 
-from skerry.tasks import TaskGroup
+from skerry.tasks import TaskGroup, in_thread
 
 
 async def fails() -> None:
@@ -82,3 +84,25 @@ async def test_a_group_inside_a_cancelled_clean_up_leaves_that_cancellation_coun
     await asyncio.wait({task}, timeout=5)
     assert task.cancelled()
     assert counts == [1]
+
+
+async def test_a_call_that_fails_once_cancelled_is_not_reported_as_forgotten() -> None:
+    began, reported, goes_on = asyncio.Event(), list[object](), threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, about: reported.append(about))
+
+    def fail() -> None:
+        loop.call_soon_threadsafe(began.set)
+        goes_on.wait()
+        raise ValueError
+
+    calling = asyncio.ensure_future(in_thread(fail))
+    await began.wait()
+    calling.cancel()
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    del calling
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not reported

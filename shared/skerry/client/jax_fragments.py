@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -75,17 +75,25 @@ class DeviceVector:
         return vector if dtype is None else vector.astype(dtype, copy=False)
 
 
-def _kind(leaf: Any) -> str:
-    """Say what a leaf is to a program: its dtype and shape, if it is an array that is still there.
+Kind: TypeAlias = tuple[bool, Any, tuple[int, ...]] | str
+"""Of an array if it is given up, its dtype and shape; of others, as what ``jit`` traces, the type.
+"""
 
-    Of others, such as what ``jit`` traces, the type.
-    """
+
+def _kind(leaf: Any) -> Kind:
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return type(leaf).__name__
-    return f"{'donated ' * leaf.is_deleted()}{leaf.dtype} {list(leaf.shape)}"
+    return leaf.is_deleted(), leaf.dtype, leaf.shape
 
 
-def _kinds(params: Params) -> dict[str, str]:
+def _said(kind: Kind | None) -> str:
+    if kind is None or isinstance(kind, str):
+        return kind or "missing"
+    donated, dtype, shape = kind
+    return f"{'donated ' * donated}{dtype} {list(shape)}"
+
+
+def _kinds(params: Params) -> dict[str, Kind]:
     """Return what each leaf of a tree is, by name, in flattening order."""
     found = jax.tree_util.tree_flatten_with_path(params)[0]
     return {path_name(path): _kind(leaf) for path, leaf in found}
@@ -187,7 +195,7 @@ class JaxFragments:
             differ = (n for n in {**self._kinds, **found} if self._kinds.get(n) != found.get(n))
             about = "The tree of parameters has other containers in this step"
             for name in differ:
-                before, now = (kinds.get(name, "missing") for kinds in (self._kinds, found))
+                before, now = (_said(kinds.get(name)) for kinds in (self._kinds, found))
                 about = f"Parameter {name} is {before} in the run, and {now} in this step"
                 break
             msg = f"{about}: call step outside of jit, with arrays in a tree like that of join."

@@ -77,11 +77,12 @@ class JaxIsland(LoopIsland):
         """Take the parameters that a step has made, and return those to go on with.
 
         It answers and adopts; it never waits, but in a blocking mode. The arrays passed in are
-        given up; ModelError unless they are a tree like that of ``join``. The first step of a loop that has not asked for ``params`` was taken from its own
-        initial ones: it counts for nothing, and the log's are returned. ``state`` is the
-        optimizer's after this step, to be saved on this machine now and then; ``restored`` gives it
-        back after a restart. Of several processes each calls it: ``tokens`` are those of all.
-        ``JoinedIsland.boundary`` says the rest.
+        given up; ModelError unless they are a tree like that of ``join``. The first step of a loop
+        that has not asked for ``params`` was taken from its own initial ones: it counts for
+        nothing, and the log's are returned. ``state`` is the optimizer's after this step, to be
+        saved on this machine now and then; ``restored`` gives it back after a restart. Of several
+        processes each calls it: ``tokens`` are those of all. ``JoinedIsland.boundary`` says the
+        rest.
         """
         if self._taken:
             self._held.take(params)
