@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from numpy.typing import NDArray
 
 from skerry.algorithm import adoption, quantise_jax
@@ -81,7 +82,7 @@ Kind: TypeAlias = tuple[bool, Any, tuple[int, ...]] | str
 
 
 def _kind(leaf: Any) -> Kind:
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return type(leaf).__name__
     return leaf.is_deleted(), leaf.dtype, leaf.shape
 
