@@ -47,6 +47,7 @@ class JaxIsland(LoopIsland):
     ) -> None:
         self._settings = settings
         self._given: Params = params
+        self._held: JaxFragments
         self._taken = False
         lead, follower = None, None
         if isinstance(process, FollowingProcess):
