@@ -20,12 +20,19 @@ def momentum(optimizer: Any) -> float:
     return sum(float(part.double().sum()) for part in held)
 
 
+def evaluate(model: Any) -> None:
+    """Run a pass without gradients, after which FSDP leaves the root's parameters gathered."""
+    with torch.no_grad():
+        model(torch.zeros(1, 20))
+
+
 def main(url: str, run: str, store: str, config: str, rank: str) -> None:
     distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=2)
     torch.manual_seed(int(rank))  # the first process's values count
     model: Any = torch.nn.Sequential(torch.nn.Linear(20, 15), torch.nn.Linear(15, 1))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1)
+    evaluate(model)
     with skerry.torch.join(
         url, run=run, name="a", model=model, optimizer=optimizer, config=json.loads(config)
     ) as island:
@@ -35,6 +42,7 @@ def main(url: str, run: str, store: str, config: str, rank: str) -> None:
             for parameter in model.parameters():
                 parameter.grad = 2 * (parameter.detach() - 1.0)
             optimizer.step()
+            evaluate(model)
             island.step(tokens=16, loss=1.0)
     whole = model[0].weight.full_tensor()
     close = int(((whole - 1.0).abs() < 0.1).all(dim=1).sum())

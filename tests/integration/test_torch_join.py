@@ -14,7 +14,10 @@ import pytest
 
 from skerry.client.inner_file import read_file
 from skerry.client.loop_thread import LoopThread
-from skerry.errors import ConfigError, ModelError
+from skerry.errors import BrokerUnavailable, ConfigError, ModelError
+from skerry.log import ledger
+from skerry.log.nats.bus import NatsBus
+from skerry_syncer.service import stand_by
 from tests.support.builders import wait_until
 from tests.support.joins import CONFIG, ENDLESS, violations
 from tests.support.nats_server import NatsServer
@@ -200,6 +203,65 @@ def test_the_optimizers_state_is_there_again_after_a_restart(
     other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with skerry_torch.join(model=model, optimizer=other, **asked):
         assert not other.state, "of another optimizer"
+
+
+def test_a_learner_that_leaves_while_the_broker_is_away_says_so(
+    nats_server: NatsServer, run_id: str, thread: LoopThread
+) -> None:
+    async def live() -> None:
+        async with NatsBus(nats_server.url, name="s") as bus:
+            await stand_by(bus, run_id, "s")
+
+    thread.begin(live())
+    asked = {"run": run_id, "config": {**ENDLESS, "shutdown_s": 0.25}}
+    island = skerry_torch.join(nats_server.url, name="a", model=module(), **asked).__enter__()
+    nats_server.kill()
+    with pytest.raises(BrokerUnavailable, match="took this learner's goodbye for 0"):
+        island.__exit__(None, None, None)
+
+
+def of_run(thread: LoopThread, url: str, run: str) -> Any:
+    async def read() -> Any:
+        async with NatsBus(url, name="test") as bus:
+            return await ledger.read_run(bus, run)
+
+    return thread.result(read())
+
+
+class Adapted(torch.nn.Module):  # type: ignore[misc, name-defined] # torch counts as untyped
+    """A frozen matrix in eight bits, and a low-rank adapter beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        codes = torch.arange(300, dtype=torch.uint8).reshape(15, 20)
+        self.codes = torch.nn.Parameter(codes, requires_grad=False)
+        self.down = torch.nn.Parameter(torch.randn(2, 20))
+        self.up = torch.nn.Parameter(torch.zeros(15, 2))
+
+    def forward(self, rows: Any) -> Any:
+        return rows @ (self.codes / 256.0 + self.up @ self.down).T
+
+
+def test_adapters_beside_a_quantised_model_are_all_that_is_exchanged(
+    shared_nats: NatsServer, run_id: str, thread: LoopThread, syncer: None
+) -> None:
+    model = Adapted()
+    codes = model.codes.clone()
+    optimizer = torch.optim.AdamW([model.down, model.up], lr=0.01)
+    with skerry_torch.join(
+        shared_nats.url, run=run_id, name="a", model=model, optimizer=optimizer, config=CONFIG
+    ) as island:
+        for _ in island.batches(range(7)):
+            loss = (model(torch.eye(20)) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            island.step(tokens=16, loss=loss)
+    assert torch.equal(model.codes, codes)
+    assert model.up.abs().max() > 0
+    record = of_run(thread, shared_nats.url, run_id)
+    assert [leaf.name for leaf in record.leaves if leaf.trainable] == ["down", "up"]
+    assert violations(thread, shared_nats.url, run_id) == ()
 
 
 def test_a_torch_learners_machine_needs_no_jax_and_nothing_is_imported_early() -> None:

@@ -14,7 +14,7 @@ from skerry.client.island import Island
 from skerry.client.loop_thread import LoopThread
 from skerry.client.membership import Membership
 from skerry.client.network import Network
-from skerry.errors import SkerryError, first_cause
+from skerry.errors import BrokerUnavailable, SkerryError, first_cause
 from skerry.log import ledger
 from skerry.service.shell import run_loops
 
@@ -81,6 +81,12 @@ class Serving:
             await self._still.wait()
             async with asyncio.timeout(self._shutdown_s):
                 await self._member.leave()
+        except TimeoutError as error:
+            msg = (
+                f"No broker took this learner's goodbye for {self._shutdown_s:g} s: its last steps"
+                " are in no global state. Start it again once one answers."
+            )
+            raise BrokerUnavailable(msg) from error
         finally:
             network.link.mailbox.stop()
 

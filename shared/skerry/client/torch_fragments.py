@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from skerry.algorithm import adoption
 from skerry.algorithm.fragments import Fragment, LeafSpec, Plan
@@ -54,12 +55,13 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
     if not isinstance(model, torch.nn.Module):
         msg = f"The model must be a torch.nn.Module, not {model!r:.80}."
         raise ModelError(msg, path="model")
+    reshard(sharded(model))
     specs: list[LeafSpec] = []
     held = parameters_of(model)
     for name, tensor in sorted(held.items()):
         learns = held.get(names.CONSTANT.sub(".input_layernorm.weight", name), tensor)
         if learns.requires_grad and (unfit := _unfit(tensor)):
-            msg = f"Parameter {name} is {unfit}, or freeze it (requires_grad_(False)) before join."
+            msg = f"Parameter {name} {unfit}, or freeze it (requires_grad_(False)) before join."
             raise ModelError(msg, path="model")
         shape = tuple(tensor.shape)
         embedding = (
@@ -75,17 +77,30 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
     return tuple(sorted(specs, key=lambda spec: not spec.trainable))
 
 
+def sharded(model: torch.nn.Module) -> list[Any]:
+    """Return the parts of a module that ``fully_shard`` has sharded."""
+    return [part for part in model.modules() if hasattr(part, "reshard")]
+
+
+def reshard(parts: list[Any]) -> None:
+    """Put gathered parameters back into shards: a pass without gradients leaves them gathered."""
+    for part in parts:
+        part.reshard()
+
+
 def _unfit(tensor: Tensor) -> str:
     """Say why a learner cannot train a tensor, and what to do; empty if it can."""
+    if is_lazy(tensor):
+        return "has no shape yet: run the model on a batch first"
     if tensor.dtype not in FLOATS:
         kind = str(tensor.dtype).removeprefix("torch.")
-        return f"{kind}: make it float32, bfloat16 or float16"
+        return f"is {kind}: make it float32, bfloat16 or float16"
     placements = getattr(tensor, "placements", ())
     sharded = [placement for placement in placements if not placement.is_replicate()]
     if len(sharded) > 1 or not all(placement.is_shard(0) for placement in sharded):
-        return f"sharded as {placements}: shard it by rows (fully_shard) or not at all"
+        return f"is sharded as {placements}: shard it by rows (fully_shard) or not at all"
     if tensor.is_meta:
-        return "on the device meta and has no values: load it on a real device (model.to_empty)"
+        return "is on the device meta and has no values: load it on a real one (model.to_empty)"
     return ""
 
 

@@ -18,7 +18,7 @@ from skerry.client.asked import Config, settings_of
 from skerry.client.joined import Joining, name_or_host
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
-from skerry.client.torch_fragments import TorchFragments, leaves_of, trained
+from skerry.client.torch_fragments import TorchFragments, leaves_of, reshard, sharded, trained
 from skerry.client.torch_ranks import FollowerFragments, LeadFragments, met
 from skerry.errors import ConfigError, ModelError
 from skerry.models.machine import Machine
@@ -69,6 +69,7 @@ class TorchIsland(LoopIsland):
     ) -> None:
         self._model = model
         self._trained = trained(model)
+        self._sharded = sharded(model)
         self._optimizer = optimizer
         lead, follower = None, None
         if isinstance(process, FollowingProcess):
@@ -110,6 +111,7 @@ class TorchIsland(LoopIsland):
         ``JoinedIsland.boundary`` says the rest. ModelError where the module has other parameters to
         train than it had at ``join``.
         """
+        reshard(self._sharded)
         if unknown := trained(self._model) - self._trained:
             msg = (
                 f"Parameter {named_in(self._model, unknown)} was not there, or frozen, at join, so"

@@ -252,6 +252,8 @@ def test_what_is_no_module_or_has_no_values_is_refused_in_a_sentence() -> None:
         empty = torch.nn.Linear(3, 4)
     with pytest.raises(ModelError, match="bias is on the device meta and has no values"):
         torch_fragments.leaves_of(empty)
+    with pytest.raises(ModelError, match="weight has no shape yet: run the model on a batch first"):
+        torch_fragments.leaves_of(torch.nn.LazyLinear(4, bias=False))
 
 
 def test_a_vector_of_a_device_without_cuda_is_handed_over_by_the_host() -> None:
