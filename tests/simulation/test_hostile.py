@@ -8,6 +8,7 @@ the other learners are the real ones, on a virtual clock.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
@@ -32,6 +33,7 @@ from skerry.protocol.messages import (
     LearnerPhase,
     MemberRecord,
     Pulse,
+    RunState,
     Start,
 )
 from skerry.protocol.records import encode
@@ -373,3 +375,27 @@ def test_hostile_message_stops_stalls_and_silences_nobody(runs: Runs, kind: str)
     except BaseException:
         runs.drop()
         raise
+
+
+def test_a_learner_ends_no_run_while_the_others_are_away() -> None:
+    run = Hostile()
+
+    async def alone() -> None:
+        for task in run.tasks[1:]:
+            task.cancel()
+        for beat in range(1, 101):
+            claim = pulse(
+                run,
+                phase=LearnerPhase.FINISHED,
+                step=10**9,
+                steps=10**9,
+                step_time_s=1e-6,
+                alive_s=2.0 * beat,
+            )
+            await run.bus.publish(claim.subject, claim.payload)
+            await asyncio.sleep(2.0)
+
+    run.loop.run_until(run.loop.create_task(alone()), run.loop.time() + 250.0)
+    record = run.do(ledger.read_run(run.bus, RUN))
+    run.end()
+    assert record.state is RunState.OPEN

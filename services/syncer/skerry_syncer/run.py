@@ -163,7 +163,9 @@ class ServedRun:
             schedule.room_steps(timetable),
             sync.round_timeout_s,
         )
-        settings = CoordinatorSettings(timetable, policy, self.config.train.steps)
+        train = self.config.train
+        sooner = train.duration_s is not None or train.tokens is not None
+        settings = CoordinatorSettings(timetable, policy, train.steps, sooner)
         manifests = [s.manifest for s in shard.fragments.values() if s.manifest is not None]
         newest_ns = max((m.commit.closed_ns for m in manifests), default=self.wall_ns())
         since_s = now_s() - max(0, self.wall_ns() - newest_ns) / 1e9

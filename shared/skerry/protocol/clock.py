@@ -7,6 +7,7 @@ time bear it out: ``ClockLimit``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -57,7 +58,8 @@ class ClockLimit(NamedTuple):
 
     ``step`` is the clock of the newest commit, made at ``since_s``; ``slack_steps`` how far
     learners may be beyond it at once. ``merged`` are the learners that a commit has merged: where
-    they make a quorum, the others' clocks do not count.
+    they make a quorum, the others' clocks do not count, and the clock goes on with time. How long
+    steps take they say, those that are away by now among them.
     """
 
     step: int
@@ -66,7 +68,7 @@ class ClockLimit(NamedTuple):
     merged: frozenset[str] = frozenset()
 
     def most(self, now_s: float, step_time_s: float) -> int:
-        """Return the highest clock that can be true now; ``step_time_s``: of the median learner."""
+        """Return the highest clock that can be true now; ``step_time_s``: of the median merged."""
         by_time = FASTEST * max(0.0, now_s - self.since_s) / step_time_s if step_time_s > 0 else 0.0
         return self.step + self.slack_steps + int(by_time)
 
@@ -140,19 +142,19 @@ class LearnerTable:
         may be put on record.
         """
         working = self.working(now_s)
-        counted = [seen for name, seen in working.items() if name in limit.merged]
+        merged = {name: seen for name, seen in self.counted().items() if name in limit.merged}
+        counted = [seen for name, seen in working.items() if name in merged]
+        enough = len(counted) >= quorum
         steps = [
             seen.step_now(now_s) if estimated else seen.pulse.step
-            for seen in (counted if len(counted) >= quorum else working.values())
+            for seen in (counted if enough else working.values())
         ]
-        clock = schedule.global_clock(steps, quorum)
-        return min(clock, limit.most(now_s, self.step_time_s(now_s)))
+        step_time_s = _step_time_s(merged.values()) if enough else 0.0
+        return min(schedule.global_clock(steps, quorum), limit.most(now_s, step_time_s))
 
     def step_time_s(self, now_s: float) -> float:
         """Return the median step time of working learners; 0 when none has measured one."""
-        times = [s.pulse.step_time_s for s in self.working(now_s).values()]
-        measured = [t for t in times if t > 0]
-        return float(median(measured)) if measured else 0.0
+        return _step_time_s(self.working(now_s).values())
 
     def finished(self, now_s: float, over_since_s: float | None = None) -> bool:
         """Return True if training is over: a learner has finished and none still trains.
@@ -172,6 +174,11 @@ class LearnerTable:
             for name, s in self.counted().items()
             if s.pulse.phase in ON_THE_WAY | {LearnerPhase.TRAINING}
         )
+
+
+def _step_time_s(learners: Iterable[SeenLearner]) -> float:
+    measured = [seen.pulse.step_time_s for seen in learners if seen.pulse.step_time_s > 0]
+    return float(median(measured)) if measured else 0.0
 
 
 @dataclass(slots=True)

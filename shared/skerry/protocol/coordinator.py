@@ -135,11 +135,15 @@ class RunEnd:
 
 
 class CoordinatorSettings(NamedTuple):
-    """What of a run's settings its rounds depend on; ``steps``: how many the run has."""
+    """What of a run's settings its rounds depend on.
+
+    ``steps`` are those after which the run ends, if not by time or tokens: ``may_be_sooner``.
+    """
 
     timetable: schedule.Schedule
     policy: rounds.RoundPolicy
     steps: int
+    may_be_sooner: bool = False
 
     @property
     def slack_steps(self) -> int:
@@ -201,7 +205,11 @@ class RoundCoordinator:
         return min(waits)
 
     def over(self, now_s: float) -> bool:
-        return self.clock.learners.finished(now_s, self.end.over_since_s)
+        """Return True if learners say that training is over, and the clock bears it out."""
+        early = (
+            not self.settings.may_be_sooner and self.clock.on_record(now_s) < self.settings.steps
+        )
+        return not early and self.clock.learners.finished(now_s, self.end.over_since_s)
 
     def arrived(self, contribution: Contribution, now_s: float) -> None:
         """Learn from a contribution that missed its round how long the next ones should wait."""

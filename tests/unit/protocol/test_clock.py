@@ -78,11 +78,28 @@ def clock(claimed: int, limit: ClockLimit, quorum: int = 1, now_s: float = 1000.
     return table.clock(now_s, quorum, limit, estimated=False)
 
 
+MERGED = frozenset({"a", "b"})
+
+
 def test_clock_goes_no_further_than_commits_and_time_bear_out() -> None:
-    assert clock(10**8, ClockLimit(100, 1000.0, 48)) == 148
-    by_time = clock(10**8, ClockLimit(100, 990.0, 48))  # ten seconds at 0.1 s a step, eight times
+    liar = MERGED | {"liar"}
+    assert clock(10**8, ClockLimit(100, 1000.0, 48, liar)) == 148
+    by_time = clock(10**8, ClockLimit(100, 990.0, 48, liar))  # ten seconds of 0.1 s, eight times
     assert by_time == 148 + 800
     assert clock(120, ClockLimit(100, 1000.0, 48)) == 120
+
+
+@pytest.mark.parametrize(("merged", "most"), [(MERGED, 148), (MERGED | {"liar"}, 148 + 800)])
+def test_who_is_alone_moves_the_clock_no_faster_than_those_who_are_away(
+    merged: frozenset[str], most: int
+) -> None:
+    table = LearnerTable(POLICY, PATIENCE_S)
+    for name in ("a", "b"):
+        table.observe(pulse(name, 100), 0.0)
+    table.observe(replace(pulse("liar", 10**8), step_time_s=1e-6), 1000.0)
+    limit = ClockLimit(100, 990.0, 48, merged)
+    assert table.working(1000.0).keys() == {"liar"}
+    assert table.clock(1000.0, 1, limit, estimated=False) == most
 
 
 def test_clock_follows_learners_that_were_merged_where_they_make_a_quorum() -> None:

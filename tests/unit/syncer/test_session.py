@@ -43,8 +43,10 @@ CONFIG = RunConfig(
 )
 
 
-async def connected(config: RunConfig = CONFIG, **sync: Any) -> MemoryBus:
-    config = config.model_copy(update={"sync": config.sync.model_copy(update=sync)})
+async def connected(config: RunConfig = CONFIG, steps: int = STEPS, **sync: Any) -> MemoryBus:
+    changed = {"sync": config.sync.model_copy(update=sync)}
+    changed |= {"train": config.train.model_copy(update={"steps": steps})}
+    config = config.model_copy(update=changed)
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     await ledger.create_run(bus, run_record(RUN, PLAN, config.model_dump_json()))
@@ -256,7 +258,7 @@ async def test_rounds_without_a_quorum_are_known_as_such_whatever_becomes_of_the
     None
 ):
     """Final ones and those of which nothing counts: no K-th contribution was waited for there."""
-    bus = await connected(quorum=2, round_timeout_s=0.5)
+    bus = await connected(steps=400, quorum=2, round_timeout_s=0.5)
     async with background(fake(bus, "a", steps=400, poisoned_below=3).train()):
         await asyncio.wait_for(stand_by(bus, RUN, "s"), 30)
     last = await ledger.last_commits(bus, RUN)
@@ -270,7 +272,7 @@ async def test_rounds_without_a_quorum_are_known_as_such_whatever_becomes_of_the
 
 async def test_round_in_the_air_when_training_ends_closes_before_the_final_one() -> None:
     """Whoever has answered it has taken steps since, and answers a version only once."""
-    bus = await connected()
+    bus = await connected(steps=20)
     learner = scripted(bus, "a", steps=20)
     await learner.offer_genesis()
     seen: list[tuple[int, bool]] = []

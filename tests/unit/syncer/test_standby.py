@@ -26,7 +26,7 @@ from skerry.protocol.coordinator import Action, Publish, RoundCoordinator
 from skerry.protocol.messages import Commit, Round, RunState
 from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
-from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig
+from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig, TrainConfig
 from skerry_syncer import restoring, standby
 from skerry_syncer.committer import Committer
 from skerry_syncer.service import stand_by
@@ -41,7 +41,7 @@ LEAVES = [LeafSpec("embed", (30, 64), embedding=True), LeafSpec("w", (60, 64))]
 PLAN = plan(LEAVES, 4)
 
 
-def config(shards: int = 1, **changes: Any) -> RunConfig:
+def config(shards: int = 1, *, steps: int = 1000, **changes: Any) -> RunConfig:
     given: dict[str, Any] = {
         "contribution_scheme": "f32",
         "fragments": 4,
@@ -55,6 +55,7 @@ def config(shards: int = 1, **changes: Any) -> RunConfig:
         sync=SyncConfig(**(given | changes)),
         outer=OuterConfig(preset="direct"),
         data=DataConfig(seq_len=100, batch=1),
+        train=TrainConfig(steps=steps),
     )
 
 
@@ -83,13 +84,14 @@ class World:
     def bus(self) -> MemoryBus:
         return self.broker.connect()
 
-    async def begin(self, settings: RunConfig, learners: int = 2, **changes: Any) -> None:
+    async def begin(self, settings: RunConfig, learners: int = 2) -> None:
         self.plan = replace(PLAN, shards=settings.sync.shards)
         await self.bus.declare(specs(RUN, shards=self.plan.shards))
         await ledger.create_run(self.bus, run_record(RUN, self.plan, settings.model_dump_json()))
         for number in range(learners):
             name = f"l{number}"
-            learner = FakeLearner(self.bus, RUN, self.plan, name, step_s=0.1, **changes)
+            steps = settings.train.steps
+            learner = FakeLearner(self.bus, RUN, self.plan, name, step_s=0.1, steps=steps)
             self.start(f"learner {name}", learner.train())
 
     def start(self, key: str, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -273,7 +275,7 @@ async def test_run_over_several_syncers_ends_with_every_fragment_final(
 ) -> None:
     for name in "abc":
         world.syncer(name)
-    await world.begin(config(shards=shards), steps=120)
+    await world.begin(config(shards=shards, steps=120))
     for name in "abc":
         await world.tasks[name]
     record = await ledger.read_run(world.bus, RUN)
@@ -317,7 +319,7 @@ def test_last_rounds_wait_for_the_room_that_rounds_in_the_air_take(
     monkeypatch.setattr(RoundCoordinator, "decide", counted)
 
     async def play(world: World, steps: int) -> None:
-        await world.begin(config(quorum=2), steps=steps)
+        await world.begin(config(quorum=2, steps=steps))
         world.start("a", stand_by(LateBus(world.broker), RUN, "a"))
         await world.tasks["a"]
 
@@ -330,7 +332,7 @@ def test_last_rounds_wait_for_the_room_that_rounds_in_the_air_take(
 async def test_one_that_dies_at_the_end_leaves_a_run_that_still_ends(world: World) -> None:
     for name in "ab":
         world.syncer(name)
-    await world.begin(config(shards=2), steps=120)
+    await world.begin(config(shards=2, steps=120))
     await world.commits(lambda c: c.final and c.syncer == "a")
     world.kill("a")
     await world.tasks["b"]
@@ -416,7 +418,7 @@ async def test_each_shard_keeps_its_part_of_the_launch_floor(world: World) -> No
 
 @virtual
 async def test_final_round_to_which_nobody_comes_still_tells_the_other_shards(world: World) -> None:
-    await world.begin(config(shards=2, round_timeout_s=3.0), learners=0)
+    await world.begin(config(shards=2, round_timeout_s=3.0, steps=10), learners=0)
     learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     await learner.offer_genesis()
     for name in "ab":
@@ -494,7 +496,7 @@ async def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the
     world: World, shards: int
 ) -> None:
     """Its shard's syncer hears of it only after every last round; others may not end the run."""
-    await world.begin(config(shards=shards, round_timeout_s=3.0), learners=0)
+    await world.begin(config(shards=shards, round_timeout_s=3.0, steps=10), learners=0)
     learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     await learner.offer_genesis()
     slow = {name: SlowBus(world.broker) for name in "ab"[:shards]}
@@ -520,7 +522,7 @@ async def test_contribution_that_is_acknowledged_at_the_end_is_merged_before_the
 @virtual
 async def test_contribution_that_is_still_being_read_at_the_end_is_whole(world: World) -> None:
     """Its learner has stopped, and its pulse overtook the rest of what it had sent."""
-    await world.begin(config(round_timeout_s=3.0), learners=0)
+    await world.begin(config(round_timeout_s=3.0, steps=10), learners=0)
     learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     gone = ScriptedLearner(world.bus, RUN, world.plan, "gone", steps=10, chunk_blocks=1)
     await learner.offer_genesis()
@@ -559,7 +561,7 @@ class CutBus(MutedBus):
 async def test_contribution_that_never_came_whole_is_refused_before_the_run_is_finished(
     world: World, *, alive: bool
 ) -> None:
-    await world.begin(config(round_timeout_s=3.0), learners=0)
+    await world.begin(config(round_timeout_s=3.0, steps=10), learners=0)
     learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     cut = CutBus(world.broker)
     gone = ScriptedLearner(cut, RUN, world.plan, "gone", steps=10, chunk_blocks=1)
@@ -585,7 +587,7 @@ async def test_contribution_that_never_came_whole_is_refused_before_the_run_is_f
 async def test_answer_without_steps_that_another_shard_leaves_does_not_hold_up_the_end_for_ever(
     world: World,
 ) -> None:
-    await world.begin(config(shards=2, round_timeout_s=3.0), learners=0)
+    await world.begin(config(shards=2, round_timeout_s=3.0, steps=10), learners=0)
     learner = ScriptedLearner(world.bus, RUN, world.plan, "l", step_s=0.05, steps=10)
     await learner.offer_genesis()
     for name in "ab":
