@@ -29,6 +29,8 @@ log = structlog.get_logger()
 HELLO_S = 5.0
 RETRY_S = 0.5
 MOST_HELLO = 4096
+NO_HELLO = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""What a line of anybody's may raise."""
 WILDCARD = "0.0.0.0"  # noqa: S104 - compared with, not listened on
 
 
@@ -114,7 +116,7 @@ def _all_come(
     log.info("waits_for_processes", port=group.port, processes=group.processes)
     while len(come) < group.processes - 1:
         connection, _ = server.accept()
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(*NO_HELLO):
             process, nonce = _welcomed(connection, group, run, learner)
             come[process] = connection, nonce
             continue
@@ -154,7 +156,6 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -> tuple[int, str]:
     """Return the number and the nonce of a process of this learner; ValueError if it is none."""
-    connection.settimeout(HELLO_S)
     challenge = secrets.token_hex(16)
     _say(connection, nonce=challenge)
     hello = json.loads(_line(connection))
@@ -186,7 +187,7 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
     log.info("waits_for_first_process", address=f"{group.host}:{group.port}")
     while True:
         answer: dict[str, Any] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(*NO_HELLO):
             connection = socket.create_connection((group.host, group.port), timeout=HELLO_S)
             nonce, challenge = secrets.token_hex(16), json.loads(_line(connection))["nonce"]
             _say(
@@ -198,8 +199,9 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
                 nonce=nonce,
                 proof=_proof(group, challenge, nonce, group.process),
             )
-            connection.settimeout(None)  # the others may come whenever they like
-            answer = json.loads(_line(connection))
+            answer = json.loads(
+                _line(connection, patient=True)
+            )  # the others come whenever they like
             address = str(answer.get("address", ""))
             if hmac.compare_digest(str(answer.get("proof", "")), _proof(group, nonce, address)):
                 return connection, address
@@ -209,10 +211,11 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
         time.sleep(RETRY_S)
 
 
-def _line(connection: socket.socket) -> bytes:
-    """Read one short line, and not a byte more; ValueError if there is none."""
-    line = b""
+def _line(connection: socket.socket, *, patient: bool = False) -> bytes:
+    """Read one short line, and not a byte more; ValueError or TimeoutError if there is none."""
+    line, until_s = b"", time.monotonic() + HELLO_S
     while not line.endswith(b"\n"):
+        connection.settimeout(None if patient else max(0.001, until_s - time.monotonic()))
         byte = connection.recv(1)
         if not byte or len(line) >= MOST_HELLO:
             msg = "no line"

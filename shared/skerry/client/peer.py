@@ -109,7 +109,7 @@ class Peer:
                         self._heard(deed, words)
         except TimeoutError:
             why = f"it has said nothing for {SILENCE_S:g} s"
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             why = f"its connection failed ({error})"
         if not self._over.is_set():
             self._lost(

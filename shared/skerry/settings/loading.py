@@ -164,7 +164,7 @@ def run_config_from_json(text: str, release: str = "") -> RunConfig:
     tree = Tree()
     try:
         tree.merge(cast("dict[str, object]", json.loads(text)), "the run record")
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         msg = f"The config in the run record is no JSON object: {error}."
         raise ConfigError(msg) from error
     try:
