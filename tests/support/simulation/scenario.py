@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
-from skerry.settings.models import DataConfig, LivenessConfig, OuterConfig, RunConfig, SyncConfig
+from skerry.settings.models import (
+    DataConfig,
+    LivenessConfig,
+    OuterConfig,
+    RunConfig,
+    SyncConfig,
+    TrainConfig,
+)
 from skerry_tools.chaos.plan import DRAWN, SHARES, Fault, FaultPlan, Kind, random_plan
 from tests.support.learners import TOKENS
 
@@ -68,7 +75,9 @@ def _biting(fault: Fault) -> Fault:
 
 
 @cache
-def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str, scheme: str) -> str:
+def _config(
+    steps: int, shards: int, quorum: int, overlap: int, staleness: int, merge: str, scheme: str
+) -> str:
     return RunConfig(
         sync=SyncConfig.model_validate(
             {
@@ -86,6 +95,7 @@ def _config(shards: int, quorum: int, overlap: int, staleness: int, merge: str, 
             }
         ),
         data=DataConfig(seq_len=TOKENS, batch=1),
+        train=TrainConfig(steps=steps),
         outer=OuterConfig(preset="direct"),
         liveness=LivenessConfig(pulse_s=PULSE_S),
     ).model_dump_json()
@@ -104,15 +114,15 @@ def scenario_of(faults: FaultPlan) -> Scenario:
     merge = "rda" if draw() < 0.3 else "average"
     scheme = "int4" if draw() < 0.7 else "f32"
     step_s = 0.1
-    training_s = max(TRAINING_S, faults.end_s + faults.heal_s)
+    steps = round(max(TRAINING_S, faults.end_s + faults.heal_s) / step_s)
     return Scenario(
         learners,
         syncers,
         scheme,
         step_s,
-        round(training_s / step_s),
+        steps,
         overlap,
-        _config(shards, quorum, overlap, staleness, merge, scheme),
+        _config(steps, shards, quorum, overlap, staleness, merge, scheme),
         shards,
         WIDE if wide < WIDE_SHARE else PLAN,
     )
