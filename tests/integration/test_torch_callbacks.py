@@ -89,7 +89,8 @@ def hf_trainer(callback: Any, folder: Path, **arguments: Any) -> Any:
         disable_tqdm=True,
         **given,
     )
-    return transformers.Trainer(model=model, args=args, train_dataset=rows(), callbacks=[callback])
+    callbacks = callback if isinstance(callback, list) else [callback]
+    return transformers.Trainer(model=model, args=args, train_dataset=rows(), callbacks=callbacks)
 
 
 def test_hugging_faces_trainer_is_a_learner(
@@ -181,6 +182,23 @@ def test_a_learner_whose_training_failed_leaves_with_the_block_or_with_the_progr
         callback.island.step(tokens=1, loss=1.0)
 
 
+def test_what_a_trainer_loads_at_its_end_is_in_no_round(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, syncer: None
+) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+
+    class Best(transformers.TrainerCallback):  # type: ignore[misc, name-defined] # untyped here
+        def on_train_end(self, *_: Any, model: Any, **_more: Any) -> None:
+            """Do as ``load_best_model_at_end`` does."""
+            for parameter in model.parameters():
+                parameter.data.fill_(100.0)
+
+    callback = skerry_torch.SkerryCallback(shared_nats.url, run=run_id, name="hf", config=CONFIG)
+    trainer = hf_trainer([Best(), callback], tmp_path)
+    trainer.train()
+    assert all((parameter == 100.0).all() for parameter in trainer.model.parameters())
+
+
 def test_labels_are_counted_where_the_model_predicts_them() -> None:
     hf: Any = pytest.importorskip("skerry.client.torch_hf")
     transformers: Any = pytest.importorskip("transformers")
@@ -253,6 +271,14 @@ def test_lightnings_trainer_is_a_learner(
     record, _ = of_run(thread, shared_nats.url, run_id)
     assert record.state is RunState.FINISHED
     assert {leaf.name for leaf in record.leaves} == {"0.weight", "1.weight", "1.bias"}
+
+
+def test_lightning_may_go_on_alone_after_its_run(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, syncer: None
+) -> None:
+    by = {"max_steps": 1000, "min_steps": 45}
+    trainer, _ = lightning_fit(in_lightning(shared_nats.url, run_id), tmp_path, **by)
+    assert trainer.global_step == 45
 
 
 def test_lightning_that_accumulates_reports_all_tokens_and_the_mean_loss_of_a_step(

@@ -104,10 +104,12 @@ class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers coun
         loss = sum(self._losses) / counted
         self._losses, self._tokens = [], []
         self.island.step(tokens=self._of_all * int(counted), loss=loss)
-        control.should_training_stop |= self.island.done
+        if self.island.done:  # leave before the Trainer loads and saves what it thinks is best
+            self._around.close()
+            control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave the run."""
+        """Leave the run, if it is not over."""
         del args, state, control
         self._around.close()
 

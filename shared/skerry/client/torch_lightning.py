@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -33,6 +34,7 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
         self._options: dict[str, Any] = {"url": url, "run": run, "name": name, "config": config}
         self._count = tokens
         self._module = module
+        self._around = ExitStack()
         self._losses: list[Any] = []
         self._tokens = self._steps = 0
 
@@ -46,13 +48,15 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
             msg = f"The LightningModule has no module {self._module!r}: it has {parts}."
             raise ConfigError(msg) from error
         self._losses, self._tokens, self._steps = [], 0, trainer.global_step
-        self.island = join(**self._options, model=model, optimizer=optimizer).__enter__()
+        joined = join(**self._options, model=model, optimizer=optimizer)
+        self.island = self._around.enter_context(joined)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Answer and adopt once the optimizer has taken a step."""
         del batch_idx
+        alone = self.island.done
         loss = outputs.get("loss")
         if loss is None and pl_module.automatic_optimization:
             return  # training_step has skipped the batch
@@ -61,18 +65,19 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
             raise ConfigError(msg)
         self._tokens += self._count(batch)
         self._losses.append(loss * trainer.accumulate_grad_batches)  # which has divided it
-        if trainer.global_step > self._steps:
+        if trainer.global_step > self._steps and not alone:
             self.island.step(tokens=self._tokens, loss=sum(self._losses) / len(self._losses))
             self._losses, self._tokens, self._steps = [], 0, trainer.global_step
-            trainer.should_stop |= self.island.done
+            if self.island.done:  # leave before a checkpoint is written
+                self._around.close()
+                trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the run."""
+        """Leave the run, if it is not over."""
         del trainer, pl_module
-        self.island.__exit__(None, None, None)
+        self._around.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the run without its last answers."""
         del trainer, pl_module
-        if hasattr(self, "island"):
-            self.island.__exit__(type(exception), exception, exception.__traceback__)
+        self._around.__exit__(type(exception), exception, exception.__traceback__)
