@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CAS_ATTEMPTS = 100
+MOST_LOST = 1000
+"""Members whose records may be gone; who claims a data shard further beyond those known lies."""
 FIRST_SPAN = 256
 """Records of the ledger that are looked at first for a commit of a few versions ago."""
 
@@ -193,7 +195,9 @@ async def join(
         found = await newest_readable(bus, run, MemberRecord)
         known = {i.value.learner: i.value for i in found if i.value is not None}
         mine = known.get(learner)
-        next_shard = 1 + max((member.shard for member in known.values()), default=-1)
+        most = len(known) + MOST_LOST
+        taken = (member.shard for member in known.values() if member.shard < most)
+        next_shard = 1 + max(taken, default=-1)
         member = MemberRecord(
             run=run,
             learner=learner,

@@ -11,6 +11,7 @@ from skerry.errors import StateLost
 from skerry.log import ledger, recovery
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
+from skerry.protocol.door import MOST_COUNT
 from skerry.protocol.messages import RunState
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
@@ -40,6 +41,16 @@ async def test_a_junk_member_record_bars_no_joiner(name: str) -> None:
     assert (again.incarnation, again.shard) == (2, 0)
     assert (other.incarnation, other.shard) == (1, 1)
     assert set(await ledger.members(bus, RUN)) == {"a", "b"}
+
+
+async def test_a_member_that_claims_the_last_shard_leaves_others_theirs() -> None:
+    bus = MemoryBroker().connect()
+    await bus.declare(specs(RUN))
+    held = await ledger.join(bus, RUN, "a", "host", 1)
+    await bus.publish(SUBJECTS.member("a"), encode(replace(held, shard=MOST_COUNT)))
+    for number, name in enumerate("bc"):
+        assert (await ledger.join(bus, RUN, name, "host", 2)).shard == number
+    assert set(await ledger.members(bus, RUN)) == {"a", "b", "c"}
 
 
 async def test_junk_above_a_commit_hides_it_from_no_reader_and_ends_no_history() -> None:
