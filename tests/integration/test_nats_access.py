@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skerry.errors import BrokerUnfit, Denied
+from skerry.errors import BrokerUnavailable, BrokerUnfit, BusError, Denied
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions, new_key
 from skerry.protocol.subjects import Subjects
@@ -168,17 +168,23 @@ async def publish_for_ever(learner: NatsBus) -> None:
             await learner.publish(NAMES.pulse("a"), b"x", msg_id="1")
 
 
-async def test_a_key_that_stays_revoked_ends_with_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("patience", "error"),
+    [({"login_patience_s": 1.0}, BrokerUnfit), ({"patience_s": 1.0}, BrokerUnavailable)],
+)
+async def test_a_key_that_stays_revoked_is_named_by_what_ends_and_by_what_is_tried_again(
+    tmp_path: Path, patience: dict[str, float], error: type[BusError]
+) -> None:
     (old, old_name), (_, new_name) = new_key(), new_key()
     file = tmp_path / "a.nk"
     file.write_text(old)
     with serving(tmp_path, {"nkey": old_name}) as server:
         config = server.folder / "nats.conf"
-        async with bus(server, credentials=file, login_patience_s=1.0) as learner:
+        async with bus(server, credentials=file, **patience) as learner:
             await learner.declare(specs(RUN))
             config.write_text(config.read_text().replace(old_name, new_name))
             pid = server.pid
             assert pid is not None
             os.kill(pid, signal.SIGHUP)
-            with pytest.raises(BrokerUnfit, match=r"refused the login.*nats\.credentials"):
+            with pytest.raises(error, match=r"refused the login.*nats\.credentials"):
                 await publish_for_ever(learner)

@@ -24,7 +24,7 @@ from nats.errors import Error as NatsError
 from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
 from skerry.log.client import NoAnswer, Retries
 from skerry.log.nats.fast import FastClient, new_client, server_info
-from skerry.log.nats.fitness import check, is_refusal, region_of, remedy
+from skerry.log.nats.fitness import check, is_refusal, refusal, region_of, remedy
 from skerry.log.nats.jetstream import error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
 from skerry.log.nats.session import NatsSession, cancellable
@@ -138,6 +138,8 @@ class Connection:
 
     def unavailable(self, seconds: float, refused: str = "") -> BrokerUnavailable:
         """Return the error for a server that does not answer, or cannot act, with what to do."""
+        if is_refusal(self.reason):
+            return BrokerUnavailable(refusal(self.urls, self.options), url=self.urls)
         reached = self._session is not None and self._session.client.is_connected
         if self.region and (reached or self._session is None):
             return BrokerUnavailable(

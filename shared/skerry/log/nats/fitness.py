@@ -68,8 +68,7 @@ def region_of(session: NatsSession) -> str:
 def remedy(error: Exception, urls: str, options: NatsOptions) -> str:
     """Return what to do about an error that dialling again does not mend, '' for others."""
     if is_refusal(str(error)):
-        what = login_of(options).remedy(datetime.now(UTC))
-        return f"The NATS server at {urls} refused the login: {what}."
+        return refusal(urls, options)
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"The certificate of the NATS server at {urls} is not to be trusted here"
@@ -77,6 +76,12 @@ def remedy(error: Exception, urls: str, options: NatsOptions) -> str:
             " nats.ca_file, or have the broker show another one."
         )
     return ""
+
+
+def refusal(urls: str, options: NatsOptions) -> str:
+    """Return what to do about a broker that does not take the login."""
+    what = login_of(options).remedy(datetime.now(UTC))
+    return f"The NATS server at {urls} refused the login: {what}."
 
 
 def is_refusal(reason: str) -> bool:
