@@ -25,10 +25,11 @@ def from_cursor(loader: Loader[Batch], cursor: int, each: int) -> Iterator[Batch
     batches = iter(loader)
     if batches is loader:  # it has no second time
         return islice(batches, at, None)
-    if next(batches, batches) is batches:
+    first = list(islice(batches, 1))
+    if not first:
         msg = "The loader gives no batch: check what it reads."
         raise ConfigError(msg)
-    return islice(chain.from_iterable(repeat(loader)), at, None)
+    return islice(chain(first, batches, chain.from_iterable(repeat(loader))), at, None)
 
 
 def of_run(config: RunConfig, shard: int, cursor: int) -> Iterator[Prefetched]:

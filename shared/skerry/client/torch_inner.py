@@ -17,6 +17,8 @@ State = dict[str, Any]
 """By ``optimizer|parameter|key|type``, and for a shard ``|first``, the place of its first element:
 tensors, and numbers as tensors without dimensions."""
 
+PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool)
+
 
 def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
     """Return what a saver has to know of an optimizer's state of a module's parameters."""
@@ -47,15 +49,21 @@ def _place(tensor: Any) -> list[str]:
 
 
 def state_of(optimizer: Any, model: torch.nn.Module) -> State:
-    """Return an optimizer's state of a module's parameters, as it is."""
+    """Return an optimizer's state of a module's parameters, as it is.
+
+    It is empty if a part of it is neither a plain tensor nor a number: half a state is none.
+    """
     found: State = {}
     for name, parameter in parameters_of(model).items():
         for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, (torch.Tensor, int, float)):
-                held = torch.as_tensor(value)
-                kind = str(held.dtype).removeprefix("torch.")
-                place = _place(parameter) if hasattr(held, "placements") else []
-                found["|".join([type(optimizer).__name__, name, key, kind, *place])] = held
+            if value is None:
+                continue
+            if not (type(value) in PLAIN or hasattr(value, "placements")):
+                return {}
+            held = torch.as_tensor(value)
+            kind = str(held.dtype).removeprefix("torch.")
+            place = _place(parameter) if hasattr(held, "placements") else []
+            found["|".join([type(optimizer).__name__, name, key, kind, *place])] = held
     return found
 
 
