@@ -14,6 +14,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.jetstream import IDLE_CONSUMER_NS
 from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.parts import MASTER
 from skerry.protocol.roles import Grant, Role
@@ -275,6 +276,28 @@ async def test_a_learner_changes_nothing_but_what_is_its_own(
             await intruder.refused(f'publish to "{attack.subject}"')
         await intruder.client.request(f"{API}.INFO")  # through the same doors, after it
     assert await log_of_others(admin) == truth
+
+
+async def test_what_a_learner_asks_the_broker_to_keep_for_it_does_not_stay(
+    intruder: Intruder,
+) -> None:
+    """A stream has room for a thousand consumers; durable ones would leave none to others."""
+    name = RUN.stream("PULSE")
+
+    async def made(consumer: str, **config: object) -> dict[str, Any]:
+        body = {
+            "stream_name": name,
+            "config": {"name": consumer, "durable_name": consumer} | config,
+        }
+        request = f"{API}.CONSUMER.CREATE.{name}.{consumer}", json.dumps(body).encode()
+        answer: dict[str, Any] = json.loads((await intruder.client.request(*request)).data)
+        return answer
+
+    kept = await made("for-ever")
+    assert kept["config"]["inactive_threshold"] == IDLE_CONSUMER_NS
+    refused = await made("for-long", inactive_threshold=10**18)
+    assert "exceeds system limit" in refused["error"]["description"]
+    await intruder.client.request(f"{API}.CONSUMER.DELETE.{name}.for-ever")
 
 
 async def test_a_learner_hears_only_answers_to_itself(intruder: Intruder) -> None:

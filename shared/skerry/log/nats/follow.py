@@ -25,6 +25,7 @@ from skerry.log.client import Cursor, Retries
 from skerry.log.nats.connection import Connection, NatsInbox
 from skerry.log.nats.jetstream import (
     DELIVERED,
+    IDLE_CONSUMER_NS,
     NANOSECONDS,
     STREAM_NOT_FOUND,
     delivery_of,
@@ -56,7 +57,6 @@ ENDLESS = {
     "expires": int(PULL_EXPIRES_S * NANOSECONDS),
     "idle_heartbeat": int(HEARTBEAT_S * NANOSECONDS),
 }
-IDLE_CONSUMER_S = 60.0
 ENDED_PULL = ("message size exceeds", "batch completed", "request timeout")
 FAILURES = (NatsError, BusError, OSError)
 """What ends one consumer, and never its follower."""
@@ -144,7 +144,7 @@ class Puller:
             "name": self._name,
             "ack_policy": "none",
             "filter_subjects": list(patterns),
-            "inactive_threshold": int(IDLE_CONSUMER_S * NANOSECONDS),
+            "inactive_threshold": IDLE_CONSUMER_NS,
             "mem_storage": True,
             "num_replicas": 1,
             "max_waiting": 64,

@@ -29,6 +29,9 @@ from skerry.log.nats.fast import headers_in
 from skerry.log.streams import normal
 
 NANOSECONDS = 1_000_000_000
+IDLE_CONSUMER_NS = 60 * NANOSECONDS
+"""A consumer that nobody uses is gone after so long, whatever its maker has asked for: a stream has
+room for a thousand."""
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 SEQUENCE = "Nats-Sequence"
@@ -145,6 +148,7 @@ def config_of(spec: StreamSpec) -> dict[str, Any]:
         "deny_delete": for_ever,
         "deny_purge": for_ever,
         "compression": "s2" if for_ever else "none",
+        "consumer_limits": {"inactive_threshold": IDLE_CONSUMER_NS},
     }
 
 
@@ -171,9 +175,9 @@ def hidden_changes(spec: StreamSpec, config: Mapping[str, Any]) -> tuple[str, ..
     """Return the differences in settings that no StreamSpec has a word for."""
     wanted = config_of(spec)
     return tuple(
-        f"stream {spec.name}: {name} is off, should be on; changed"
-        for name in ("allow_direct", "deny_delete", "deny_purge")
-        if wanted[name] and not config.get(name, False)
+        f"stream {spec.name}: {name} is {config.get(name)}, should be {wanted[name]}; changed"
+        for name in ("allow_direct", "deny_delete", "deny_purge", "consumer_limits")
+        if wanted[name] and wanted[name] != config.get(name)
     )
 
 
