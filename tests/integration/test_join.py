@@ -293,17 +293,22 @@ def test_the_optimizers_state_is_there_again_after_a_restart(
     syncer: None, asked: dict[str, Any], tmp_path: Path
 ) -> None:
     asked["config"] = {**ENDLESS, "learner": {"save_every_s": 0.01}}
-    fresh = {"count": jnp.int32(0), "mu": jnp.zeros((3,))}
+    fresh = {"count": jnp.int32(0), "mu": jnp.zeros((3,)), "step": 0, "key": jax.random.key(0)}
+    later = {"count": jnp.int32(1), "mu": jnp.ones((3,)), "step": 1, "key": jax.random.key(1)}
     saved = tmp_path / "learners" / asked["run"] / "a" / "inner.state"
     with skerry.join(params=initial(), **asked) as island:
+        with pytest.raises(
+            ModelError, match="name of the optimizer's state is no array but 'adam'"
+        ):
+            island.restored({"name": "adam"})
         params, state = island.params, island.restored(fresh)
-        assert state["count"] == 0, "nothing was saved"
+        assert state is fresh, "nothing was saved"
         while not saved.exists():
-            state = jax.tree.map(lambda leaf: leaf + 1, state)
-            params = island.step(params, tokens=1, loss=0.0, state=state)
+            params = island.step(params, tokens=1, loss=0.0, state=later)
     with skerry.join(params=initial(), **asked) as island:
         state = island.restored(fresh)
-        assert state["count"] > 0
-        np.testing.assert_array_equal(state["mu"], np.full(3, state["count"], np.float32))
+        assert all(jax.tree.leaves(jax.tree.map(jnp.array_equal, state, later)))
+        with pytest.raises(ConfigError, match="once, before the first step"):
+            island.restored(fresh)
     with skerry.join(params=initial(), **asked) as island:
         assert island.restored({"mu": jnp.zeros((4,))})["mu"].shape == (4,), "another optimizer"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from skerry.client.inner_file import Shapes
 from skerry.client.inner_state import Arrays, Copying, StateKind, portions_of
+from skerry.errors import ModelError
 from skerry.models import mesh as meshes
 from skerry.models.base import path_name
 
@@ -39,7 +40,7 @@ def kind_of(template: Any) -> StateKind:
 
         return copy
 
-    like = flat(jax.tree.map(_described, template))
+    like = {name: _described(leaf) for name, leaf in flat(template).items()}
     return StateKind(flat, shapes_here, copying, lying_here, shapes_here(like))
 
 
@@ -50,8 +51,32 @@ def _described(leaf: Any) -> Any:
 
 
 def flat(state: Any) -> dict[str, Any]:
-    """Name every array of a state, in flattening order."""
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
+    """Name every array of a state as it is saved, in flattening order; ModelError for others."""
+    found = dict[str, Any]()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        name = path_name(path)
+        try:
+            found[name] = _saved(leaf)
+        except TypeError as error:
+            msg = f"{name} of the optimizer's state is no array but {leaf!r}: keep it elsewhere."
+            raise ModelError(msg) from error
+    return found
+
+
+def _saved(leaf: Any) -> Any:
+    """Return an array, or its shape, as it is saved: a number as an array, a key as its data."""
+    if not hasattr(leaf, "sharding"):
+        return jnp.asarray(leaf)
+    if not _is_key(leaf):
+        return leaf
+    if isinstance(leaf, jax.Array):
+        return jax.random.key_data(leaf)
+    data = jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "sharding") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def shapes_here(arrays: Arrays) -> Shapes:
@@ -120,7 +145,13 @@ def restored(like: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
-def _placed(name: str, leaf: Any, tensors: Mapping[str, NDArray[Any]]) -> jax.Array:
+def _placed(name: str, like: Any, tensors: Mapping[str, NDArray[Any]]) -> jax.Array:
+    leaf = _saved(like)
+    if _is_key(like):
+        impl = list[Any]()
+        jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), like)
+        keys: jax.Array = jax.random.wrap_key_data(_placed(name, leaf, tensors), impl=impl[0])
+        return keys
     if not getattr(leaf, "committed", True):  # it goes wherever the others are
         return jnp.array(tensors[name])
     if _is_here(leaf):

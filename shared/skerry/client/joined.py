@@ -192,11 +192,18 @@ class JoinedIsland:
         """Return the optimizer's state that an earlier start of this learner saved; empty: none.
 
         It waits for the disk. From now on boundaries save the state that they are given.
+        ConfigError once that is settled, by an earlier call or a step.
         """
         island, local, restoring = self._island, self._local, self._serving.restored
         start = island.place.learner.incarnation, island.now.step
-        if not local.save_every_s or restoring.done():
+        if not local.save_every_s:
             return {}
+        if restoring.done():
+            msg = (
+                "The optimizer's state is restored once, before the first step: call restored"
+                " earlier, with all that is to be saved in one tree."
+            )
+            raise ConfigError(msg)
         self._saver = InnerStateSaver(local, self._origin, start[0], kind, process=self._lead)
         self._saver.start()
         try:
