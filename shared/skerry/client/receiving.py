@@ -25,6 +25,13 @@ from skerry.telemetry.spans import Interval
 
 log = structlog.get_logger()
 
+FAR = 0.05
+"""Of the length of initial parameters: devices round differently, and by far less than that."""
+STRANGE = (
+    "this run does not begin with what its settings make here: whoever offered that has another"
+    " release or model, or means ill; find out who before you train on"
+)
+
 
 @dataclass(slots=True)
 class FragmentReceiver:
@@ -183,8 +190,10 @@ class FragmentReceiver:
         if commit.version == 1 and commit.fragment in self.unasked:
             self.unasked.remove(commit.fragment)
             return Fresh(manifest, None)
+        own: NDArray[np.float32] | None = None
         if (initial := self.initial.pop(commit.fragment, None)) is not None:
-            await self.reader.hold(manifest, await in_thread(_negated, initial.gradient))
+            own = await in_thread(_negated, initial.gradient)
+            await self.reader.hold(manifest, own)
         traffic, sizes = link.traffic, list[int]()
 
         def count(size: int) -> None:
@@ -197,6 +206,8 @@ class FragmentReceiver:
         reading = self.reader.read(manifest, Meters(count, decoded))
         if self.others is None:
             vector = await reading
+            if own is not None and await in_thread(_are_others, own, vector):
+                log.warning("initial_parameters_are_others", fragment=commit.fragment, hint=STRANGE)
         else:
             vector, read = await asyncio.gather(
                 reading, self.others.read(commit.fragment, commit.version)
@@ -206,6 +217,11 @@ class FragmentReceiver:
         traffic.f32_bytes_down += link.f32_bytes(commit.fragment)
         link.telemetry.received(commit, sum(sizes), Interval(began_ns, link.wall_ns()))
         return Fresh(manifest, vector)
+
+
+def _are_others(own: NDArray[np.float32], committed: NDArray[np.float32]) -> bool:
+    """Return True if the committed initial parameters cannot be what was made here."""
+    return bool(np.linalg.norm(committed - own) > FAR * np.linalg.norm(own))
 
 
 def _negated(gradient: Gradient) -> NDArray[np.float32]:

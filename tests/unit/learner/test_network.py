@@ -403,12 +403,15 @@ async def test_initial_parameters_that_a_learner_has_are_compared_before_they_ar
         (asked,) = link.mailbox.fresh()
         assert asked.vector is None
         link.mailbox.take_fresh(asked)
-        link.mailbox.order(Initial(asked.manifest, -vector if same else vector))
-        await until(lambda: wire.fresh == [(0, 1)])
+        with capture_logs() as lines:
+            link.mailbox.order(Initial(asked.manifest, -vector if same else vector))
+            await until(lambda: wire.fresh == [(0, 1)])
     (fresh,) = link.mailbox.fresh()
     assert fresh.vector is not None
     np.testing.assert_array_equal(fresh.vector, vector)
     assert (link.traffic.bytes_down == 0) == same
+    told = [line["log_level"] for line in lines if line["event"] == "initial_parameters_are_others"]
+    assert told == ([] if same else ["warning"])
 
 
 async def test_a_trainer_hears_that_others_were_faster_to_offer_what_the_log_lacked(
