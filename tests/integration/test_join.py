@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 import pytest
+from safetensors.flax import save_file
 
 import skerry
+from skerry.client.jax_inner import flat
 from skerry.client.jax_island import JaxIsland
 from skerry.client.loop_thread import LoopThread
 from skerry.errors import (
@@ -106,6 +109,20 @@ def test_the_lines_of_the_page_are_a_learner(
     names: dict[str, Any] = {"params": initial(), "optimizer": optax.adam(1e-3), "loader": [batch]}
     exec(lines, names | {"train_step": step, "config": CONFIG})  # noqa: S102 - our own page
     assert violations(thread, asked["url"], asked["run"]) == ()
+
+
+def test_the_page_puts_exported_tensors_back_into_a_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/join.md").read_text()
+    found = re.findall(r"^  ```python\n(.*?)^  ```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path)
+    held = {"layers": [initial(0.5)["layer"], initial(2.0)["layer"]]}
+    save_file(flat(held), "out/model.safetensors")
+    names: dict[str, Any] = {"params": jax.tree.map(jnp.zeros_like, held)}
+    exec(dedent(found[0]), names)  # noqa: S102 - our own page
+    assert all(jax.tree.leaves(jax.tree.map(jnp.array_equal, names["params"], held)))
 
 
 def test_who_joins_later_begins_with_the_values_of_the_log_and_where_its_data_goes_on(

@@ -44,12 +44,14 @@ class Tree:
         self.origins[keys] = origin
 
     def merge(self, values: Mapping[str, object], origin: str, prefix: Keys = ()) -> None:
-        """Set every leaf of a nested mapping."""
+        """Set every leaf of a nested mapping; a program may give numbers of numpy or JAX."""
         for key, value in values.items():
+            keys, found = (*prefix, str(key)), cast("Any", value)
             if isinstance(value, Mapping) and value:
-                self.merge(cast("Mapping[str, object]", value), origin, (*prefix, key))
+                self.merge(cast("Mapping[str, object]", value), origin, keys)
             else:
-                self.put((*prefix, key), cast("object", value), origin)
+                is_number = getattr(found, "shape", None) == ()
+                self.put(keys, found.item() if is_number else found, origin)
 
     def is_table(self, keys: Keys) -> bool:
         """Return True if this path leads to a table."""

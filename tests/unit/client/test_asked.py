@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.client.asked import model_of_leaves, settings_of
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 from skerry.models.presets import OWN, arch_of
 from skerry.models.tensors import leaf_specs_of
 from skerry.protocol.messages import RunRecord, RunState
@@ -47,3 +48,14 @@ def test_a_loop_names_its_broker_with_a_login_and_before_the_environment(
     address = "nats://user:secret@127.0.0.1:4222"
     assert settings_of(address, "r", None).local.nats.url == address
     assert settings_of(None, "r", None).local.nats.url == "nats://elsewhere:4222"
+
+
+def test_a_loops_config_takes_numbers_of_numpy() -> None:
+    found = settings_of("nats://h:1", "r", {"train": {"steps": np.int64(4)}}).run.train
+    assert type(found.steps) is int
+    assert found.steps == 4
+
+
+def test_a_table_whose_name_is_no_text_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"1 \(from config\) is not a setting"):
+        settings_of("nats://h:1", "r", {1: {}})  # type: ignore[dict-item] # as a program may
