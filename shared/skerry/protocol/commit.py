@@ -19,10 +19,10 @@ from skerry.protocol.messages import (
     Commit,
     CommitOrigin,
     Consumed,
-    ContributionHeader,
     LearnerProgress,
     RefusalCause,
     Unnamed,
+    counted_tokens,
 )
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.shard import PendingFragment, Refusals, Shard, judge
@@ -199,8 +199,8 @@ def commit_record(
     merge_s: float,
 ) -> Commit:
     """Return the record of a fragment's next version; digests are filled in when it is written."""
-    headers = (w.contribution.header for w in weighed)
-    progress = progress_after(state.progress, headers, genesis=not state.version)
+    consumed = tuple(_consumed(w, closing) for w in weighed)
+    progress = progress_after(state.progress, consumed, genesis=not state.version)
     return Commit(
         run=writer.run,
         plan_digest=writer.plan_digest,
@@ -215,7 +215,7 @@ def commit_record(
         closed_ns=closing.closed_ns,
         quorum_s=closing.quorum_s,
         grace_s=closing.grace_s,
-        consumed=tuple(_consumed(w, closing) for w in weighed),
+        consumed=consumed,
         refused=refused.named,
         unnamed=tuple(Unnamed(name, n) for name, n in sorted(refused.beyond.items())),
         contrib_floor=floor,
@@ -255,7 +255,7 @@ def _consumed(weighed: Weighed, closing: Closing) -> Consumed:
 
 def progress_after(
     rows: Mapping[str, LearnerProgress],
-    merged: Iterable[ContributionHeader | Consumed],
+    merged: Iterable[Consumed],
     *,
     genesis: bool,
 ) -> dict[str, LearnerProgress]:
@@ -269,7 +269,7 @@ def progress_after(
         tokens, cursor = (before.tokens, before.cursor) if before else (0, 0)
         after[item.learner] = LearnerProgress(
             *id_of(item),
-            tokens=saturated((tokens, 0 if genesis else item.tokens)),
+            tokens=saturated((tokens, 0 if genesis else counted_tokens(item))),
             cursor=max(cursor, item.cursor_to),
         )
     return dict(sorted(after.items()))

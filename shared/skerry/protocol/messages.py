@@ -13,6 +13,7 @@ from skerry.protocol.v1.messages import *  # noqa: F403 - the one public name of
 from skerry.protocol.v1.messages import (
     Commit,
     CommitOrigin,
+    Consumed,
     LearnerPhase,
     RefusalCause,
     SyncerPulse,
@@ -49,6 +50,11 @@ def begins_history(commit: Commit) -> bool:
 def is_round(commit: Commit) -> bool:
     """Return True if a round made this commit: initial and restored parameters are no round."""
     return commit.origin is CommitOrigin.ROUND
+
+
+def counted_tokens(item: Consumed) -> int:
+    """Return the tokens of a merged contribution that count: those that its weight is made of."""
+    return round(item.tokens * (1.0 - item.uncounted))
 
 
 def why(commit: Commit) -> str:

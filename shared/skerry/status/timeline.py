@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from operator import itemgetter
 
-from skerry.protocol.messages import CloseReason, Commit, Pulse, RefusalCause, Round, is_round, why
+from skerry.protocol.messages import (
+    CloseReason,
+    Commit,
+    Pulse,
+    RefusalCause,
+    Round,
+    counted_tokens,
+    is_round,
+    why,
+)
 from skerry.status import recent
 
 MOST_ROUNDS = 160
@@ -90,7 +99,8 @@ def corrected(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
 
 def committed_round(commit: Commit, sequence: int, stored_s: float) -> CommittedRound:
     """Return a commit as a row of the timeline."""
-    losses = [(c.loss, c.tokens) for c in commit.consumed if isfinite(c.loss) and c.tokens]
+    counted = [(c.loss, counted_tokens(c)) for c in commit.consumed]
+    losses = [(loss, tokens) for loss, tokens in counted if isfinite(loss) and tokens]
     weight = sum(tokens for _, tokens in losses)
     return CommittedRound(
         fragment=commit.fragment,
@@ -109,7 +119,7 @@ def committed_round(commit: Commit, sequence: int, stored_s: float) -> Committed
         arrived_s=arrivals(commit),
         causes=tuple(refused.cause for refused in commit.refused),
         staleness=max((c.staleness for c in commit.consumed), default=0),
-        tokens=sum(c.tokens for c in commit.consumed),
+        tokens=sum(tokens for _, tokens in counted),
         loss=sum(loss * tokens for loss, tokens in losses) / weight if weight else None,
         trace_id=commit.trace_id,
         merged=is_round(commit),

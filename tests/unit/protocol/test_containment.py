@@ -120,9 +120,12 @@ def test_lengths_of_versions_before_count_where_a_round_has_one_contribution() -
 
 def test_tokens_and_steps_beyond_the_others_do_not_count_and_no_weight_is_above_its_bound() -> None:
     many = sent("d", steps=2**20, tokens=100 * 2**20)
-    found, refused = merged(shard(), *HONEST, many)
+    held = shard()
+    found, refused = merged(held, *HONEST, many)
     assert not refused
     assert found["d"].uncounted == pytest.approx(1 - 80 / 2**20)
+    tokens = {name: row.tokens for name, row in held.fragments[0].progress.items()}
+    assert tokens == {"a": 1000, "b": 1000, "c": 1000, "d": 8000}, "it is nearer to its end"
     assert found["d"].weight == pytest.approx(0.5)
     off, _ = merged(shard(ContainmentRules()), *HONEST, many)
     assert off["d"].weight > 0.999
