@@ -114,16 +114,16 @@ def text_in(folder: Path) -> tuple[tuple[str, ...], int]:
     if not folder.exists():
         msg = f"There is no {folder}: name a file or folder with the text to train on."
         raise ConfigError(msg, path="data.paths")
-    if folder.is_file():
-        return (), folder.stat().st_size
+    if folder.is_file() and (size := folder.stat().st_size):
+        return (), size
     sizes = Counter[str]()
     for path in folder.rglob("[!.]*"):
         if path.is_file():
             sizes[path.suffix] += path.stat().st_size
     usual = [suffix for suffix in DataConfig().suffixes if sizes[suffix]]
-    found = usual or [suffix for suffix, _ in sizes.most_common(1)]
+    found = usual or [suffix for suffix, size in sizes.most_common(1) if size]
     if not found:
-        msg = f"{folder} holds no files: name a folder with the text to train on."
+        msg = f"{folder} holds no text: name a file or folder with the text to train on."
         raise ConfigError(msg, path="data.paths")
     return tuple(found), sum(sizes[suffix] for suffix in found)
 

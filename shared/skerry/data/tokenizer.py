@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,18 @@ def digest_of(folder: Path) -> str:
 def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
     """Train byte-level BPE (arXiv 1508.07909) on texts and write its folder.
 
-    Every text has tokens in it. Raises CorpusError for a folder that holds anything.
+    Every text has tokens in it. Raises CorpusError for a folder that holds anything, and for texts
+    that hold nothing.
     """
     import tokenizers
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         msg = f"{out} is not empty: name a new folder."
         raise CorpusError(msg, path="out")
+    filled = filter(None, texts)
+    if (first := next(filled, None)) is None:
+        msg = "The sources hold no text: name files with some."
+        raise CorpusError(msg, path="source")
     trained: Any = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = tokenizers.decoders.ByteLevel()
@@ -117,7 +123,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    trained.train_from_iterator(texts, trainer)
+    trained.train_from_iterator(chain([first], filled), trainer)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:

@@ -38,7 +38,7 @@ def checked_token(value: object, what: str) -> str:
     if not isinstance(value, str) or not TOKEN.fullmatch(value):
         msg = (
             f"{what} {value!r} cannot be part of a subject: "
-            "use a text of 1 to 64 letters, digits, '_' or '-'."
+            "use 1 to 64 letters, digits, '_' or '-', as a text."
         )
         raise ConfigError(msg, path=what)
     return value

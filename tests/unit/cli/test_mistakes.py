@@ -103,7 +103,8 @@ MISTAKES = [
     ("data inspect books", "`skerry data prepare`"),
     ("data train-tokenizer empty --vocab 300 --out words", "names no file that ends in"),
     ("init nowhere", "name a file or folder"),
-    ("init empty", "name a folder with the text"),
+    ("init empty", "name a file or folder with the text"),
+    ("init hollow.txt", "holds no text"),
     ("init --out typo.toml", "add --force"),
     # A model.
     ("up --set model.path=nowhere", "config.json"),
@@ -154,6 +155,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "books" / "one.txt").write_text("word " * 9000)
     (tmp_path / "odd" / "one.html").write_text("word " * 9000)
     (tmp_path / "short.txt").write_text("word")
+    (tmp_path / "hollow.txt").write_text("")
     (tmp_path / "broken.toml").write_text("[sync")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "typo.toml").write_text('[model]\npreest = "nano"\n')

@@ -88,6 +88,10 @@ def damaged(folder: Path) -> None:
         file.write(b"\x01\x01")
 
 
+def hollow(folder: Path) -> None:
+    (folder / "a.txt").write_text("")
+
+
 PREPARE = "prepare {} --tokenizer {} --out out"
 
 
@@ -105,6 +109,7 @@ PREPARE = "prepare {} --tokenizer {} --out out"
         (without_end, PREPARE.format("a.txt", "plain"), "no token that ends a text"),
         (None, "prepare a.txt --tokenizer words --out corpus", "corpus is not empty"),
         (None, "train-tokenizer a.txt --out corpus", "corpus is not empty"),
+        (hollow, "train-tokenizer a.txt --out out", "The sources hold no text"),
         (None, PREPARE.format("nowhere:build", "words"), "No module named 'nowhere'"),
         (None, "inspect words", "is no prepared corpus"),
         (damaged, "inspect corpus", "00000.tokens is damaged: prepare the folder again."),
