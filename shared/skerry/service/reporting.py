@@ -21,6 +21,7 @@ import structlog
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from skerry import installing
+from skerry.status.format import printable
 from skerry.telemetry import lines, tracing
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class ForgivingStream:
 def configure(level: str, *, service: str) -> None:
     """Send every structlog event of this process to stderr, at ``level`` and above."""
     person = sys.stderr.isatty()
+    shown = (harmless, structlog.dev.ConsoleRenderer())
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -67,7 +69,7 @@ def configure(level: str, *, service: str) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             lines.copy,
-            structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer(),
+            *(shown if person else (structlog.processors.JSONRenderer(),)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
@@ -76,6 +78,13 @@ def configure(level: str, *, service: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def harmless(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Return a line with nothing that a terminal obeys: others chose names and texts in it."""
+    return {k: printable(v) if isinstance(v, str) else v for k, v in event.items()}
 
 
 def add_span(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import pty
 import resource
 import subprocess
 import sys
@@ -41,6 +43,28 @@ def test_a_service_outlives_a_full_disk_under_its_log(tmp_path: Path) -> None:
     assert done.returncode == 0, said
     assert '"before"' in said
     assert '"after"' in said
+
+
+NAMED = """
+import structlog
+from skerry.service.reporting import configure
+configure('info', service='s')
+try:
+    raise ValueError('\\x1b[2J')
+except ValueError:
+    structlog.get_logger().exception('said', learner='\\x1b]0;pwned\\x07')
+"""
+
+
+def test_a_line_holds_nothing_that_a_terminal_obeys() -> None:
+    ours, terminal = pty.openpty()
+    subprocess.run([sys.executable, "-c", NAMED], stderr=terminal, check=True)
+    os.close(terminal)
+    said = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert b"]0;pwned" in said
+    assert b"\x1b]" not in said
+    assert b"\x1b[2J" not in said
 
 
 @pytest.mark.parametrize("computes", [False, True])
