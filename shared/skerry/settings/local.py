@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from skerry.settings.models import RunConfig, Table
+from skerry.settings.models import RunConfig, Table, Texts
 
 
 class NatsSettings(Table):
@@ -96,13 +96,6 @@ class LearnerSettings(Table):
     """How far a learner on a CPU lowers its priority, so that it yields to other work here."""
 
 
-def _by_comma(value: object) -> object:
-    """Return names as a tuple; text, as --set and the environment give it, is split."""
-    if isinstance(value, str):
-        return tuple(value.replace(",", " ").split())
-    return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType] - pydantic judges the elements
-
-
 class HealthSettings(Table):
     """The health monitor's HTTP server."""
 
@@ -113,7 +106,7 @@ class HealthSettings(Table):
     trace_url: str = Field(default="", pattern=r"^(https?://[^\s]*\{trace_id\}[^\s]*)?$")
     """Address of a trace in your backend, such as http://127.0.0.1:16686/trace/{trace_id}; the page
     links each round to its trace."""
-    names: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
+    names: Texts = ()
     """Host names by which the page is reached, in lower case; localhost and addresses always
     are."""
     token_file: Path | None = None
@@ -200,10 +193,10 @@ class LocalSettings(Table):
     health: HealthSettings = HealthSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     metrics: MetricsSettings = MetricsSettings()
-    allow_code: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
+    allow_code: Texts = ()
     """Modules whose functions a run or a checkpoint may name (model.factory, train.inner,
     sync.merge, outer.preset); those that this machine's own settings name are allowed as well."""
-    allow_data: Annotated[tuple[str, ...], BeforeValidator(_by_comma)] = ()
+    allow_data: Texts = ()
     """Folders and bucket addresses below which a run's record or a checkpoint may name text and
     tokenizers; what this machine's own settings name is allowed as well."""
     alive_file: Path | None = None

@@ -6,9 +6,9 @@ what its mode has filled in. ``settings.local`` has what belongs to one machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from skerry.algorithm.schemes import AUTO, CHUNK_BYTES, DELTAS, SCHEMES
 from skerry.settings.modes import INNER, SMALL, WITH_MUON, Mode, clauses
@@ -20,6 +20,16 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+
+
+def _by_comma(value: object) -> object:
+    """Return a list as a tuple; text, as --set and the environment give it, is split."""
+    if isinstance(value, str):
+        return tuple(part for text in value.split(",") if (part := text.strip()))
+    return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType] - pydantic judges the elements
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_by_comma)]
 
 
 if TYPE_CHECKING:
@@ -54,7 +64,7 @@ class ModelConfig(Table):
     """Rank of the adapters that are trained instead of the model; 0: the model is trained."""
     lora_alpha: float | None = Field(default=None, gt=0)
     """Adapters count alpha / rank; unset: twice the rank."""
-    lora_targets: tuple[str, ...] = (
+    lora_targets: Texts = (
         "q_proj",
         "k_proj",
         "v_proj",
@@ -95,7 +105,7 @@ class DataConfig(Table):
     field: str = "text"
     """Column or key of the text in JSON lines, Parquet and datasets; ``messages``:
     conversations."""
-    paths: tuple[str, ...] = ()
+    paths: Texts = ()
     """Files and folders, for all sources but ``stdlib``; for ``text`` and ``tokens`` also patterns
     (``logs/*.txt``) and ``s3://bucket/prefix``, reached as SKERRY_STORE__... or AWS_... say. A
     learner that names its own reads them instead of those in the run's record."""
@@ -107,7 +117,7 @@ class DataConfig(Table):
     with segments, as the built-in ones do."""
     tokenizer: str = ""
     """Digest of the tokenizer that all learners' text is prepared with; the first one sets it."""
-    suffixes: tuple[str, ...] = (".py", ".txt", ".md", ".rst")
+    suffixes: Texts = (".py", ".txt", ".md", ".rst")
     """Name endings of the text files to read in a folder."""
     token_dtype: Literal["uint8", "uint16", "uint32"] = "uint16"  # noqa: S105 - a dtype
     """Element type of raw token shards."""

@@ -135,7 +135,7 @@ def test_unknown_key_of_the_environment_or_a_file_names_its_source(tmp_path: Pat
         ),
         ("sync.adoption=mix", "must be one of 'overwrite', 'blend' or 'rebase'."),
         ("sync.global_scheme=e3m0", "must be one of 'f32' or 'bf16'."),
-        ("data.paths=src", 'is "src", but it must be a list such as ["a", "b"].'),
+        ("data.paths=3", 'is 3, but it must be a list such as ["a", "b"].'),
         ("sync=3", "sync (from --set) is a table of settings: give it as [sync]."),
     ],
 )
@@ -143,6 +143,13 @@ def test_wrong_value_names_path_value_and_bound(assignment: str, sentence: str) 
     error = refusal(assignment)
     assert sentence in str(error)
     assert error.path == assignment.partition("=")[0]
+
+
+@pytest.mark.parametrize("value", ["my books, b.txt", '["my books", "b.txt"]'])
+def test_a_list_of_texts_is_written_with_commas_or_as_toml(value: str) -> None:
+    sets, environ = ["data.source=text", f"data.paths={value}"], {"SKERRY_ALLOW_DATA": value}
+    read = load(None, sets, environ=environ)
+    assert read.run.data.paths == read.local.allow_data == ("my books", "b.txt")
 
 
 @pytest.mark.parametrize(
