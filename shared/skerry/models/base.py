@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -170,12 +172,24 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
     try:
         shapes = shapes_of(model.init)
     except Exception as error:
-        msg = f"The model's init failed ({error}): it must return a tree of arrays from one key."
-        raise ModelError(msg, path="model.factory") from error
+        fault = failed("init", error, "a tree of arrays from one key")
+        raise fault from error
     specs = leaf_specs(shapes, getattr(model, "embeddings", None))
     unit: Callable[[str, tuple[int, ...]], int] = getattr(model, "unit", lambda *_: 0)
     frozen: tuple[LeafSpec, ...] = getattr(model, "frozen", ())
     return (*(replace(spec, unit=unit(spec.name, spec.shape)) for spec in specs), *frozen)
+
+
+def failed(method: str, error: Exception, returns: str) -> ModelError:
+    """Return in one sentence what went wrong in a model's own code, and in which line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename][-1]
+    what = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    msg = (
+        f"The model's {method} failed ({what}; {Path(own.filename).name}, line {own.lineno}): it"
+        f" must return {returns}."
+    )
+    return ModelError(msg, path="model.factory")
 
 
 def whole(params: Params, frozen: Frozen | None) -> Params:
@@ -187,13 +201,25 @@ def whole(params: Params, frozen: Frozen | None) -> Params:
 
 
 def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
-    """Return the loss of a batch, ``(params, batch) -> (loss, Aux)``, of a model of either kind."""
+    """Return the loss of a batch, ``(params, batch) -> (loss, Aux)``, of a model of either kind.
+
+    It raises ModelError where the model's own does not give one number.
+    """
     if getattr(model, "takes_batch", False):
         return model.loss  # type: ignore[no-any-return] # the port of such a model says so
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, Aux]:
         tokens = batch["tokens"]
-        return model.loss(params, tokens), Aux(jnp.float32(tokens[:, 1:].size))
+        try:
+            mean = model.loss(params, tokens)
+        except Exception as error:
+            fault = failed("loss", error, "one number from parameters and tokens")
+            raise fault from error
+        if (shape := getattr(mean, "shape", None)) != ():
+            kind = type(mean).__name__ if shape is None else f"numbers of shape {shape}"
+            msg = f"The model's loss returned {kind}: it must return one number, the mean."
+            raise ModelError(msg, path="model.factory")
+        return mean, Aux(jnp.float32(tokens[:, 1:].size))
 
     return loss
 

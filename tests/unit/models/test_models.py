@@ -227,6 +227,36 @@ def test_a_loss_of_tokens_alone_takes_batches_too() -> None:
     assert (float(aux.tokens), aux.expert_tokens) == (2 * 8, {})
 
 
+class Wrong:
+    """A model whose loss is one that a person may write."""
+
+    def __init__(self, loss: Callable[[jax.Array], Any]) -> None:
+        self._loss = loss
+
+    def init(self, key: jax.Array) -> Any:
+        return {"a": jax.random.normal(key)}
+
+    def loss(self, _: Any, tokens: jax.Array) -> Any:
+        return self._loss(jnp.float32(tokens))
+
+
+@pytest.mark.parametrize(
+    ("loss", "about"),
+    [
+        (lambda x: x, r"loss returned numbers of shape \(2, 9\)"),
+        (lambda x: (x.mean(), {}), "loss returned tuple"),
+        (lambda x: x @ x, r"loss failed \(.*; test_models\.py, line \d+\)"),
+        (lambda x: x.mean() if x.mean() > 1 else x.sum(), "loss failed .*conversion of traced"),
+    ],
+)
+def test_a_models_own_loss_that_is_wrong_is_one_sentence(
+    loss: Callable[[jax.Array], Any], about: str
+) -> None:
+    with pytest.raises(ModelError, match=about) as raised:
+        jax.eval_shape(batch_loss(Wrong(loss)), {}, {"tokens": tokens(2, 9)})
+    assert len(str(raised.value).splitlines()) == 1
+
+
 class Adapted:
     """A frozen base beside an adapter and a stack of two experts."""
 
