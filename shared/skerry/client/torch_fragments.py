@@ -30,6 +30,7 @@ from skerry.models import names
 from skerry.settings.models import SyncConfig
 
 COMPILED = "_orig_mod."
+FSDP1 = "_fsdp_wrapped_module."
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,7 +61,7 @@ def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple
     held = parameters_of(model)
     for name, tensor in sorted(held.items()):
         learns = held.get(names.CONSTANT.sub(".input_layernorm.weight", name), tensor)
-        if learns.requires_grad and (unfit := _unfit(tensor)):
+        if learns.requires_grad and (unfit := _unfit(name, tensor)):
             msg = f"Parameter {name} {unfit}, or freeze it (requires_grad_(False)) before join."
             raise ModelError(msg, path="model")
         shape = tuple(tensor.shape)
@@ -88,8 +89,10 @@ def reshard(parts: list[Any]) -> None:
         part.reshard()
 
 
-def _unfit(tensor: Tensor) -> str:
+def _unfit(name: str, tensor: Tensor) -> str:
     """Say why a learner cannot train a tensor, and what to do; empty if it can."""
+    if FSDP1 in name:
+        return "is a piece of FullyShardedDataParallel's: shard the model with fully_shard"
     if is_lazy(tensor):
         return "has no shape yet: run the model on a batch first"
     if tensor.dtype not in FLOATS:

@@ -229,6 +229,12 @@ def test_a_parameter_that_is_no_float_of_ours_is_refused_in_a_sentence(dtype: st
         torch_fragments.leaves_of(model)
 
 
+def test_a_module_of_which_each_process_has_unnamed_pieces_is_refused_in_a_sentence() -> None:
+    model = torch.nn.ModuleDict({"_fsdp_wrapped_module": module()})
+    with pytest.raises(ModelError, match="shard the model with fully_shard"):
+        torch_fragments.leaves_of(model)
+
+
 def test_of_frozen_parameters_nothing_is_asked() -> None:
     model = module()
     for dtype in (torch.uint8, torch.int32, torch.float64):
