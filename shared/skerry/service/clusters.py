@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 ROOT = Path(".skerry")
 """Where commands keep runs, checkpoints and caches: below the working folder."""
 ANNOUNCEMENT = "cluster.json"
-"""In a run's folder while its cluster runs."""
+"""In a run's folder while its cluster runs,"""
+LOCK = "lock"
+"""which holds this beside it."""
 
 
 LOGIN = ("credentials", "user", "password_file", "inbox_prefix")
@@ -50,13 +53,25 @@ def reached(nats: NatsSettings, url: str, login: Mapping[str, str]) -> NatsSetti
 
 
 def running(root: Path = ROOT) -> list[RunningCluster]:
-    """Return the clusters that were started in this folder and still run, newest first."""
-    import psutil  # not for a command line that only wants a name
+    """Return the clusters that were started in this folder and still run, newest first.
 
+    What says so may have come with the folder, and name any broker and any file as a password for
+    it: only a process that runs holds the lock beside it.
+    """
     found: list[tuple[float, RunningCluster]] = []
     for path in root.glob("*/cluster.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             cluster = RunningCluster(**json.loads(path.read_text("utf-8")))
-            if psutil.pid_exists(cluster.pid):
+            if _is_held(path.with_name(LOCK)):
                 found.append((path.stat().st_mtime, cluster))
     return [cluster for _, cluster in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _is_held(lock: Path) -> bool:
+    """Return True if a process has locked a file; OSError where there is none."""
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

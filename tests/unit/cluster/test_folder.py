@@ -69,14 +69,23 @@ def test_a_running_cluster_is_found_and_entered_until_it_ends(folder: RunFolder)
         given = NatsSettings(user="me", password_file=Path("/mine"), connect_timeout_s=3.0)
         assert found.reached_with(given) == NATS.model_copy(update={"connect_timeout_s": 3.0})
     assert running(folder.root) == []
-    with folder.announced(NatsSettings(url=URL)):  # named by the user: with their credentials
+    with (
+        folder.held(),
+        folder.announced(NatsSettings(url=URL)),
+    ):  # named by the user: with their credentials
         (found,) = running(folder.root)
     assert found.reached_with(given) == given.model_copy(update={"url": URL})
 
 
-@pytest.mark.parametrize("text", ['{"run": "a", "url": "nats://x", "pid": 4194305}', "[1]", ""])
-def test_what_a_killed_cluster_left_is_not_found(folder: RunFolder, text: str) -> None:
+@pytest.mark.parametrize("lock", [True, False])
+@pytest.mark.parametrize("text", ['{"run": "a", "url": "nats://x", "pid": 1}', "[1]", ""])
+def test_what_a_killed_cluster_left_or_came_with_a_folder_is_not_found(
+    folder: RunFolder, text: str, *, lock: bool
+) -> None:
+    """It may name a stranger's broker, and any file of ours as the password for it."""
     (folder.path / "cluster.json").write_text(text)
+    if lock:
+        (folder.path / "lock").write_text("1\n")
     assert running(folder.root) == []
 
 

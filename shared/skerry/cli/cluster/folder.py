@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from skerry.cli.cluster.processes import TABLE
 from skerry.errors import ConfigError
 from skerry.protocol.subjects import checked_token
-from skerry.service.clusters import ANNOUNCEMENT, LOGIN, ROOT, RunningCluster
+from skerry.service.clusters import ANNOUNCEMENT, LOCK, LOGIN, ROOT, RunningCluster
 from skerry.service.private import private_file, writing
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class RunFolder:
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Hold this folder for one cluster; RunInUse if another process holds it."""
         what = f"runs {self.run!r} in {self.path} already"
-        return _locked(self.path / "lock", f"{what}: stop it, or take another name with --run.")
+        return _locked(self.path / LOCK, f"{what}: stop it, or take another name with --run.")
 
     def drilled(self) -> contextlib.AbstractContextManager[None]:
         """Hold this cluster's faults for one drill; RunInUse while another drill runs."""

@@ -33,7 +33,10 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     folder.mkdir(parents=True)
     (folder / ANNOUNCEMENT).write_text(json.dumps(asdict(CLUSTER)))
     argv = [sys.executable, "-S", "-c", "input()"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+    with (
+        RunFolder("r").held(),
+        subprocess.Popen(argv, stdin=subprocess.PIPE) as process,
+    ):
         table = ProcessTable(folder / TABLE)
         table._kept = True
         table.started("learner-1", "learner", process.pid)
