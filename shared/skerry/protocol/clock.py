@@ -58,8 +58,8 @@ class ClockLimit(NamedTuple):
 
     ``step`` is the clock of the newest commit, made at ``since_s``; ``slack_steps`` how far
     learners may be beyond it at once. ``merged`` are the learners that a commit has merged: where
-    they make a quorum, the others' clocks do not count, and the clock goes on with time. How long
-    steps take they say, those that are away by now among them.
+    they make a quorum, the others' clocks do not count. The clock goes on with time while one of
+    them works; how long steps take they say, those that are away by now among them.
     """
 
     step: int
@@ -144,12 +144,11 @@ class LearnerTable:
         working = self.working(now_s)
         merged = {name: seen for name, seen in self.counted().items() if name in limit.merged}
         counted = [seen for name, seen in working.items() if name in merged]
-        enough = len(counted) >= quorum
         steps = [
             seen.step_now(now_s) if estimated else seen.pulse.step
-            for seen in (counted if enough else working.values())
+            for seen in (counted if len(counted) >= quorum else working.values())
         ]
-        step_time_s = _step_time_s(merged.values()) if enough else 0.0
+        step_time_s = _step_time_s(merged.values()) if counted else 0.0
         return min(schedule.global_clock(steps, quorum), limit.most(now_s, step_time_s))
 
     def step_time_s(self, now_s: float) -> float:

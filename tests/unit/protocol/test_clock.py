@@ -102,6 +102,13 @@ def test_who_is_alone_moves_the_clock_no_faster_than_those_who_are_away(
     assert table.clock(1000.0, 1, limit, estimated=False) == most
 
 
+def test_clock_follows_a_merged_learner_that_is_left_alone_though_it_makes_no_quorum() -> None:
+    table = LearnerTable(POLICY, PATIENCE_S)
+    table.observe(pulse("a", 600), 1000.0)
+    limit = ClockLimit(100, 940.0, 48, MERGED)
+    assert table.clock(1000.0, 2, limit, estimated=False) == 600
+
+
 def test_clock_follows_learners_that_were_merged_where_they_make_a_quorum() -> None:
     limit = ClockLimit(90, 1000.0, 48, frozenset({"a", "b"}))
     assert clock(130, limit) == 100
