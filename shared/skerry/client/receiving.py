@@ -28,8 +28,8 @@ log = structlog.get_logger()
 FAR = 0.05
 """Of the length of initial parameters: devices round differently, and by far less than that."""
 STRANGE = (
-    "this run does not begin with what its settings make here: whoever offered that has another"
-    " release or model, or means ill; find out who before you train on"
+    "this run does not begin with what its settings make here: the learner that offered it has"
+    " another release or model, or means ill; find out which one before you train on"
 )
 
 

@@ -30,7 +30,7 @@ from skerry.log.streams import normal
 
 NANOSECONDS = 1_000_000_000
 IDLE_CONSUMER_NS = 60 * NANOSECONDS
-"""A consumer that nobody uses is gone after so long, whatever its maker has asked for: a stream has
+"""An idle consumer is gone after so long, whatever its maker has asked for: a stream has
 room for a thousand."""
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
