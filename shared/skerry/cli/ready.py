@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from importlib.machinery import PathFinder
@@ -13,7 +14,7 @@ from skerry.cli.cluster import devices
 from skerry.cli.cluster.broker import find_server
 from skerry.cli.cluster.cluster import INSTALLED
 from skerry.cli.programs import require
-from skerry.errors import ConfigError, CorpusError
+from skerry.errors import ConfigError, CorpusError, StoreError
 from skerry.models.axes import sizes_of
 from skerry.settings import loading
 from skerry.settings.checks import named_code
@@ -22,7 +23,7 @@ from skerry.settings.tree import split_assignment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.settings.local import LocalSettings, Settings
+    from skerry.settings.local import LocalSettings, Settings, StoreSettings
     from skerry.settings.models import RunConfig
 
 MOST_DEVICES = 999_999
@@ -78,6 +79,21 @@ def _check_checkpoint(where: str, settings: Settings, further: Sequence[str]) ->
                 f" where it goes on to, with --set train.{key}={2 * at}."
             )
             raise ConfigError(msg, path=f"train.{key}")
+
+
+def left_behind(store: StoreSettings, run: str) -> str:
+    """Return how to go on from what a run of this name trained before, '' where it did not."""
+    from skerry.store.finding import root_of, summaries
+
+    with contextlib.suppress(StoreError, ConfigError):  # for the checkpointer to tell of
+        trained = [found for found in summaries(f"{root_of(store)}/{run}", store) if found.step]
+        if trained:
+            last = max(trained, key=lambda found: found.step)
+            return (
+                f"Run {run} begins anew: its log is not here. `skerry up --fresh --run {run} --from"
+                f" {last.path}` goes on from step {last.step} of an earlier one."
+            )
+    return ""
 
 
 def _check_extras(local: LocalSettings) -> None:

@@ -126,8 +126,12 @@ async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
         config = loading.run_config_from_json(record.config_json)
         for sentence in ignored(record, config, cluster.settings.run):
             on.say(sentence)
-    elif remark := remark_on_rate(config):
-        on.say(remark)
+    else:
+        before = await asyncio.to_thread(
+            ready.left_behind, cluster.settings.local.store, folder.run
+        )
+        for sentence in filter(None, (before, remark_on_rate(config))):
+            on.say(printable(sentence))
     refuse_code(config)
     chaos = config.chaos.allow
     learners, clocks = team.learners or config.sync.learners, chaos and config.chaos.clocks

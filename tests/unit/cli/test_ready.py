@@ -54,3 +54,16 @@ async def test_the_text_of_a_checkpoint_is_refused_before_anything_is_created(
     with pytest.raises(ConfigError, match=r"does not offer.*allow_data=/its/text"):
         ready.check(loading.load(), "nats://broker:4222", where)
     ready.check(loading.load(None, ["allow_data=/its/text"]), "nats://broker:4222", where)
+
+
+async def test_a_run_that_begins_anew_is_told_of_its_earlier_checkpoints(store: LocalStore) -> None:
+    local = loading.load(None, [f"store.path={store.root.parent}"]).local
+    assert ready.left_behind(local.store, store.root.name) == ""
+    scripted = await begun()
+    await scripted.commit_all(step=0)
+    await save(scripted, store)
+    assert ready.left_behind(local.store, store.root.name) == ""
+    await scripted.commit_all(step=7, tokens=70)
+    where = store.where(await save(scripted, store))
+    said = ready.left_behind(local.store, store.root.name)
+    assert f"--run {store.root.name} --from {where}` goes on from step 7" in said
