@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -46,7 +47,8 @@ class Membership:
     async def leave(self) -> None:
         """Send what was captured and say goodbye; for the end, after the trainer has stopped."""
         if not self.over:
-            await self.network.flush()
+            with suppress(RuntimeError):  # a program at its very end starts no work in threads
+                await self.network.flush()
         self.island.enter(LearnerPhase.FINISHED if self.over else LearnerPhase.STOPPED)
         await self.network.pulse()
         log.info("stopped", phase=self.island.meter.phase.value, step=self.island.now.step)
