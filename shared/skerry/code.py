@@ -9,6 +9,7 @@ module, so that ``mine:Popen`` is refused although ``mine`` imports it.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from importlib import import_module
@@ -101,6 +102,15 @@ def build(
             f"{takes}."
         )
         raise failure(msg, path=setting) from error
+
+
+def failure(error: Exception, returns: str) -> str:
+    """Say what went wrong in somebody's function, in which line, and what it must return."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename][-1]
+    what = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    place = f"{own.filename.rpartition('/')[2]}, line {own.lineno}"
+    return f"({what}; {place}): it must return {returns}."
 
 
 def _parameters(function: Callable[..., Any]) -> Container[str]:

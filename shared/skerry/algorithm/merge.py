@@ -214,11 +214,14 @@ def _apply_rule(
         stop = start + padded(piece.size)
         decode, blocks = backend.cpu().dequantise, slice(start // BLOCK, stop // BLOCK)
         values = [decode(i.scheme, i.planes.part(blocks))[: piece.size] for i in ordered]
-        merged = np.asarray(
-            rule(np.stack(values) * left[:, None].astype(np.float32), shares[:, number])
-        )
+        rows = np.stack(values) * left[:, None].astype(np.float32)
+        try:
+            merged = np.asarray(rule(rows, shares[:, number]))
+        except Exception as error:
+            msg = f"sync.merge failed {code.failure(error, 'the merged values, f32 (n,)')}"
+            raise ConfigError(msg, path="sync.merge") from error
         if merged.shape != (piece.size,):
-            msg = f"sync.merge returned shape {merged.shape} for {piece.size} values"
+            msg = f"sync.merge returned shape {merged.shape} for {piece.size} values."
             raise ConfigError(msg, path="sync.merge")
         out[start : start + piece.size] = merged
 

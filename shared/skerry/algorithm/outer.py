@@ -290,9 +290,22 @@ def optax_named(
     given = {key: value for key, value in options.items() if value is not None}
     made = code.build(path, setting, given)
     if not (callable(getattr(made, "init", None)) and callable(getattr(made, "update", None))):
-        msg = f"{setting} {path!r} returned {type(made).__name__}, not an optax transformation"
+        msg = f"{setting} {path!r} returned {type(made).__name__}, not an optax transformation."
         raise ConfigError(msg, path=setting)
-    return cast("GradientTransformation", made)
+
+    from optax import GradientTransformationExtraArgs, with_extra_args_support
+
+    own = with_extra_args_support(cast("GradientTransformation", made))
+
+    def update(*given: Any, **more: Any) -> Any:
+        try:
+            return own.update(*given, **more)
+        except Exception as error:
+            about = code.failure(error, "updates like the gradients, and its state")
+            msg = f"The update of {setting} {path!r} failed {about}"
+            raise ConfigError(msg, path=setting) from error
+
+    return GradientTransformationExtraArgs(own.init, update)
 
 
 def _fit(stored: Mapping[str, F32s], name: str, size: int) -> F32s:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -172,24 +170,13 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
     try:
         shapes = shapes_of(model.init)
     except Exception as error:
-        fault = failed("init", error, "a tree of arrays from one key")
-        raise fault from error
+        about = code.failure(error, "a tree of arrays from one key")
+        msg = f"The model's init failed {about}"
+        raise ModelError(msg, path="model.factory") from error
     specs = leaf_specs(shapes, getattr(model, "embeddings", None))
     unit: Callable[[str, tuple[int, ...]], int] = getattr(model, "unit", lambda *_: 0)
     frozen: tuple[LeafSpec, ...] = getattr(model, "frozen", ())
     return (*(replace(spec, unit=unit(spec.name, spec.shape)) for spec in specs), *frozen)
-
-
-def failed(method: str, error: Exception, returns: str) -> ModelError:
-    """Return in one sentence what went wrong in a model's own code, and in which line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename][-1]
-    what = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    msg = (
-        f"The model's {method} failed ({what}; {Path(own.filename).name}, line {own.lineno}): it"
-        f" must return {returns}."
-    )
-    return ModelError(msg, path="model.factory")
 
 
 def whole(params: Params, frozen: Frozen | None) -> Params:
@@ -213,8 +200,9 @@ def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
         try:
             mean = model.loss(params, tokens)
         except Exception as error:
-            fault = failed("loss", error, "one number from parameters and tokens")
-            raise fault from error
+            about = code.failure(error, "one number from parameters and tokens")
+            msg = f"The model's loss failed {about}"
+            raise ModelError(msg, path="model.factory") from error
         if (shape := getattr(mean, "shape", None)) != ():
             kind = type(mean).__name__ if shape is None else f"numbers of shape {shape}"
             msg = f"The model's loss returned {kind}: it must return one number, the mean."

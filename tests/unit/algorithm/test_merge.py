@@ -231,6 +231,10 @@ def median(values: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray
     return np.median(values, axis=0)
 
 
+def misspelt(_: NDArray[np.float32], weights: NDArray[np.float64]) -> object:
+    return getattr(weights, "medain")  # noqa: B009 - as a person may write it
+
+
 def one_number(values: NDArray[np.float32], _weights: NDArray[np.float64]) -> NDArray[np.float32]:
     return values[:1, 0]
 
@@ -321,6 +325,7 @@ def test_a_rule_that_is_not_allowed_is_refused() -> None:
         (f"{__name__}:missing", "missing"),
         ("mean", "use average, rda, .* or module:function"),
         (f"{__name__}:one_number", r"shape \(1,\) for 1000 values"),
+        (f"{__name__}:misspelt", r"failed \(.*'medain'.*; test_merge\.py, line \d+\)"),
     ],
 )
 def test_a_rule_that_does_not_work_is_a_config_error(
