@@ -98,6 +98,11 @@ def replace_a_parameter(model: Any) -> None:
     model.weight = torch.nn.Parameter(torch.zeros(15, 20))
 
 
+def resize(model: Any) -> None:
+    """Do as transformers' ``resize_token_embeddings`` does."""
+    model.weight.data = torch.zeros(15, 30)
+
+
 def unfreeze(model: Any) -> None:
     model.bias.requires_grad_()
 
@@ -106,7 +111,7 @@ def load_in_place_of(model: Any) -> None:
     model.load_state_dict(module().state_dict(), assign=True)
 
 
-@pytest.mark.parametrize("change", [replace_a_parameter, unfreeze, load_in_place_of])
+@pytest.mark.parametrize("change", [replace_a_parameter, resize, unfreeze, load_in_place_of])
 def test_a_module_that_trains_other_parameters_than_it_joined_with_is_refused_at_the_next_step(
     shared_nats: NatsServer, run_id: str, syncer: None, change: Any
 ) -> None:
@@ -118,7 +123,7 @@ def test_a_module_that_trains_other_parameters_than_it_joined_with_is_refused_at
         island.step(tokens=3, loss=1.0)
         change(model)
         name = "bias" if change is unfreeze else "weight"
-        with pytest.raises(ModelError, match=f"Parameter {name} was not there, or frozen"):
+        with pytest.raises(ModelError, match=f"Parameter {name} is not as it was at join"):
             island.step(tokens=3, loss=1.0)
 
 

@@ -107,9 +107,9 @@ def _unfit(name: str, tensor: Tensor) -> str:
     return ""
 
 
-def trained(model: torch.nn.Module) -> frozenset[Any]:
-    """Return the parameters that require gradients, told apart by identity."""
-    return frozenset(p for p in model.parameters() if p.requires_grad)
+def trained(model: torch.nn.Module) -> dict[Any, Any]:
+    """Return the parameters that require gradients, told apart by identity, and their shapes."""
+    return {p: p.shape for p in model.parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,10 +112,10 @@ class TorchIsland(LoopIsland):
         train than it had at ``join``.
         """
         reshard(self._sharded)
-        if unknown := trained(self._model) - self._trained:
+        if not trained(self._model).items() <= self._trained.items():
             msg = (
-                f"Parameter {named_in(self._model, unknown)} was not there, or frozen, at join, so"
-                " nobody would hear of it: change the model before join, or join again."
+                f"Parameter {named_beside(self._model, self._trained)} is not as it was at join:"
+                " add, replace, resize or unfreeze parameters before join."
             )
             raise ModelError(msg, path="model")
         state = None
@@ -156,9 +156,10 @@ def described(model: Any) -> str:
     return str(text(use_diff=False)) if text is not None else ""
 
 
-def named_in(model: torch.nn.Module, some: frozenset[Any]) -> str:
-    """Return the name of the first of some parameters of a module."""
-    return str(next(name for name, held in model.named_parameters() if held in some))
+def named_beside(model: torch.nn.Module, known: Mapping[Any, Any]) -> str:
+    """Return the name of a parameter to train that is not among those known, or not so shaped."""
+    named = model.named_parameters()
+    return str(next(n for n, p in named if p.requires_grad and known.get(p) != p.shape))
 
 
 def forget(optimizer: Any, model: torch.nn.Module) -> None:
@@ -175,7 +176,8 @@ def check(optimizer: Any, model: torch.nn.Module) -> None:
     if not hasattr(optimizer, "param_groups"):
         msg = f"optimizer must be one of torch's or None, not {optimizer!r:.80}."
         raise ConfigError(msg)
-    if trained(model).isdisjoint(p for group in optimizer.param_groups for p in group["params"]):
+    given = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if given.isdisjoint(trained(model)):
         msg = (
             "optimizer trains no parameter of the model: make it of this model's parameters, once"
             " the model is whole."
