@@ -242,9 +242,8 @@ def parse(text: str) -> dict[str, Any]:
 def text_table(text: str) -> dict[str, Any]:
     """Return the table of the text model that a ``config.json`` describes."""
     table = parse(text)
-    if table.get("model_type") in MULTIMODAL:
-        inner = Keys(table).part("text_config")
-        table = {**inner, "model_type": MULTIMODAL[table["model_type"]]}
+    if text_model := MULTIMODAL.get(str(table.get("model_type"))):
+        table = {**Keys(table).part("text_config"), "model_type": text_model}
     return table
 
 
