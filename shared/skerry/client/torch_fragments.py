@@ -108,7 +108,7 @@ def _unfit(name: str, tensor: Tensor) -> str:
 
 
 def trained(model: torch.nn.Module) -> dict[Any, Any]:
-    """Return the parameters that require gradients, told apart by identity, and their shapes."""
+    """Return the parameters that require gradients, each by its identity, and their shapes."""
     return {p: p.shape for p in model.parameters() if p.requires_grad}
 
 
