@@ -12,6 +12,7 @@ import pytest
 
 from skerry.cli.cluster.cluster import ServedBroker, prepared
 from skerry.cli.cluster.folder import (
+    JAX_NOTE,
     RunFolder,
     RunInUse,
     last_event,
@@ -195,6 +196,7 @@ def test_a_monitoring_address_that_is_none_is_refused_with_an_example() -> None:
         ("error: first.\nerror: second.\n{}\n", "second."),
         ("error: x is 3.\nUserWarning: beware\n", "x is 3."),
         ("Traceback (most recent call last):\n  File\nValueError: no\n\n", "ValueError: no"),
+        (f"  | TypeError: no\n  | {'-' * 20}\n  | {JAX_NOTE}. Set\n  +---\n", "TypeError: no"),
         ('{"event": "stopped"}\n', ""),
     ],
 )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PID_BYTES = 32
 MOST_LOG_BYTES = 65_536
+JAX_NOTE = "For simplicity, JAX has removed its internal frames"
+"""How the last line of a traceback begins where JAX has shortened it: no reason of anything."""
 """So much of the end of a log is looked at."""
 
 
@@ -163,9 +165,10 @@ def last_sentence(log: Path, offset: int) -> str:
     """Return the last error that a process wrote from ``offset`` on, or an empty string.
 
     Prefers the line that services print for an expected error over the end of a traceback, and
-    leaves out the borders of exception groups.
+    leaves out the borders of exception groups and what JAX adds.
     """
     lines = [line.strip(" |+-") for line in _tail(log, offset) if not line.startswith("{")]
+    lines = [line for line in lines if not line.startswith(JAX_NOTE)]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return next(filter(None, (*reversed(errors), *reversed(lines))), "")
 
