@@ -231,6 +231,8 @@ def test_no_broker_is_one_sentence() -> None:
         ({"name": 3}, "learner 3 cannot be part of a subject"),
         ({"params": {"w": jnp.zeros((2,), jnp.int32)}}, "float32"),
         ({"params": {}}, "empty"),
+        ({"params": jax.eval_shape(initial)}, r"layer\.bias has no values \(ShapeDtypeStruct\)"),
+        ({"params": {"w": donated(jnp.zeros((2,)))}}, r"no values \(donated float32 \[2\]\)"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_before_anything_is_connected(

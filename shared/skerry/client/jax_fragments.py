@@ -94,6 +94,16 @@ def _said(kind: Kind | None) -> str:
     return f"{'donated ' * donated}{dtype} {list(shape)}"
 
 
+def check_values(params: Params) -> None:
+    """Raise ModelError for a leaf without values: a shape, one in ``jit``, an array given up."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        shape_alone = isinstance(leaf, (jax.ShapeDtypeStruct, Tracer))
+        if shape_alone or getattr(leaf, "is_deleted", bool)():
+            kind = _said(_kind(leaf))
+            msg = f"Parameter {path_name(path)} has no values ({kind}): join with arrays that do."
+            raise ModelError(msg)
+
+
 def _kinds(params: Params) -> dict[str, Kind]:
     """Return what each leaf of a tree is, by name, in flattening order."""
     found = jax.tree_util.tree_flatten_with_path(params)[0]

@@ -15,7 +15,7 @@ from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import jax_inner
 from skerry.client.asked import Config, settings_of
 from skerry.client.following import Following
-from skerry.client.jax_fragments import JaxFragments
+from skerry.client.jax_fragments import JaxFragments, check_values
 from skerry.client.jax_processes import SharedFragments, met
 from skerry.client.joined import Joining, name_or_host
 from skerry.client.loop_island import Follower, LoopIsland, Obey
@@ -173,7 +173,7 @@ def join(
 
     Raises:
         ConfigError: a setting that is none, or does not fit.
-        ModelError: parameters that are not float32, or have no names of their own.
+        ModelError: parameters that are not float32, or have no names of their own or no values.
 
     Entering the block raises BrokerUnavailable where no broker answers, RunMismatch where the run
     has other tensors, RunFinished where it is over; a step raises Superseded once another learner
@@ -186,5 +186,6 @@ def join(
         for spec in leaf_specs(params, embeddings)
     )
     leaves = tuple(specs)
+    check_values(params)
     process = met(run, name) if jax.process_count() > 1 else None
     return JaxIsland(settings, run, name, params, leaves, process)
