@@ -90,8 +90,8 @@ def left_behind(store: StoreSettings, run: str) -> str:
         if trained:
             last = max(trained, key=lambda found: found.step)
             return (
-                f"Run {run} begins anew: its log is not here. `skerry up --fresh --run {run} --from"
-                f" {last.path}` goes on from step {last.step} of an earlier one."
+                f"Run {run} starts from scratch, for it has no log: `skerry up --fresh --run {run}"
+                f" --from {last.path}` goes on from step {last.step} of an earlier one."
             )
     return ""
 
