@@ -142,14 +142,18 @@ class LearnerTable:
         may be put on record.
         """
         working = self.working(now_s)
-        merged = {name: seen for name, seen in self.counted().items() if name in limit.merged}
-        counted = [seen for name, seen in working.items() if name in merged]
+        counted = [seen for name, seen in working.items() if name in limit.merged]
         steps = [
             seen.step_now(now_s) if estimated else seen.pulse.step
             for seen in (counted if len(counted) >= quorum else working.values())
         ]
-        step_time_s = _step_time_s(merged.values()) if counted else 0.0
-        return min(schedule.global_clock(steps, quorum), limit.most(now_s, step_time_s))
+        return min(schedule.global_clock(steps, quorum), self.most(now_s, limit))
+
+    def most(self, now_s: float, limit: ClockLimit) -> int:
+        """Return the highest clock that can be true now, whatever learners say."""
+        merged = [seen for name, seen in self.counted().items() if name in limit.merged]
+        works = not limit.merged.isdisjoint(self.working(now_s))
+        return limit.most(now_s, _step_time_s(merged) if works else 0.0)
 
     def step_time_s(self, now_s: float) -> float:
         """Return the median step time of working learners; 0 when none has measured one."""
@@ -203,6 +207,10 @@ class GlobalClock:
         """Return the clock by what learners have said: what a round or a commit may say."""
         clock = self.learners.clock(now_s, self.quorum, self.limit, estimated=False)
         return max(clock, self.limit.step)
+
+    def most(self, now_s: float) -> int:
+        """Return the highest clock that can be true now, whatever learners say."""
+        return max(self.learners.most(now_s, self.limit), self.limit.step)
 
     def at_close(self, launched_step: int, now_s: float) -> int:
         """Return the clock to put on record; where learners stop for a round, not below its step.

@@ -205,11 +205,13 @@ class RoundCoordinator:
         return min(waits)
 
     def over(self, now_s: float) -> bool:
-        """Return True if learners say that training is over, and the clock bears it out."""
-        early = (
-            not self.settings.may_be_sooner and self.clock.on_record(now_s) < self.settings.steps
-        )
-        return not early and self.clock.learners.finished(now_s, self.end.over_since_s)
+        """Return True if learners say that training is over, and it can be by now.
+
+        One that says so has come to the last step, or has heard of one that had: it may be gone.
+        """
+        sooner, steps = self.settings.may_be_sooner, self.settings.steps
+        can_be = sooner or self.clock.most(now_s) >= steps
+        return can_be and self.clock.learners.finished(now_s, self.end.over_since_s)
 
     def arrived(self, contribution: Contribution, now_s: float) -> None:
         """Learn from a contribution that missed its round how long the next ones should wait."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from skerry.algorithm.liveness import LivenessPolicy
-from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, LearnerTable
+from skerry.algorithm.schedule import Schedule
+from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, GlobalClock, LearnerTable
+from skerry.protocol.coordinator import CoordinatorSettings, RoundCoordinator
 from skerry.protocol.messages import LearnerPhase, Quarantine, QuarantineReason
 from skerry.settings.models import LivenessConfig
 from tests.support.builders import pulse
@@ -114,3 +117,18 @@ def test_clock_follows_learners_that_were_merged_where_they_make_a_quorum() -> N
     assert clock(130, limit) == 100
     assert clock(130, limit, quorum=3) == 100
     assert clock(130, limit._replace(merged=frozenset())) == 130
+
+
+@pytest.mark.parametrize(("merged", "over"), [({"fast", "slow"}, True), ({"fast"}, False)])
+def test_run_ends_with_a_slower_learner_after_the_one_that_came_to_its_last_step_is_gone(
+    merged: set[str], *, over: bool
+) -> None:
+    """It has heard of the last step, from another shard's commit or of a last round."""
+    table = LearnerTable(POLICY, PATIENCE_S)
+    table.observe(replace(PULSE, step=1000), 0.0)
+    table.observe(replace(PULSE, learner="slow", step=600), 1000.0)
+    limit = ClockLimit(900, 980.0, 48, frozenset(merged))
+    nothing: Any = None
+    settings = CoordinatorSettings(Schedule(2, 24, 6), nothing, 1000)
+    clock = GlobalClock(table, 1, blocking=False, limit=limit)
+    assert RoundCoordinator(nothing, clock, settings, nothing).over(1000.0) == over
