@@ -239,6 +239,9 @@ class JaxFragments:
             operands = leaf, vector, vector, start, keep, first
             kind = {"cut": cut, "method": self._sync.adoption, "narrow": self._narrow}
             yield f"adopt {name}", _adopt.lower(*operands, **kind)
+            if self._rebases and (cut.length, cut.flat) not in done:  # where nothing was captured
+                done.add((cut.length, cut.flat))
+                yield f"widen {name}", _widen.lower(anchor)
 
     def genesis(self, fragment: int) -> DeviceVector:
         """Return the outer gradient of the parameters relative to zero."""

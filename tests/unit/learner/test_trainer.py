@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import cache
 from typing import Any
 
@@ -138,6 +139,20 @@ def test_bare_gradients_are_what_a_step_takes_away_unless_they_are_not_finite() 
     before = local(trainer, plan, 0)
     assert not bool(trainer.step(batch(), 0.5).finite)
     np.testing.assert_array_equal(local(trainer, plan, 0), before)
+
+
+def test_nothing_is_compiled_after_warming(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, plan = trainer_of()
+    vectors = [local(trainer, plan, f) for f in range(3)]
+    trainer.warm(lambda: None)
+    jax.block_until_ready(trainer.step(batch(), 0.1).loss)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for captured in (False, False, True, False):  # at first, not answered, answered, missed
+            for fragment, vector in enumerate(vectors):
+                if captured:
+                    trainer.capture(fragment)
+                trainer.adopt(fragment, vector.copy())
+    assert [text for text in caplog.messages if text.startswith("Compiling")] == []
 
 
 def test_warming_leaves_a_fresh_state() -> None:
