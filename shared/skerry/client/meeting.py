@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,8 +187,9 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
     log.info("waits_for_first_process", address=f"{group.host}:{group.port}")
     while True:
         answer: dict[str, Any] = {}
-        with suppress(*NO_HELLO):
-            connection = socket.create_connection((group.host, group.port), timeout=HELLO_S)
+        with suppress(*NO_HELLO), ExitStack() as stack:
+            connected = socket.create_connection((group.host, group.port), timeout=HELLO_S)
+            connection = stack.enter_context(connected)
             nonce, challenge = secrets.token_hex(16), json.loads(_line(connection))["nonce"]
             _say(
                 connection,
@@ -199,13 +200,12 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
                 nonce=nonce,
                 proof=_proof(group, challenge, nonce, group.process),
             )
-            answer = json.loads(
-                _line(connection, patient=True)
-            )  # the others come whenever they like
+            # the others come whenever they like
+            answer = json.loads(_line(connection, patient=True))
             address = str(answer.get("address", ""))
             if hmac.compare_digest(str(answer.get("proof", "")), _proof(group, nonce, address)):
+                stack.pop_all()
                 return connection, address
-            connection.close()
         if "refused" in answer:
             raise ConfigError(str(answer["refused"]), path="learner.processes")
         time.sleep(RETRY_S)
