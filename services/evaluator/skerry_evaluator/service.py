@@ -241,7 +241,7 @@ class Evaluator:
             loss=round(evaluation.loss, 6),
             perplexity=round(evaluation.perplexity, 4),
             bits_per_byte=round(evaluation.bits_per_byte, 6),
-            average_loss=round(evaluation.average_loss, 6),
+            average_loss=round(evaluation.average_loss, 6) or None,
             took_s=round(took_s, 3),
             cpu_s=round(cpu_s, 3),
         )
