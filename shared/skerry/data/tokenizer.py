@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
         vocab_size=vocab,
         special_tokens=[END],
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        show_progress=sys.stdout.isatty(),
     )
     trained.train_from_iterator(chain([first], filled), trainer)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
