@@ -28,8 +28,9 @@ log = structlog.get_logger()
 FAR = 0.05
 """Of the length of initial parameters: devices round differently, and by far less than that."""
 STRANGE = (
-    "this run does not begin with what its settings make here: the learner that offered it has"
-    " another release or model, or means ill; find out which one before you train on"
+    "this run begins with what another learner offered, and not with what is made here: that one"
+    " has another random seed (in a loop of your own), release or model, or means ill; find out"
+    " which before you train on"
 )
 
 
