@@ -284,7 +284,8 @@ class ContainConfig(Table):
     """A learner has at most so many times an equal share of a merge; 0: any."""
     steps: float = Field(default=8.0, ge=0)
     """Of a contribution's steps, with their tokens, those up to so many times the median of the
-    others' count; it is refused if its learner's pulses lack more than that. 0: all count."""
+    others' count, for ``train.tokens`` as well; it is refused if its learner's pulses lack more
+    than that. 0: all count."""
     repeats: bool = True
     """Refuses what was merged before, and what is no work: zeros, and copies of the others' or of
     the newest change."""
