@@ -38,6 +38,7 @@ from skerry_syncer.service import stand_by
 from tests.support.certificates import needs_openssl, self_signed
 from tests.support.checkpoints import QUICK, assert_log_holds
 from tests.support.log import all_of, specs
+from tests.support.nats_server import NatsServer
 from tests.support.regions import Region, region_of
 from tests.support.scripted_run import ScriptedRun
 from tests.support.small_run import config, strict_jax
@@ -110,6 +111,41 @@ async def test_a_learner_works_through_its_regions_broker_as_at_the_hub(region: 
         for subject in (SHARD.contribution(0, "us-0"), SHARD.manifest(0), NAMES.commit(0)):
             with pytest.raises(Denied):
                 await learner.publish(subject, b"x", msg_id="x")
+
+
+@pytest.mark.parametrize("region", KINDS, ids=["static", "expiring"], indirect=True)
+async def test_a_region_goes_on_where_its_hub_reads_its_keys_again(region: Region) -> None:
+    async with begun(region) as (admin, learner):
+        await region.make_cache()
+        await asyncio.to_thread(region.hub.reload)
+        mine = SHARD.contribution(0, "eu-0")
+        receipt = await learner.publish(mine, b"x", msg_id="1")
+        found = await admin.last(mine)
+        assert found is not None
+        assert found.sequence == receipt.sequence
+        await committed(admin)
+        await caught_up(region, MANY)
+
+
+@pytest.mark.parametrize("region", KINDS, ids=["static", "expiring"], indirect=True)
+async def test_a_region_of_an_odd_name_begins_where_the_hub_runs(region: Region) -> None:
+    """Its name is a number to nats-server unless it is quoted."""
+    (hub,) = re.findall(r"nats-leaf://[^\"]+", (region.leaf.folder / "nats.conf").read_text())
+    folder = str(region.keyring.folder)
+    words = ["region", "init", "12", "--hub", hub, "--learner", "x-0", "--run", RUN]
+    said = CliRunner().invoke(app, [*words, "--keys", folder]).output
+    for _ in range(2 if "again, twice" in said else 1):
+        await asyncio.to_thread(region.hub.reload)
+    there = region.keyring.region("12")
+    shipped = (there / "nats.conf").read_text().replace("/data", str(there))
+    leaf = NatsServer(there, settings=shipped, jetstream=False)
+    try:
+        leaf.start()
+        async with region.bus(region.hub, "admin") as admin, region.bus(leaf, "x-0") as learner:
+            await admin.declare(specs(RUN))
+            await learner.publish(SHARD.contribution(0, "x-0"), b"x", msg_id="1")
+    finally:
+        leaf.kill()
 
 
 async def test_a_region_hears_of_no_address_but_the_one_it_dials(region: Region) -> None:
@@ -236,10 +272,8 @@ async def test_the_root_of_a_region_writes_nothing_that_is_not_its_learners(
 
 
 async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
-    seed = region.keyring.seed(cache_of("eu"))
-    sets = [f"nats.url={region.leaf.url}", f"nats.credentials={seed}"]
-
-    async def asked() -> doctor.Found:
+    async def asked(name: str = cache_of("eu")) -> doctor.Found:
+        sets = [f"nats.url={region.leaf.url}", f"nats.credentials={region.keyring.seed(name)}"]
         return await asyncio.to_thread(doctor.broker, load(None, sets, {}), required=True)
 
     level, found, _ = await asked()
@@ -251,6 +285,8 @@ async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
         level, found, _ = await asked()
     assert level == doctor.OK
     assert "region eu keeps 0.0 MB, and is 0 messages behind the hub" in found
+    level, found, _ = await asked("eu-0")  # the only key on its learner's machine
+    assert (level, "this key may not ask what is stored" in found) == (doctor.OK, True)
 
 
 @needs_openssl

@@ -127,6 +127,13 @@ class NatsServer:
         """Let a paused process go on."""
         self._signal(signal.SIGCONT)
 
+    def reload(self) -> None:
+        """Have it read its configuration again, and return once it has."""
+        begun = self.log.stat().st_size
+        self._signal(signal.SIGHUP)
+        while b"Reloaded server configuration" not in self.log.read_bytes()[begun:]:
+            time.sleep(0.01)
+
     def _signal(self, number: signal.Signals) -> None:
         pid = self.pid
         if pid is None:

@@ -198,9 +198,11 @@ def _reload(held: Keyring, pid_file: Path | None) -> None:
     """Have the broker read its keys again, or say how that is done."""
     from skerry.service.keyring import ACCOUNTS, reload
 
+    accounts = held.folder / ACCOUNTS
     if pid_file is None:
-        print(f"The broker does not know yet: have it read {held.folder / ACCOUNTS} again, by")
+        print(f"The broker does not know yet: have it read {accounts} again, by")
         print("`nats-server --signal reload` or SIGHUP.")
         return
     reload(pid_file)
-    print("The broker reads its keys again.")
+    print(f"The broker reads its configuration again. If that includes a copy of {accounts},")
+    print("replace the copy, and have it reload once more: until then nothing has changed for it.")

@@ -44,7 +44,8 @@ def init(
         region = Grant(Role.REGION, name, run, shards or shards_of(run, held.grants.values()))
         folder = begin_region(held, region, learner or [], hub, ca)
         print((folder / CONFIG).read_text("utf-8"))
-        print(f"# 1. Have the hub read {keys / ACCOUNTS} again.")
+        again = "again" if held.signer else "again, twice: at once it takes no new account whole"
+        print(f"# 1. Have the hub read {keys / ACCOUNTS} {again}.")
         print(f"# 2. Copy the folder {folder}, which holds a secret, to the region's broker, and")
         print(f"#    start it there: nats-server -c {CONFIG}")
         print(

@@ -88,7 +88,9 @@ def _of_region(key: str, region: Grant, grants: Iterable[Grant]) -> dict[str, An
     said = dict.fromkeys(subject for g in learners for subject in replace(g, region="").publishes())
     delivered = {"stream": {"account": CORE, "subject": f"{delivers_to(region.name)}.>"}}
     services = [_imported(subject) for subject in (*said, *region.mirrors())]
-    return {"users": [{"nkey": key}], "imports": [*services, delivered]}
+    # Said by the file: what nats-server adds by itself it forgets when it reloads.
+    mappings = {f"{HUB_API}.>": f"{API}.>"}
+    return {"users": [{"nkey": key}], "imports": [*services, delivered], "mappings": mappings}
 
 
 def accounts_in(region: str, grants: Mapping[str, Grant]) -> dict[str, Any]:

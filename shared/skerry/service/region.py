@@ -60,12 +60,12 @@ def leaf_config(region: str, hub: Sequence[str], ca: str = "") -> str:
     tls = f"\n    tls {{ ca_file: {json.dumps(ca)} }}" if ca else ""
     return f"""\
 # The broker of region {region}: a leaf node that reaches the hub, and keeps what learners all read.
-server_name: {region}
+server_name: "{region}" # quoted: an unquoted 12, or off, is no text there
 listen: "0.0.0.0:4222"
 
 jetstream {{
   store_dir: "/data"
-  domain: {REGION_MARK}{region}
+  domain: "{REGION_MARK}{region}"
 }}
 
 leafnodes {{

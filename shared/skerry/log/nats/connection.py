@@ -269,16 +269,19 @@ class Connection:
         """Connect until it works, for as long as the caller waits.
 
         BrokerUnfit ends it, as a refused login does; where one was taken before, the broker may
-        still be learning of a renewed key, and it is tried for a while.
+        still be learning of a renewed key, and it is tried for a while, however soon callers leave.
         """
         retries, options = Retries(), self.options
-        until = now_s() + (options.login_patience_s if self._session is not None else 0.0)
+        patience_s = options.login_patience_s if self._session is not None else 0.0
+        self._down_since = self._down_since or now_s()
         while True:
             try:
                 return await self._dialled()
             except (OSError, NatsError, NoAnswer) as e:
                 self.reason = str(e)
-                if now_s() >= until and (unfit := remedy(e, self.urls, options)):
+                if not (unfit := remedy(e, self.urls, options)):
+                    self._down_since = now_s()  # one that is away refuses nothing yet
+                elif now_s() >= self._down_since + patience_s:
                     raise BrokerUnfit(unfit) from e
             await retries.pause()
 

@@ -112,8 +112,8 @@ class NatsSession:
         if verb == "publish":
             for asked, refused in tuple(self._heard.get(subject.lower(), ())):
                 msg = (
-                    f"{refusal} publish on {asked}: use the key of a role that may, or have its"
-                    " permissions widened."
+                    f"{refusal} publish on {asked}: use a key for this run and name, of a role that"
+                    " may, or have its permissions widened."
                 )
                 refused(Denied(msg, subject=asked))
         elif subject.lower().startswith(self._inbox.lower()):
