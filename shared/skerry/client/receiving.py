@@ -227,4 +227,4 @@ def _are_others(own: NDArray[np.float32], committed: NDArray[np.float32]) -> boo
 
 def _negated(gradient: Gradient) -> NDArray[np.float32]:
     """Return the parameters that an outer gradient relative to zero stands for, as replay does."""
-    return np.negative(np.asarray(gradient))
+    return np.subtract(np.float32(0), np.asarray(gradient))

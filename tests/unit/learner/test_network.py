@@ -390,22 +390,27 @@ class SlowReads:
         return np.zeros(self.wire.size(commit.fragment), np.float32)
 
 
+PADDED = 2
+"""A fragment that ends in zeros."""
+
+
 @pytest.mark.parametrize("same", [True, False])
 async def test_initial_parameters_that_a_learner_has_are_compared_before_they_are_read(
     bus: MemoryBus, *, same: bool
 ) -> None:
-    wire = await Wire.begin(bus, missing=(0,))
-    committed = await wire.scripted.commit(0)
+    wire = await Wire.begin(bus, missing=(PADDED,))
+    committed = await wire.scripted.commit(PADDED)
     link, reader = wire.network.link, GlobalReader(bus, "run", wire.scripted.plan)
     vector = await reader.read(committed)
     async with running(wire.network.receiver.manifests, wire.network.receiver.fragments):
-        await until(lambda: wire.fresh == [(0, 1)])
+        await until(lambda: wire.fresh == [(PADDED, 1)])
         (asked,) = link.mailbox.fresh()
         assert asked.vector is None
         link.mailbox.take_fresh(asked)
         with capture_logs() as lines:
-            link.mailbox.order(Initial(asked.manifest, -vector if same else vector))
-            await until(lambda: wire.fresh == [(0, 1)])
+            own = np.float32(0) - vector  # what is 0 stays so, and not -0
+            link.mailbox.order(Initial(asked.manifest, own if same else vector))
+            await until(lambda: wire.fresh == [(PADDED, 1)])
     (fresh,) = link.mailbox.fresh()
     assert fresh.vector is not None
     np.testing.assert_array_equal(fresh.vector, vector)
