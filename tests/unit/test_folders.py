@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from skerry import folders
+from skerry.algorithm.fragments import LeafSpec
 from skerry.cli.cluster.cluster import ServedBroker, prepared
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.processes import ProcessTable
 from skerry.cli.up import ignored
+from skerry.client import joining
+from skerry.client.batches import of_run
+from skerry.client.joined import PlannedLeaves
 from skerry.data.files import find_files
 from skerry.errors import ConfigError
 from skerry.log.memory import MemoryBus
 from skerry.settings.loading import load, with_own_data
-from skerry.settings.models import RunConfig
+from skerry.settings.models import ModelConfig, RunConfig
 from skerry_evaluator.service import Evaluator
 from skerry_learner.work import find_or_create
 from tests.support.scripted_run import ScriptedRun
@@ -85,6 +90,15 @@ async def test_no_service_reads_what_a_runs_creator_names(bus: MemoryBus) -> Non
         await find_or_create(bus, "run", RunConfig())
     with pytest.raises(ConfigError, match="/etc/passwd, which this machine does not offer"):
         Evaluator.of(bus, scripted.record, "e")
+
+
+async def test_a_loop_joins_a_run_whose_text_it_may_not_read(bus: MemoryBus) -> None:
+    """It may have a loader of its own; the run's text stays refused where it would be read."""
+    planned, model = partial(PlannedLeaves, (LeafSpec("w", (8, 8)),)), ModelConfig(preset="own")
+    await joining.find_or_create(bus, "run", naming("/etc/passwd"), planned, model)
+    _, config, _ = await joining.find_or_create(bus, "run", RunConfig(), planned, model)
+    with pytest.raises(ConfigError, match="/etc/passwd, which this machine does not offer"):
+        next(of_run(config, 0, 0))
 
 
 async def test_an_evaluator_reads_the_text_that_its_own_settings_name(

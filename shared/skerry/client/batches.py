@@ -11,6 +11,7 @@ from skerry.data.corpus import load_corpus
 from skerry.data.stream import Prefetch, Prefetched, stream_of
 from skerry.errors import ConfigError
 from skerry.models.presets import OWN, arch_of
+from skerry.settings.checks import refuse_data
 from skerry.settings.models import RunConfig
 
 Batch = TypeVar("Batch")
@@ -35,8 +36,10 @@ def from_cursor(loader: Loader[Batch], cursor: int, each: int) -> Iterator[Batch
 def of_run(config: RunConfig, shard: int, cursor: int) -> Iterator[Prefetched]:
     """Read a learner's part of the run's data (``data.*``) from a cursor on, ahead in a thread.
 
-    Raises CorpusError for data that cannot be read.
+    Raises ConfigError for data that this machine does not offer, and CorpusError for what cannot be
+    read.
     """
+    refuse_data(config.data)
     stream, batch = stream_of(load_corpus(config.data), shard), config.data.batch
     named = config.model
     vocab = None if named.factory or named.preset == OWN else arch_of(named).vocab

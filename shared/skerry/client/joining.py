@@ -77,7 +77,8 @@ async def find_or_create(
 
     The run is created from ``given`` where there is none, else the config in the ledger counts. A
     client that may not create it ``waits`` until another one has, or raises Denied.
-    ``model`` is what a new record says of the model of a training loop that joins.
+    ``model`` is what a new record says of the model of a training loop that joins, and that may
+    have data of its own: the run's is refused where it is read, if this machine does not offer it.
     RunMismatch if this learner's tensors are cut differently, StateLost if the run's record is gone
     while the log still holds state of it.
     """
@@ -103,7 +104,7 @@ async def find_or_create(
             "other_release", created_by=record.skerry_version, here=version("skerry"), hint=hint
         )
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
-    config = loading.with_own_data(config, given)
+    config = loading.with_own_data(config, given, reads=model is None)
     # The tensors of a loop say what model it has: the defaults of its settings are that model's.
     wanted = _wanted(given if model is None else given.for_model(config.model), record, config)
     different = loading.differences(wanted, config)

@@ -103,7 +103,7 @@ class Follower:
         if not structlog.is_configured():
             configure(self._settings.local.log_level, service="learner")
         config = loading.run_config_from_json(place.config, "this release")
-        self.config = loading.with_own_data(config, self._settings.run)
+        self.config = loading.with_own_data(config, self._settings.run, reads=False)
         cut = plan(self._leaves, config.sync.fragments, config.sync.shards)
         if cut.digest != place.origin.plan_digest:
             msg = "This process has other tensors than the first one: give all the same model."

@@ -202,15 +202,16 @@ OWN_DATA = (
 """The settings of ``data`` that say what a machine reads; the others say how a run does."""
 
 
-def with_own_data(config: RunConfig, given: RunConfig) -> RunConfig:
+def with_own_data(config: RunConfig, given: RunConfig, *, reads: bool = True) -> RunConfig:
     """Return a run's config with this machine's own data, where ``given`` names some.
 
     Raises ConfigError where those are bytes and the run's are tokens, or the other way round, and
-    what ``refuse_data`` does where the run's own are read.
+    what ``refuse_data`` does where the caller ``reads`` the run's own.
     """
     own = given.data
     if not (own.paths or own.factory):
-        refuse_data(config.data)
+        if reads:
+            refuse_data(config.data)
         return config
     if own.of_bytes != config.data.of_bytes:
         kinds = "tokens", "bytes"
