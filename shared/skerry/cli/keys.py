@@ -115,7 +115,7 @@ def renew(
         held = _opened(keys)
         for name in names:
             held.renew(name, days)
-            print(f"Replace the old secret by {held.seed(name)}: it is read at the next login.")
+            _say_new(held, name)
 
 
 @app.command()
@@ -124,7 +124,7 @@ def rotate(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None
     with exit_on_error():
         held = _opened(keys)
         held.rotate(name)
-        print(f"Replace the old secret by {held.seed(name)}: it is read at the next login.")
+        _say_new(held, name)
         _reload(held, pid_file)
 
 
@@ -187,6 +187,14 @@ def _show(held: Keyring, *, as_json: bool = False) -> None:
         return
     for name, role, run, key, expires in rows:
         print(f"{name:<24} {role:<16} {run:<16} {key} {expires}".rstrip())
+
+
+def _say_new(held: Keyring, name: str) -> None:
+    from skerry.service.keyring import LINK
+
+    path = held.carried(name)
+    when = "once its broker is started again" if path.name == LINK else "at the next login"
+    print(f"Replace the old secret by {path}: it is read {when}.")
 
 
 def _expires(grant: Grant) -> str:

@@ -86,17 +86,21 @@ class Keyring:
         except OSError as error:
             raise _unreadable(folder, error) from error
         except (ValueError, TypeError, LookupError) as error:
-            msg = (
-                f"The keys in {folder} cannot be read ({REGISTER} or {SIGNER} is damaged): restore"
-                " it from a copy, or make the keys again."
-            )
-            raise ConfigError(msg, path="keys") from error
+            raise _damaged(folder) from error
+        if signer is None and any(grant.until for grant in granted.values()):
+            raise _damaged(folder)  # else the broker's accounts would become those of static keys
         return cls(folder, granted, signer)
 
     def seed(self, name: str) -> Path:
         """Return the file with the secret of a key."""
         kind = "nk" if self.signer is None else "creds"
         return self.folder / f"{checked_token(name, 'name')}.{kind}"
+
+    def carried(self, name: str) -> Path:
+        """Return the file that a key's machine needs: of a region's it is what its broker reads."""
+        if self.grants[self._known(name)].role is not Role.REGION:
+            return self.seed(name)
+        return self.region(name) / (LINK if self.signer is None else LINK_CREDENTIALS)
 
     def region(self, name: str) -> Path:
         """Return the folder with what the broker of a region includes."""
@@ -239,6 +243,14 @@ def _for_ever(folder: Path) -> ConfigError:
         f" {folder} --keys OTHER` makes such that do."
     )
     return ConfigError(msg, path="days")
+
+
+def _damaged(folder: Path) -> ConfigError:
+    msg = (
+        f"The keys in {folder} cannot be read ({REGISTER} or {SIGNER} is damaged or missing):"
+        " restore it from a copy, or make the keys again."
+    )
+    return ConfigError(msg, path="keys")
 
 
 def _unreadable(folder: Path, error: OSError) -> ConfigError:

@@ -32,6 +32,7 @@ def begin_region(
 ) -> Path:
     """Make the keys of a region and its broker's configuration; return the folder to copy there.
 
+    Keys that it has stay as they are: only those that are missing are made.
     ``hub`` is where the hub takes leaf nodes, one address or several with commas; ``ca`` the file
     on the region's machine that vouches for it, if not the machine's own authorities do. Raises
     ConfigError.
@@ -44,7 +45,9 @@ def begin_region(
             raise ConfigError(msg, path="hub")
     there = replace(region, role=Role.LEARNER, region=name)
     cache = replace(there, role=Role.CACHE, name=cache_of(name))
-    keyring.add(region, cache, *(replace(there, name=learner) for learner in learners))
+    held = {replace(grant, until=0) for grant in keyring.grants.values()}
+    wanted = region, cache, *(replace(there, name=learner) for learner in learners)
+    keyring.add(*(grant for grant in wanted if grant not in held))
     folder = keyring.region(name)
     write_private(folder / CONFIG, leaf_config(name, urls, ca), public=True)
     return folder

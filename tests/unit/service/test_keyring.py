@@ -18,7 +18,7 @@ from skerry.cli.main import app
 from skerry.errors import ConfigError
 from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.roles import Grant, Role
-from skerry.service.keyring import ACCOUNTS, LINK, REGISTER, Keyring
+from skerry.service.keyring import ACCOUNTS, LINK, LINK_CREDENTIALS, REGISTER, Keyring
 from skerry.service.signing import SIGNER
 
 LONGEST_LOGIN = 4096
@@ -205,13 +205,55 @@ def test_the_keys_of_a_region_are_its_brokers_and_the_hub_knows_whose_names_it_m
     assert secret not in (held.region("eu") / "nats.conf").read_text()
 
 
+@pytest.mark.parametrize("days", [(), ("--days", "7")], ids=["static", "expiring"])
+def test_a_region_begun_again_keeps_its_keys_and_has_those_that_were_missing(
+    tmp_path: Path, days: tuple[str, ...]
+) -> None:
+    keys(tmp_path, "keys", "init", *days)
+    begin = ("region", "init", "eu", "--learner", "eu-0")
+    keys(tmp_path, *begin, "--hub", "tls://a:7422")
+    keys(tmp_path, "keys", "revoke", "eu-cache")
+    before = Keyring.opened(tmp_path)
+    assert "tls://b:7422" in keys(tmp_path, *begin, "--learner", "eu-1", "--hub", "tls://b:7422")
+    after = Keyring.opened(tmp_path)
+    assert after.grants.items() >= before.grants.items()
+    made = {grant.name for key, grant in after.grants.items() if key not in before.grants}
+    assert made == {"eu-cache", "eu-1"}
+
+
+@pytest.mark.parametrize(
+    ("days", "link", "when"),
+    [
+        ((), LINK, "once its broker is started again"),
+        (("--days", "7"), LINK_CREDENTIALS, "at the next login"),
+    ],
+)
+def test_a_new_key_of_a_region_is_the_link_that_its_broker_reads(
+    tmp_path: Path, days: tuple[str, ...], link: str, when: str
+) -> None:
+    keys(tmp_path, "keys", "init", *days)
+    keys(tmp_path, "region", "init", "eu", "--hub", "tls://h:7422")
+    said = keys(tmp_path, "keys", "rotate", "eu")
+    assert f"{tmp_path / 'regions' / 'eu' / link}: it is read {when}" in said
+
+
+def test_keys_that_expire_are_not_taken_for_others_without_what_signs_them(tmp_path: Path) -> None:
+    """Their broker's accounts would be made for static keys, and its log be in another one."""
+    keys(tmp_path, "keys", "init", "--days", "7")
+    (tmp_path / SIGNER).unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert f"{SIGNER} is damaged or missing" in keys(tmp_path, "keys", "add", "x", code=2)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("keys", "add", "x", "--region", "us"), "knows no region 'us'"),
         (("keys", "add", "x", "--region", "eu", "--role", "syncer"), "regions have learners only"),
         (("keys", "add", "x", "--role", "region"), "`skerry region init` makes it"),
-        (("region", "init", "eu", "--hub", "tls://h:7422"), "Another key is named 'eu'"),
+        (("region", "init", "eu", "--hub", "tls://h:7422", "--run", "x"), "key is named 'eu'"),
+        (("region", "init", "admin", "--hub", "tls://h:7422"), "Another key is named 'admin'"),
         (("region", "init", "../us", "--hub", "tls://h:7422"), "'../us' cannot"),
         (("region", "init", "us", "--hub", "h:7422"), "--hub is h:7422"),
         (("region", "init", "us", "--hub", "tls://h:7422,"), "--hub is , but"),
