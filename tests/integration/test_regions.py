@@ -289,6 +289,24 @@ async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
     assert (level, "this key may not ask what is stored" in found) == (doctor.OK, True)
 
 
+async def test_doctor_fails_a_cache_whose_disk_is_full(region: Region) -> None:
+    settings = region.leaf._settings
+    assert settings is not None
+    region.leaf._settings = settings.replace("domain:", "max_file_store: 4KB\n  domain:")
+    region.leaf.restart()
+    await region.make_cache()
+    key = region.keyring.seed(cache_of("eu"))
+    sets = [f"nats.url={region.leaf.url}", f"nats.credentials={key}"]
+    async with begun(region) as (admin, _), asyncio.timeout(30.0):
+        await committed(admin)
+        while True:
+            asked = load(None, sets, {})
+            level, found, _ = await asyncio.to_thread(doctor.broker, asked, required=True)
+            if "stands still" in found:
+                break
+    assert level == doctor.FAIL
+
+
 @needs_openssl
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_region_reaches_a_hub_over_tls_whose_authority_it_knows(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from skerry.log.base import MirrorInfo
     from skerry.log.nats.bus import NatsBus
     from skerry.settings.local import Settings
 
@@ -46,6 +47,8 @@ LEAST_MEMORY_BYTES = 4 * 1024**3
 JAX_SECONDS = 60.0
 SILENT_S = 60.0
 """A mirror hears its hub every half a minute at least."""
+WATCH_S = 3.0
+"""A mirror that could not store a message tries again within two seconds."""
 
 
 class CheckLevel(StrEnum):
@@ -195,8 +198,9 @@ def broker(settings: Settings, *, required: bool) -> Found:
 
 async def cache_of(bus: NatsBus) -> str:
     """Return how the cache of a region goes on; ConfigError for one that does not."""
-    kept = [m for s in await bus.streams() if (m := await bus.mirrors.info(s.name)) is not None]
-    region, heard = bus.region, max((m.silent_s or math.inf for m in kept), default=math.inf)
+    held = await _mirrored(bus)
+    kept, region = [mirror for _, mirror in held.values()], bus.region
+    heard = max((m.silent_s or math.inf for m in kept), default=math.inf)
     if heard > SILENT_S:
         if not kept:
             msg = f"region {region} has no cache: `skerry region cache {region}` makes it"
@@ -206,7 +210,23 @@ async def cache_of(bus: NatsBus) -> str:
             msg = f"the cache of region {region} heard the hub {heard:.0f} s ago: mend the link"
         raise ConfigError(msg, path="nats.url")
     stored, lag = sum(m.bytes for m in kept) / 1e6, max(m.lag for m in kept)
+    if lag:
+        await asyncio.sleep(WATCH_S)
+        later = await _mirrored(bus)
+        at = {name: reached for name, (reached, mirror) in held.items() if mirror.lag}
+        if any(mirror.lag and at.get(name) == reached for name, (reached, mirror) in later.items()):
+            msg = (
+                f"the cache of region {region} stands still {lag} messages behind the hub: look at"
+                " its broker's log, its disk may be full"
+            )
+            raise ConfigError(msg, path="nats.url")
     return f"region {region} keeps {stored:,.1f} MB, and is {lag} messages behind the hub"
+
+
+async def _mirrored(bus: NatsBus) -> dict[str, tuple[int, MirrorInfo]]:
+    """Return what a region's broker keeps, by stream, each with how far it is."""
+    about = [(s, await bus.mirrors.info(s.name)) for s in await bus.streams()]
+    return {s.name: (s.last_seq, mirror) for s, mirror in about if mirror is not None}
 
 
 def disk(path: Path) -> Found:
