@@ -190,10 +190,13 @@ def _show(held: Keyring, *, as_json: bool = False) -> None:
 
 
 def _say_new(held: Keyring, name: str) -> None:
-    from skerry.service.keyring import LINK
+    """Name the secret to carry: a region's is in the link that its broker reads."""
+    from skerry.service.keyring import LINK, LINK_CREDENTIALS
 
-    path = held.carried(name)
-    when = "once its broker is started again" if path.name == LINK else "at the next login"
+    path, when = held.seed(name), "at the next login"
+    if any(grant.role is Role.REGION and grant.name == name for grant in held.grants.values()):
+        path = held.region(name) / (LINK_CREDENTIALS if held.signer else LINK)
+        when = when if held.signer else "once its broker is started again"
     print(f"Replace the old secret by {path}: it is read {when}.")
 
 

@@ -96,12 +96,6 @@ class Keyring:
         kind = "nk" if self.signer is None else "creds"
         return self.folder / f"{checked_token(name, 'name')}.{kind}"
 
-    def carried(self, name: str) -> Path:
-        """Return the file that a key's machine needs: of a region's it is what its broker reads."""
-        if self.grants[self._known(name)].role is not Role.REGION:
-            return self.seed(name)
-        return self.region(name) / (LINK if self.signer is None else LINK_CREDENTIALS)
-
     def region(self, name: str) -> Path:
         """Return the folder with what the broker of a region includes."""
         return self.folder / "regions" / checked_token(name, "region")
