@@ -45,8 +45,9 @@ def browser() -> Iterator[Browser]:
     path = chromium()
     if path is None:
         pytest.skip("no chromium: apt install chromium, or set SKERRY_CHROMIUM")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=40_000)
     with sync_playwright() as play:
         found = play.chromium.launch(executable_path=path, args=list(CALM))
         yield found

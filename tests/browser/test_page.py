@@ -349,9 +349,10 @@ def test_what_lets_rows_go_can_be_reached_from_them_by_keyboard(watch: Watch, pa
 
 PLACES = """[...document.querySelectorAll("#rounds .head > *, #round-rows")].map(e => {
     const { left, top, width } = e.getBoundingClientRect();
-    return [left, top, width].map(Math.round);
+    const above = document.querySelector("#rounds").getBoundingClientRect().top;
+    return [left, top - above, width].map(Math.round);
 })"""
-"""Where the parts of the rounds' section lie, from left to right and from top to bottom."""
+"""Where the parts of the rounds' section lie in it, from left to right and from top to bottom."""
 
 
 def painted(page: Page) -> None:

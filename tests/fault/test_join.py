@@ -28,7 +28,7 @@ async def test_loop_that_is_killed_goes_on_where_the_ledger_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SKERRY_TRAIN__STEPS", "10000000")
-    monkeypatch.setenv("SKERRY_TRAIN__DURATION_S", "30.0")
+    monkeypatch.setenv("SKERRY_TRAIN__DURATION_S", "60.0")
     config = tmp_path / "empty.toml"
     config.touch()
 
@@ -60,7 +60,7 @@ async def test_loop_that_is_killed_goes_on_where_the_ledger_says(
             *("a", EXAMPLES / "jax_loop.py", shared_nats.url, "a", run_id)
         )
         await until_commit(bus, run_id, again)
-        codes = [await service.ended(90) for service in (returned, b, syncer)]
+        codes = [await service.ended(120) for service in (returned, b, syncer)]
         assert codes == [0, 0, 0], returned.said[-2000:]
         history = await read_history(bus, run_id)
     assert history.violations == ()

@@ -137,6 +137,7 @@ def test_the_run_of_compose_ends_though_a_learners_container_is_killed(
     assert engine.call("podman", "ps", "-aq") == ""
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_the_run_of_three_brokers_ends_though_the_first_is_killed(
     engine: Engine, project: Path
