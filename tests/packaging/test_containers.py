@@ -1,4 +1,7 @@
-"""The Compose files in real containers, to the end of their runs. Needs root and podman."""
+"""The Compose files in real containers, to the end of their runs: by hand, as root.
+
+They need of Debian: podman buildah crun mmdebstrap netavark aardvark-dns catatonit iptables curl.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tests.support.containers import Compose, Engine, composed, missing
 from tests.support.processes import SKERRY, call
 
 pytestmark = [
-    pytest.mark.drill,
+    pytest.mark.soak,
     pytest.mark.fault,
     pytest.mark.skipif(bool(missing()), reason=f"not here: {missing()}"),
 ]
@@ -137,7 +140,6 @@ def test_the_run_of_compose_ends_though_a_learners_container_is_killed(
     assert engine.call("podman", "ps", "-aq") == ""
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_the_run_of_three_brokers_ends_though_the_first_is_killed(
     engine: Engine, project: Path
