@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,9 +34,12 @@ ENDING = {"syncer", "checkpointer", "evaluator", "learner-1", "learner-2"}
 
 
 @pytest.fixture(scope="module")
-def engine(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Yield an engine that holds every image of the Compose file, built from its own recipe."""
-    engine = Engine(tmp_path_factory.mktemp("containers"))
+def engine(root: Path) -> Iterator[Engine]:
+    """Yield an engine that holds every image of the Compose file, built from its own recipe.
+
+    Its folder has a short name: below a long one podman restarts no container.
+    """
+    engine = Engine(Path(tempfile.mkdtemp(prefix="skerry-")))
     try:
         engine.make_bases()
         program = Path(sys.executable).with_name("docker-compose")
