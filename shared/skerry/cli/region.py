@@ -44,7 +44,7 @@ def init(
         region = Grant(Role.REGION, name, run, shards or shards_of(run, held.grants.values()))
         folder = begin_region(held, region, learner or [], hub, ca)
         print((folder / CONFIG).read_text("utf-8"))
-        again = "again" if held.signer else "again, twice: at once it takes no new account whole"
+        again = "again" if held.signer else "again, twice: a new account needs two reloads"
         print(f"# 1. Have the hub read {keys / ACCOUNTS} {again}.")
         print(f"# 2. Copy the folder {folder}, which holds a secret, to the region's broker, and")
         print(f"#    start it there: nats-server -c {CONFIG}")

@@ -77,8 +77,8 @@ class DeviceVector:
 
 
 Kind: TypeAlias = tuple[bool, Any, tuple[int, ...]] | str
-"""Of an array if it is given up, its dtype and shape; of others, as what ``jit`` traces, the type.
-"""
+"""Of an array: whether it was donated, its dtype and its shape. Of anything else, such as what
+``jit`` traces: the name of its type."""
 
 
 def _kind(leaf: Any) -> Kind:

@@ -30,7 +30,7 @@ HELLO_S = 5.0
 RETRY_S = 0.5
 MOST_HELLO = 4096
 NO_HELLO = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
-"""What a line of anybody's may raise."""
+"""What a stranger's line may raise."""
 WILDCARD = "0.0.0.0"  # noqa: S104 - compared with, not listened on
 
 

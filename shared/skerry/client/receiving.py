@@ -29,7 +29,7 @@ FAR = 0.05
 """Of the length of initial parameters: devices round differently, and by far less than that."""
 STRANGE = (
     "this run begins with what another learner offered, and not with what is made here: that one"
-    " has another random seed (in a loop of your own), release or model, or means ill; find out"
+    " has another random seed (in a loop of your own), release or model, or is hostile; find out"
     " which before you train on"
 )
 

@@ -34,7 +34,7 @@ def model_of(config: RunConfig) -> Any:
 
 
 def counted(model: Any, labels: Any) -> Any:
-    """Return of how many labels a model's loss is: of none that it predicts from no token."""
+    """Return how many labels count in a model's loss; shifted ones lack the first of each row."""
     whole = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     whole |= labels.dim() == 1 or getattr(model, "loss_type", "") in UNSHIFTED
     return (labels if whole else labels[..., 1:]).ne(-100).sum()

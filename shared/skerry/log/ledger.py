@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 CAS_ATTEMPTS = 100
 MOST_LOST = 1000
-"""Members whose records may be gone; who claims a data shard further beyond those known lies."""
+"""Members whose records may be gone: a data shard further beyond the known ones is a lie."""
 FIRST_SPAN = 256
 """Records of the ledger that are looked at first for a commit of a few versions ago."""
 

@@ -59,7 +59,7 @@ class ClockLimit(NamedTuple):
     ``step`` is the clock of the newest commit, made at ``since_s``; ``slack_steps`` how far
     learners may be beyond it at once. ``merged`` are the learners that a commit has merged: where
     they make a quorum, the others' clocks do not count. The clock goes on with time while one of
-    them works; how long steps take they say, those that are away by now among them.
+    them works, at their median step time; those that are away still count in that.
     """
 
     step: int

@@ -202,7 +202,8 @@ def repeats(
 ) -> set[ContributionId]:
     """Return which contributions have contents that were merged, or that came before among them.
 
-    Zeros have no contents. Of two learners none: one that learns the same again is an honest one.
+    Zeros have no contents. With two learners nothing repeats: an honest one may learn the same
+    again.
     """
     found, seen = set[ContributionId](), set(memory.digests)
     if len(memory.newest.keys() | {item.header.learner for item, _ in items}) <= LEAST_OTHERS:

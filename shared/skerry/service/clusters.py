@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 ROOT = Path(".skerry")
 """Where commands keep runs, checkpoints and caches: below the working folder."""
 ANNOUNCEMENT = "cluster.json"
-"""In a run's folder while its cluster runs,"""
+"""The file in a run's folder that says where its cluster is, while it runs."""
 LOCK = "lock"
-"""which holds this beside it."""
+"""The file beside it that a cluster keeps locked."""
 
 
 LOGIN = ("credentials", "user", "password_file", "inbox_prefix")

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PID_BYTES = 32
 MOST_LOG_BYTES = 65_536
-JAX_NOTE = "For simplicity, JAX has removed its internal frames"
-"""How the last line of a traceback begins where JAX has shortened it: no reason of anything."""
 """So much of the end of a log is looked at."""
+JAX_NOTE = "For simplicity, JAX has removed its internal frames"
+"""How the last line of a traceback begins where JAX has shortened it: it is not the error."""
 
 
 def log_file(path: Path) -> BinaryIO:

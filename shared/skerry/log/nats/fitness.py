@@ -73,7 +73,7 @@ def remedy(error: Exception, urls: str, options: NatsOptions) -> str:
         return (
             f"The certificate of the NATS server at {urls} is not to be trusted here"
             f" ({error.verify_message}): name the file of the authority that signed it in"
-            " nats.ca_file, have the broker show another one, or set a clock that is wrong."
+            " nats.ca_file, have the broker show another one, or correct a wrong clock."
         )
     return ""
 
