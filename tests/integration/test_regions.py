@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ from skerry_learner.work import find_or_create
 from skerry_syncer.service import stand_by
 from tests.support.certificates import needs_openssl, self_signed
 from tests.support.checkpoints import QUICK, assert_log_holds
+from tests.support.cluster import until_pulse
 from tests.support.log import all_of, specs
 from tests.support.nats_server import NatsServer
 from tests.support.regions import Region, region_of
@@ -441,7 +442,7 @@ async def test_a_learner_trains_to_its_runs_end_through_its_regions_broker(
     """A real learner and a real syncer; the region's broker dies, or that of three it is with."""
     await region.until_whole()
     log = LogConfig(window_bytes=16 * 1024**2, replicas=len(region.hubs))
-    train = config.train.model_copy(update={"steps": 2000})  # it must not end before the fault
+    train = config.train.model_copy(update={"steps": 12_000})  # longer than the cache may rest
     given = config.model_copy(update={"log": log, "train": train})
     async with region.bus(region.hub, "admin") as admin:
         await find_or_create(admin, RUN, given)
@@ -456,10 +457,7 @@ async def test_a_learner_trains_to_its_runs_end_through_its_regions_broker(
         ):
             group.create_task(stand_by(syncing, RUN, "syncer"))
             trains = group.create_task(learning)
-            async with aclosing(ledger.follow_commits(admin, RUN)) as commits:
-                async for _, commit in commits:
-                    if commit.version > 1:
-                        break
+            await until_pulse(admin, RUN, lambda pulse: pulse.cached_bytes > 0)
             if len(region.hubs) == 1:
                 await asyncio.to_thread(region.leaf.restart)
             else:
