@@ -1,4 +1,4 @@
-"""Folders that this machine's owner has named: what a run may have this process read.
+"""Folders that this machine's owner has named: what a run may have this process read, and write.
 
 A run's config names weights by digest only. They are read from a folder that this process was given
 with ``model.path``, never from one that the config of a run names. Text and tokenizers it names by
@@ -8,8 +8,11 @@ path: they are read below what this process's own settings name, and nowhere els
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
+
+from skerry.errors import ConfigError, SkerryError
 
 _offered: list[Path] = []
 _allowed: set[str] = set()
@@ -59,3 +62,18 @@ def matching(name: str) -> list[Path]:
     if path.exists():
         return [path]
     return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+
+
+@contextmanager
+def writing(folder: Path) -> Generator[None]:
+    """Raise ConfigError for a folder that holds anything, and where it cannot be written."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            msg = f"{folder} is not empty: name a new folder."
+            raise ConfigError(msg, path="out")
+        yield
+    except SkerryError:  # some are OSErrors too
+        raise
+    except OSError as error:
+        msg = f"Cannot write {folder} ({error.strerror or error}): mend that, or name another."
+        raise ConfigError(msg, path="out") from error

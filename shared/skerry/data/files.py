@@ -21,6 +21,7 @@ from skerry.settings import loading
 from skerry.settings.local import STORE_KINDS, store_kinds
 
 COPIES = Path(".skerry/data")
+CORRECT = "correct data.paths, or the command."
 
 
 def find_files(named: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
@@ -33,10 +34,10 @@ def find_files(named: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
     for name in named:
         files = copies(name, suffixes) if is_remote(name) else _local(name, suffixes)
         if not files and not is_remote(name) and not matching(name):
-            msg = f"There is no {name}: correct data.paths."
+            msg = f"There is no {name}: {CORRECT}"
             raise CorpusError(msg, path="data.paths")
         if not files:
-            msg = f"{name} names no file that ends in {', '.join(suffixes)}: correct data.paths."
+            msg = f"{name} names no file that ends in {', '.join(suffixes)}: {CORRECT}"
             raise CorpusError(msg, path="data.paths")
         found += files
     return found
@@ -103,7 +104,7 @@ def copies(url: str, suffixes: Sequence[str], folder: Path = COPIES) -> list[Pat
         msg = f"Cannot copy {url} to {folder}: {error.strerror or error}. Free or mend that disk."
         raise CorpusError(msg, path="data.paths") from error
     if not found:
-        msg = f"{url} names no object that ends in {', '.join(suffixes)}: correct data.paths."
+        msg = f"{url} names no object that ends in {', '.join(suffixes)}: {CORRECT}"
         raise CorpusError(msg, path="data.paths")
     return found
 

@@ -16,6 +16,7 @@ import xxhash
 
 from skerry.data.chat import end_of
 from skerry.errors import ConfigError, CorpusError
+from skerry.folders import writing
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 COMPANIONS = (
@@ -103,18 +104,29 @@ def digest_of(folder: Path) -> str:
 def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
     """Train byte-level BPE (arXiv 1508.07909) on texts and write its folder.
 
-    Every text has tokens in it. Raises CorpusError for a folder that holds anything, and for texts
-    that hold nothing.
+    Every text has tokens in it. Raises ConfigError for a folder that holds anything or cannot be
+    written, before it trains, and for texts that hold nothing.
     """
-    import tokenizers
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        msg = f"{out} is not empty: name a new folder."
-        raise CorpusError(msg, path="out")
     filled = filter(None, texts)
     if (first := next(filled, None)) is None:
         msg = "The sources hold no text: name files with some."
         raise CorpusError(msg, path="source")
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+            Path(draft, SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+            Path(draft, FILE).write_text(_trained(chain([first], filled), vocab), encoding="utf-8")
+            out.mkdir(exist_ok=True)
+            for name in (SETTINGS, FILE):  # without the last there is no tokenizer
+                shutil.move(Path(draft, name), out / name)
+    return Words.of(out)
+
+
+def _trained(texts: Iterable[str], vocab: int) -> str:
+    """Return what a tokenizer's file holds."""
+    import tokenizers
+
     trained: Any = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = tokenizers.decoders.ByteLevel()
@@ -124,12 +136,6 @@ def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stdout.isatty(),
     )
-    trained.train_from_iterator(chain([first], filled), trainer)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:
-        trained.save(str(Path(draft, FILE)))
-        Path(draft, SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-        for name in (SETTINGS, FILE):  # without the last there is no tokenizer
-            shutil.move(Path(draft, name), out / name)
-    return Words.of(out)
+    trained.train_from_iterator(texts, trainer)
+    text: str = trained.to_str(pretty=True)
+    return text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from skerry.errors import ModelError
-from skerry.folders import offered
+from skerry.folders import offered, writing
 from skerry.models import hf
 from skerry.models.arch import Arch
 from skerry.models.saving import save_tensors
@@ -78,12 +78,7 @@ def write_peft(
 ) -> None:
     """Write adapters as the peft library loads them; ``base`` is what it calls the weights."""
     target = Path(folder)
-    if target.exists() and any(target.iterdir()):
-        msg = f"{target} is not empty: name a new folder for the export."
-        raise ModelError(msg, path="out")
-    target.mkdir(parents=True, exist_ok=True)
     tensors = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in adapters.items()}
-    save_tensors(tensors, target / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -95,7 +90,11 @@ def write_peft(
         "bias": "none",
         "inference_mode": True,
     }
-    (target / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+        save_tensors(tensors, target / "adapter_model.safetensors")
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (target / "adapter_config.json").write_text(text)
 
 
 def alpha_of(model: ModelConfig) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from skerry.errors import ModelError
+from skerry.folders import writing
 from skerry.models import adapters, hf
 from skerry.models.arch import Arch, parse
 from skerry.models.presets import arch_of
@@ -36,7 +37,7 @@ def export_hf(
     ``dtype`` None: that of the model's config.json, float32 where it names none.
 
     Raises StoreError for a checkpoint that cannot be read, ModelError for a model that is none of
-    Hugging Face's, and for a folder that holds anything.
+    Hugging Face's, and ConfigError for a folder that holds anything or cannot be written.
     """
     target = Path(out)
     if source is not None and not Path(source).is_dir():
@@ -104,16 +105,14 @@ def export_tensors(
 ) -> Path:
     """Write the parameters of any checkpoint by their names, without a config; returns the folder.
 
-    Raises StoreError as ``export_hf``, and ModelError for a folder that holds anything.
+    Raises StoreError as ``export_hf``, and ConfigError for a folder that holds anything.
     """
     del source
     target, (_, tensors) = Path(out), checkpoint.params(*locate(where, access))
-    if target.exists() and any(target.iterdir()):
-        msg = f"{target} is not empty: name a new folder for the export."
-        raise ModelError(msg, path="out")
-    target.mkdir(parents=True, exist_ok=True)
     made = {n: np.asarray(t, hf.DTYPES[dtype or DEFAULT_DTYPE]) for n, t in tensors.items()}
-    save_tensors(made, target / hf.SINGLE)
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+        save_tensors(made, target / hf.SINGLE)
     return target
 
 

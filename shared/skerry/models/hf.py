@@ -11,8 +11,8 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from skerry.folders import writing
 from skerry.models.arch import Arch, parse, read_arch
 from skerry.models.folder import CONFIG, fault, read_text
 from skerry.models.names import EXPERTS
@@ -137,20 +138,25 @@ def write(
     """Write a model that transformers loads: shards, index, config, and the source's companions.
 
     ``tensors`` are arrays or lazy tensors by leaf name. The folder appears when it is whole; one
-    that has anything in it is refused with ModelError.
+    that has anything in it, or cannot be written, is refused with ConfigError.
     """
     target = Path(folder)
-    if target.exists() and any(target.iterdir()):
-        raise fault(target, "is not empty: name a new folder for the export.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with writing(target), _draft(target) as draft:
         _write_tensors(draft, arch, tensors, dtype, shard_bytes)
         table = parse(arch.config) | {"architectures": [arch.architecture], "dtype": dtype}
         (draft / CONFIG).write_text(json.dumps(table, indent=2, sort_keys=True) + "\n")
         for name in COMPANIONS:
             if source is not None and (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, draft / name)
+
+
+@contextmanager
+def _draft(target: Path) -> Generator[Path]:
+    """Yield a folder that takes the place of ``target`` when it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield draft
         draft.chmod(0o755)
         with suppress(FileNotFoundError):
             target.rmdir()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 
@@ -14,5 +15,8 @@ def save_tensors(tensors: Mapping[str, NDArray[Any]], path: Path) -> None:
     """Write tensors to a new file, readable by all who may read other new files of this user."""
     path.touch()
     mode = path.stat().st_mode
-    save_file({**tensors}, path, metadata={"format": "pt"})
+    try:
+        save_file({**tensors}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # its own name for an OSError
+        raise OSError(str(error)) from error
     path.chmod(mode)  # the library leaves it to its owner alone

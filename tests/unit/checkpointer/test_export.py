@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from skerry.algorithm.fragments import LeafSpec
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 from skerry.log.memory import MemoryBroker
 from skerry.models import hf
 from skerry.models.arch import read_arch
-from skerry.models.export import export_hf, export_tensors
+from skerry.models.export import FORMS, export_hf, export_tensors
 from skerry.models.tensors import tensors_of
 from skerry.settings.local import StoreSettings
 from skerry.settings.models import RunConfig
@@ -94,6 +96,24 @@ async def test_what_cannot_be_exported_is_one_sentence(
     with pytest.raises(ModelError, match=said):
         export_hf(where, tmp_path / "out", StoreSettings())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["hf", "tensors"])
+async def test_an_export_that_does_not_fit_its_disk_is_one_sentence(
+    store: LocalStore, tmp_path: Path, form: str, short_of_disk: Callable[[], None]
+) -> None:
+    where = await checkpoint_of(store, {"config": ARCH.config})
+    short_of_disk()
+    with pytest.raises(ConfigError, match=r"Cannot write .*out \(.*File too large"):
+        FORMS[form](where, tmp_path / "out", StoreSettings(), source=None, dtype=None)
+
+
+@pytest.fixture
+def short_of_disk() -> Iterator[Callable[[], None]]:
+    """Return what lets no file of this process grow beyond 4 kB, until the test ends."""
+    own, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (own, most))
 
 
 async def test_a_tokenizer_that_is_no_folder_is_refused_before_anything_is_read(

@@ -98,7 +98,11 @@ PREPARE = "prepare {} --tokenizer {} --out out"
 @pytest.mark.parametrize(
     ("before", "command", "said"),
     [
-        (None, PREPARE.format("nowhere", "words"), "There is no nowhere: correct data.paths."),
+        (
+            None,
+            PREPARE.format("nowhere", "words"),
+            "There is no nowhere: correct data.paths, or the command.",
+        ),
         (None, PREPARE.format("a.txt", "corpus/x"), "cannot be read as a tokenizer"),
         (scribbled, PREPARE.format("b.parquet", "words"), "b.parquet cannot be read as Parquet"),
         (cut, PREPARE.format("b.parquet", "words"), "b.parquet cannot be read as Parquet"),
@@ -109,6 +113,7 @@ PREPARE = "prepare {} --tokenizer {} --out out"
         (without_end, PREPARE.format("a.txt", "plain"), "no token that ends a text"),
         (None, "prepare a.txt --tokenizer words --out corpus", "corpus is not empty"),
         (None, "train-tokenizer a.txt --out corpus", "corpus is not empty"),
+        (None, "train-tokenizer a.txt --out a.txt/x", "Cannot write a.txt/x (File exists)"),
         (hollow, "train-tokenizer a.txt --out out", "The sources hold no text"),
         (None, PREPARE.format("nowhere:build", "words"), "No module named 'nowhere'"),
         (None, "inspect words", "is no prepared corpus"),

@@ -248,7 +248,7 @@ async def test_a_text_that_this_machine_lacks_is_named(run: CommittedRun) -> Non
         await service.evaluator(run.bus, "run", "e", BRISK)
     cause = first_cause(caught.value)
     assert isinstance(cause, CorpusError)
-    assert str(cause) == f"There is no {text}: correct data.paths."
+    assert str(cause) == f"There is no {text}: correct data.paths, or the command."
 
 
 async def test_other_model_code_than_the_runs_is_refused(run: CommittedRun) -> None:

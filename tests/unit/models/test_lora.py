@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from skerry import folders
 from skerry.algorithm.fragments import plan
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 from skerry.models import adapters, hf
 from skerry.models.base import build_model, layout_of, specs_of, whole
 from skerry.models.decoder import Decoder
@@ -118,7 +118,7 @@ def test_adapters_are_written_as_peft_reads_them(tmp_path: Path) -> None:
     assert config["target_modules"] == ["down_proj", "q_proj"]
     for name, leaf in load_file(tmp_path / "out" / "adapter_model.safetensors").items():
         np.testing.assert_array_equal(params[name], leaf)
-    with pytest.raises(ModelError, match="is not empty"):
+    with pytest.raises(ConfigError, match="is not empty"):
         adapters.write_peft(tmp_path / "out", CONFIG, params)
 
 
