@@ -8,6 +8,7 @@ contributions are not kept, as with any checkpoint.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import TYPE_CHECKING
 
 from skerry.errors import ConfigError, RunMismatch, RunNotFound
@@ -64,12 +65,13 @@ def run_promote(name: str, nats: str | None, sets: Sequence[str], keys: Path) ->
     written = asyncio.run(rescue(bus_from(local.nats, "promote"), run, store))
     held.promote(name)
     where, versions = store.where(written.name), span(written.checkpoint.versions)
+    admin = f"nats.credentials={held.seed('admin')}"
     print(f"""\
 {where} has what region {name} had of run {run}: version {versions}. What came after it is lost.
 1. Stop the broker of region {name}, move its store away, and start the hub's configuration there,
    with {keys / ACCOUNTS} and an empty store.
-2. skerry checkpoints restore {where} --run {run} --nats {local.nats.url} --set \
-nats.credentials={held.seed("admin")} --set log.replicas=1
+2. skerry checkpoints restore {shlex.quote(where)} --run {run} --nats {local.nats.url} --set \
+{shlex.quote(admin)} --set log.replicas=1
 3. Start the run's services and learners there. Other regions: name the new hub in their nats.conf,
    start their brokers again, and make their caches again.
 The old hub must not come back as one: delete its store before its broker is started again.""")

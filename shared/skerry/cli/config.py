@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -150,7 +151,7 @@ def run_init(text: Path | None, *, out: Path, learners: int | None, force: bool)
             lines.append(f"suffixes = {toml_value(suffixes)}")
     filled = FILE.substitute(
         machine=machine,
-        name=out,
+        name=shlex.quote(str(out)),
         preset=preset,
         why=why,
         data="\n".join(lines),
@@ -165,7 +166,7 @@ def run_init(text: Path | None, *, out: Path, learners: int | None, force: bool)
         msg = f"{out} cannot be written: {error.strerror}. Name another file with --out."
         raise ConfigError(msg, path="out") from error
     print(f"Wrote {out}: {preset}, {why}, {count} learners, {steps} steps, for {machine}.")
-    print(f"Start it: skerry up {out}")
+    print(f"Start it: skerry up {shlex.quote(str(out))}")
 
 
 def _aligned(line: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import shlex
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,17 +82,23 @@ def _check_checkpoint(where: str, settings: Settings, further: Sequence[str]) ->
             raise ConfigError(msg, path=f"train.{key}")
 
 
-def left_behind(store: StoreSettings, run: str) -> str:
-    """Return how to go on from what a run of this name trained before, '' where it did not."""
+def left_behind(store: StoreSettings, run: str, *, fresh: bool) -> str:
+    """Return how to go on from what a run of this name trained before, '' where it did not.
+
+    A person who asks for a ``fresh`` run knows that.
+    """
     from skerry.store.finding import root_of, summaries
 
+    if fresh:
+        return ""
     with contextlib.suppress(StoreError, ConfigError):  # for the checkpointer to tell of
         trained = [found for found in summaries(f"{root_of(store)}/{run}", store) if found.step]
         if trained:
             last = max(trained, key=lambda found: found.step)
+            command = f"skerry up --fresh --run {run} --from {shlex.quote(last.path)}"
             return (
-                f"Run {run} starts from scratch, for it has no log: `skerry up --fresh --run {run}"
-                f" --from {last.path}` goes on from step {last.step} of an earlier one."
+                f"Run {run} starts from scratch, for it has no log: `{command}` goes on from step"
+                f" {last.step} of an earlier one."
             )
     return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import Annotated
 
 import typer
@@ -48,9 +49,8 @@ def init(
         print(f"# 1. Have the hub read {keys / ACCOUNTS} {again}.")
         print(f"# 2. Copy the folder {folder}, which holds a secret, to the region's broker, and")
         print(f"#    start it there: nats-server -c {CONFIG}")
-        print(
-            f"# 3. Make its cache: skerry region cache {name} --keys {keys} --nats nats://ITS-HOST"
-        )
+        given = f"--keys {shlex.quote(str(keys))} --nats nats://ITS-HOST"
+        print(f"# 3. Make its cache: skerry region cache {name} {given}")
         print(f"#    (with the key {held.seed(cache_of(name))}).")
 
 

@@ -89,7 +89,7 @@ def run_up(
                 if checkpoint is not None:
                     on.say(printable(await restore(cluster, checkpoint, further)))
                     incomplete = False
-                await _up(cluster, on, team)
+                await _up(cluster, on, team, fresh=fresh)
 
         try:
             run_stoppable(main, on.say)
@@ -110,7 +110,7 @@ async def restore(cluster: Cluster, checkpoint: str, extends: Sequence[str] = ()
     return (await call(cluster.folder, command, "restore")).strip()
 
 
-async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
+async def _up(cluster: Cluster, on: Screen, team: Team, *, fresh: bool) -> None:
     folder, url = cluster.folder, masked_url(cluster.nats.url)
     login = "" if cluster.broker.kept is None else f" (keys in {folder.broker / KEYS})"
     on.say(f"Run {folder.run}: broker {url}{login}, logs in {folder.logs}")
@@ -128,7 +128,7 @@ async def _up(cluster: Cluster, on: Screen, team: Team) -> None:
             on.say(sentence)
     else:
         before = await asyncio.to_thread(
-            ready.left_behind, cluster.settings.local.store, folder.run
+            ready.left_behind, cluster.settings.local.store, folder.run, fresh=fresh
         )
         for sentence in filter(None, (before, remark_on_rate(config))):
             on.say(printable(sentence))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -290,11 +291,12 @@ async def state_lost(bus: Bus, run: str, fragment: int, version: int, what: str)
             f"{lost} The ledger names no checkpoint of it, and what learners hold is no source: put"
             " the broker's own store back from a copy, or begin a new run."
         )
+    path = shlex.quote(saved.path)
     return StateLost(
         f"{lost} Its newest checkpoint, {saved.path} at step {saved.step}, holds version"
         f" {saved.versions[fragment]}; what learners hold is no source: stop the run and put it"
-        f" back with `skerry checkpoints restore {saved.path} --run {run} --replace`, begin another"
-        f" one from it with `skerry up --from {saved.path} --run NEW`, or put the broker's own"
+        f" back with `skerry checkpoints restore {path} --run {run} --replace`, begin another"
+        f" one from it with `skerry up --from {path} --run NEW`, or put the broker's own"
         " store back from a copy."
     )
 
@@ -308,8 +310,8 @@ async def history_lost(bus: Bus, run: str, what: str) -> StateLost:
     if saved is None:
         path, known = "CHECKPOINT", "The ledger names no checkpoint; `skerry checkpoints list` may"
     else:
-        path = saved.path
-        known = f"Its newest checkpoint is {path} at step {saved.step}"
+        path = shlex.quote(saved.path)
+        known = f"Its newest checkpoint is {saved.path} at step {saved.step}"
     return StateLost(
         f"{what} {known}: put the broker's own store back from a copy, or begin another run from"
         f" the checkpoint with `skerry up --from {path} --run NEW`."

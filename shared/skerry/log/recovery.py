@@ -9,6 +9,7 @@ and a learner that joins checks that the ledger knows every learner that its com
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import NamedTuple
@@ -125,7 +126,7 @@ async def _run_lost(bus: Bus, run: str, left: Sequence[Commit | None]) -> StateL
         return StateLost(
             f"Run {run!r} has state but no record in the ledger: its restore from {origin} is under"
             " way, or was interrupted. Wait for it, or start it again with"
-            f" `skerry checkpoints restore {origin} --run {run}`."
+            f" `skerry checkpoints restore {shlex.quote(origin)} --run {run}`."
         )
     if not left:
         return StateLost(

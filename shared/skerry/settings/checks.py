@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from urllib.parse import urlsplit
@@ -76,7 +77,7 @@ def refuse_data(data: DataConfig, by: str = "data.paths") -> None:
                 msg = (
                     f"The run's data.{setting} is {name}, which this machine does not offer: name"
                     f" your own {what} with {option}, or if you trust the run, add"
-                    f" --set allow_data={name}."
+                    f" --set allow_data={shlex.quote(name)}."
                 )
                 raise ConfigError(msg, path=f"data.{setting}")
 

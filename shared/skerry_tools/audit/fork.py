@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,4 +117,4 @@ def run_fork(
             return new, store.where(written.name)
 
     new, where = asyncio.run(write())
-    print(f"Start it with: skerry up --from {where} --run {new}")
+    print(f"Start it with: skerry up --from {shlex.quote(where)} --run {new}")

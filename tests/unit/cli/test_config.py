@@ -40,6 +40,11 @@ def test_init_writes_settings_for_the_users_text(folder: Path) -> None:
     assert (made.sync.learners, made.train.steps, made.model.preset) == (3, 325, "micro")
 
 
+def test_init_prints_a_command_that_a_shell_reads_as_meant(folder: Path) -> None:
+    assert "skerry up 'my run.toml'\n" in run("init", "--out", "my run.toml")
+    assert "skerry up 'my run.toml'\n" in (folder / "my run.toml").read_text()
+
+
 def test_init_leaves_a_file_that_is_there(folder: Path) -> None:
     (folder / "run.toml").write_text("# mine")
     done = CliRunner().invoke(app, ["init"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -56,14 +58,16 @@ async def test_the_text_of_a_checkpoint_is_refused_before_anything_is_created(
     ready.check(loading.load(None, ["allow_data=/its/text"]), "nats://broker:4222", where)
 
 
-async def test_a_run_that_begins_anew_is_told_of_its_earlier_checkpoints(store: LocalStore) -> None:
+async def test_a_run_that_begins_anew_is_told_of_its_earlier_checkpoints(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "my runs" / "again")
     local = loading.load(None, [f"store.path={store.root.parent}"]).local
-    assert ready.left_behind(local.store, store.root.name) == ""
+    left_behind = partial(ready.left_behind, local.store, store.root.name)
+    assert left_behind(fresh=False) == ""
     scripted = await begun()
     await scripted.commit_all(step=0)
     await save(scripted, store)
-    assert ready.left_behind(local.store, store.root.name) == ""
+    assert left_behind(fresh=False) == ""
     await scripted.commit_all(step=7, tokens=70)
     where = store.where(await save(scripted, store))
-    said = ready.left_behind(local.store, store.root.name)
-    assert f"--run {store.root.name} --from {where}` goes on from step 7" in said
+    assert f"--run again --from '{where}'` goes on from step 7" in left_behind(fresh=False)
+    assert left_behind(fresh=True) == ""
