@@ -121,7 +121,10 @@ async def _up(cluster: Cluster, on: Screen, team: Team, *, fresh: bool) -> None:
     config = cluster.settings.run
     if record is not None:
         if is_finished(record):
-            on.say(f"Run {folder.run} is finished already: --fresh starts it again.")
+            on.say(
+                f"Run {folder.run} is finished already: --run NAME starts another one, --fresh"
+                " discards this one and starts it again."
+            )
             return
         config = loading.run_config_from_json(record.config_json)
         for sentence in ignored(record, config, cluster.settings.run):
