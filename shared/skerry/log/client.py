@@ -110,7 +110,6 @@ class Publisher:
     reads: Bus
     key: bytes
     timeout_s: float
-    patience_s: float
     memory_streams: dict[str, StreamSpec] = field(default_factory=dict[str, StreamSpec])
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
@@ -125,6 +124,7 @@ class Publisher:
         A server whose disk is full leaves publishes unanswered but answers everything else; so
         does, for a moment, one that has just come back. Hence one attempt more.
         """
+        began = now_s()
         try:
             return await self._store(message, deadline, unsure=False)
         except BrokerUnavailable:
@@ -134,14 +134,14 @@ class Publisher:
         try:
             return await self._store(message, now_s() + self.timeout_s, unsure=True)
         except BrokerUnavailable as e:
-            raise self.broker.failure(self.patience_s + self.timeout_s, message.subject) from e
+            raise self.broker.failure(now_s() - began, message.subject) from e
 
     async def _store(self, message: Message, deadline: float, *, unsure: bool) -> Receipt:
         """Send until the broker has the message; ``unsure``: it may have from an earlier attempt.
 
         An acknowledgement that calls it a duplicate is believed only if what is stored is ours.
         """
-        retries, fresh = Retries(deadline), 0
+        retries, fresh, began = Retries(deadline), 0, now_s()
         while True:
             sent = self._with_id(message, fresh)
             try:
@@ -159,11 +159,11 @@ class Publisher:
             except NoAnswer as e:
                 unsure = unsure or e.sent
                 if e.sent and message.msg_id is None:
-                    raise self.broker.failure(self.patience_s) from e
+                    raise self.broker.failure(now_s() - began) from e
                 if not e.sent:
                     await self._check_stream(message.subject, deadline)
             if not await retries.pause():
-                raise self.broker.failure(self.patience_s)
+                raise self.broker.failure(now_s() - began)
 
     def _with_id(self, message: Message, fresh: int) -> Message:
         """Add what no other process can predict to an id: all senders to a stream share its ids."""

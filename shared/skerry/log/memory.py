@@ -213,7 +213,7 @@ class MemoryBus:
         self._requests = waits = MemoryRequests(broker, self.link)
         broker.clients += 1  # its ids are the same in each run of a seed, and no other client's
         key = f"client {broker.clients}".encode()
-        self._publisher = Publisher(waits, self, key, self.link.timeout_s, waits.patience_s)
+        self._publisher = Publisher(waits, self, key, self.link.timeout_s)
 
     async def __aenter__(self) -> Self:
         return self

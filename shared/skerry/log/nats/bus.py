@@ -187,8 +187,8 @@ class NatsBus:
         self._reads = Reads(self._connection)
         requests = NatsRequests(self._connection, self._reads.leader)
         key = secrets.token_bytes(ID_BYTES)
-        timeout_s, waits_s = options.request_timeout_s, options.waits_s
-        self._publisher = Publisher(requests, self, key, timeout_s, waits_s)
+        timeout_s = options.request_timeout_s
+        self._publisher = Publisher(requests, self, key, timeout_s)
         self._turns = Turns(options.publish_window)
         self.mirrors = Mirrors(self._connection, self._reads.leader, timeout_s)
 
