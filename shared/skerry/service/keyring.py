@@ -125,7 +125,10 @@ class Keyring:
         for grant in self.grants.values():
             if grant.role is Role.REGION and grant.name == name:
                 return grant
-        msg = f"{self.folder} knows no region {name!r}: `skerry region init {name}` makes its keys."
+        msg = (
+            f"{self.folder} knows no region {name!r}, or it was promoted: `skerry region init"
+            f" {name}` makes its keys."
+        )
         raise ConfigError(msg, path="region")
 
     def promote(self, region: str) -> None:

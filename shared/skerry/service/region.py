@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from skerry.errors import ConfigError
 from skerry.protocol.roles import HUB_API, REGION_MARK, Grant, Role, delivers_to
@@ -13,7 +12,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
 from skerry.service.keyring import ACCOUNTS, LINK
 from skerry.service.private import write_private
-from skerry.settings.checks import masked_url
+from skerry.settings.checks import is_address, masked_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +38,7 @@ def begin_region(
     """
     name, urls = region.name, [url.strip() for url in hub.split(",")]
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in LINKS or not parts.netloc or "@" in url:
+        if not is_address(url, LINKS) or "@" in url:
             msg = f"--hub is {masked_url(url)}, but it must look like tls://host:7422."
             raise ConfigError(msg, path="hub")
     there = replace(region, role=Role.LEARNER, region=name)

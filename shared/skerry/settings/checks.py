@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from itertools import chain
 from urllib.parse import urlsplit
 
@@ -87,6 +87,15 @@ def named_code(run: RunConfig) -> Iterator[tuple[str, str]]:
     for path in CODE_SETTINGS:
         table, _, name = path.partition(".")
         yield path, getattr(getattr(run, table), name)
+
+
+def is_address(url: str, schemes: Container[str]) -> bool:
+    """Return True for an address of one of these schemes, whose port is one if it names any."""
+    try:
+        parts = urlsplit(url.strip())
+        return parts.scheme in schemes and bool(parts.netloc) and parts.port != 0
+    except ValueError:  # a port that is none, or half an IPv6 address
+        return False
 
 
 def masked_url(url: str) -> str:
@@ -260,9 +269,8 @@ def _of_addresses(local: LocalSettings) -> Iterator[str]:
     ]
     for path, urls, schemes, example in rules:
         for url in filter(None, urls):
-            parts = urlsplit(url.strip())
-            has_keys = path == "store.url" and "@" in parts.netloc
-            if parts.scheme not in schemes or not parts.netloc or has_keys:
+            has_keys = path == "store.url" and "@" in url
+            if not is_address(url, schemes) or has_keys:
                 yield f'{path} is "{masked_url(url)}", but it must look like {example}.'
 
 

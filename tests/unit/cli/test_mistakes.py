@@ -124,6 +124,8 @@ MISTAKES = [
     ("keys rotate site-a", "`skerry keys init`"),
     ("region init eu --hub tls://hub:7422 --learner eu-0", "`skerry keys init`"),
     ("status --nats http://broker:4222", "must look like nats://host:4222"),
+    ("status --nats nats://broker:99999", "must look like nats://host:4222"),
+    ("status --nats nats://[::1", "must look like nats://host:4222"),
     ("learner --nats nats://me:secret@broker", "password_file or nats.credentials"),
     ("learner --set nats.credentials=nowhere.nk", "No such file"),
     ("syncer --set nats.user=me --set nats.password_file=nowhere", "name a file that you may read"),

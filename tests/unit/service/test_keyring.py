@@ -256,6 +256,7 @@ def test_keys_that_expire_are_not_taken_for_others_without_what_signs_them(tmp_p
         (("region", "init", "admin", "--hub", "tls://h:7422"), "Another key is named 'admin'"),
         (("region", "init", "../us", "--hub", "tls://h:7422"), "'../us' cannot"),
         (("region", "init", "us", "--hub", "h:7422"), "--hub is h:7422"),
+        (("region", "init", "us", "--hub", "tls://h:99999"), "--hub is tls://h:99999"),
         (("region", "init", "us", "--hub", "tls://h:7422,"), "--hub is , but"),
         (("region", "cache", "us"), "knows no region 'us'"),
     ],
