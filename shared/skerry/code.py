@@ -63,11 +63,15 @@ def refuse(reference: str, setting: str) -> None:
 def load(reference: str, setting: str) -> Callable[..., Any]:
     """Import and return the function that a setting names.
 
-    Raises CodeRefused before anything is imported, and the import's own errors.
+    Raises CodeRefused before anything is imported, the import's own errors, and TypeError for what
+    is no function.
     """
     refuse(reference, setting)
     module, _, function = reference.partition(":")
     found: object = getattr(import_module(module), function)
+    if not callable(found):
+        msg = f"{function} is no function, but {type(found).__name__}"
+        raise TypeError(msg)
     inner: object = cast("partial[object]", found).func if isinstance(found, partial) else found
     home = str(getattr(inner, "__module__", None) or type(inner).__module__)
     if reference not in DOCUMENTED and not _is_allowed(home):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from skerry import code
+from skerry.errors import ConfigError
 from skerry.log.memory import MemoryBroker
 from skerry.settings.checks import refuse_code
 from skerry.settings.loading import load, run_config_from_json, to_json
@@ -89,6 +90,13 @@ def test_what_an_allowed_module_only_imports_is_refused(mine: ModuleType, refere
     code.allow(["mine"])
     with pytest.raises(code.CodeRefused, match="code from 'subprocess'"):
         code.load(reference, "model.factory")
+
+
+def test_what_is_no_function_is_refused_as_that(mine: ModuleType) -> None:
+    mine.__dict__["rows"] = [1, 2]
+    code.allow(["mine"])
+    with pytest.raises(ConfigError, match="rows is no function, but list"):
+        code.build("mine.models:rows", "data.factory", {})
 
 
 @pytest.mark.parametrize(

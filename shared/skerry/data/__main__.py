@@ -107,11 +107,10 @@ def _read(sources: list[str], field: str) -> tuple[str, Iterator[Article]]:
     """
     from skerry import code
     from skerry.data import documents, items
-    from skerry.data.files import is_remote
     from skerry.settings.models import DataConfig
 
     first = sources[0]
-    module = "" if len(sources) > 1 or is_remote(first) else code.module_of(first)
+    module = "" if len(sources) > 1 or "://" in first else code.module_of(first)
     if module and not Path(first).exists():
         code.allow([module])
         config = DataConfig(factory=first, field=field)

@@ -123,7 +123,7 @@ def article(value: object, place: str, field: str) -> Iterator[Article]:
     """Yield the document that a field holds; nothing for an empty text."""
     if isinstance(value, str):
         if value:
-            yield Article(value)
+            yield Article(_whole(value, place))
         return
     turns = cast("list[object]", value) if field == MESSAGES and isinstance(value, list) else []
     messages: Messages = []
@@ -133,9 +133,19 @@ def article(value: object, place: str, field: str) -> Iterator[Article]:
         if not (isinstance(role, str) and isinstance(content, str)):
             messages = []
             break
-        messages.append({"role": role, "content": content})
+        messages.append({"role": role, "content": _whole(content, place)})
     if not messages:
         kind = "list of messages with role and content" if field == MESSAGES else "text"
         msg = f"{place} has no {kind} in {field!r}: correct it, or name another with --field."
         raise CorpusError(msg, path="--field")
     yield Article(messages=tuple(messages))
+
+
+def _whole(text: str, place: str) -> str:
+    """Return a text that UTF-8 can write: JSON may also hold one half of a pair of surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        msg = f"{place} has half a character ({text[error.start]!a}): correct it or leave it out."
+        raise CorpusError(msg, path="source") from error
+    return text

@@ -92,6 +92,10 @@ def hollow(folder: Path) -> None:
     (folder / "a.txt").write_text("")
 
 
+def halved(folder: Path) -> None:
+    (folder / "b.jsonl").write_text('{"text": "whole"}\n{"text": "\\ud83d"}\n')
+
+
 PREPARE = "prepare {} --tokenizer {} --out out"
 
 
@@ -115,6 +119,12 @@ PREPARE = "prepare {} --tokenizer {} --out out"
         (None, "train-tokenizer a.txt --out corpus", "corpus is not empty"),
         (None, "train-tokenizer a.txt --out a.txt/x", "Cannot write a.txt/x (File exists)"),
         (hollow, "train-tokenizer a.txt --out out", "The sources hold no text"),
+        (
+            halved,
+            PREPARE.format("b.jsonl", "words"),
+            "line 2 has half a character ('\\ud8",
+        ),
+        (None, PREPARE.format("file:///a.txt", "words"), "There is no file:///a.txt"),
         (None, PREPARE.format("nowhere:build", "words"), "No module named 'nowhere'"),
         (None, "inspect words", "is no prepared corpus"),
         (damaged, "inspect corpus", "00000.tokens is damaged: prepare the folder again."),
