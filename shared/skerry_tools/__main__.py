@@ -107,7 +107,7 @@ def fork(
     run: Run = None,
     nats: Nats = None,
 ) -> None:
-    """Write a checkpoint of a past moment, or of what it were without a learner."""
+    """Write a checkpoint of a past moment, or as it would be without a learner."""
     from skerry.cli.local_log import RunChoice
     from skerry_tools.audit.fork import run_fork
 

@@ -34,7 +34,7 @@ EXAMPLES: Mapping[str, str] = {
     "data train-tokenizer": "skerry data train-tokenizer ~/books --out words --vocab 8192",
     "data prepare": "skerry data prepare ~/books --tokenizer words --out tokens",
     "data inspect": "skerry data inspect tokens",
-    "plan": "skerry plan --params 12B --regions 4 --bandwidth '3 Gbit/s' --step-time '2 s'",
+    "plan": "skerry plan --params 1B --regions 4 --chips 8 --bandwidth '1 Gbit/s' --step-time 2s",
     "simulate": "skerry simulate llama-3 --set simulation.days=7",
     "ledger": "skerry ledger verify --run main",
     "ledger verify": "skerry ledger verify --run main --replay",
