@@ -67,6 +67,10 @@ def pods(everything: list[Object]) -> Iterator[tuple[str, Object, Object]]:
             yield f"{one['kind']} {one['metadata']['name']}", template["spec"], one
 
 
+def volumes(pod: Object) -> set[str]:
+    return {volume["name"] for volume in pod["volumes"]}
+
+
 def settings(everything: list[Object], name: str) -> dict[str, str]:
     (data,) = [
         one["data"]
@@ -231,6 +235,27 @@ def test_a_learner_is_given_up_only_for_what_no_start_mends(everything: list[Obj
     ignored, failed = job["spec"]["podFailurePolicy"]["rules"]
     assert ignored["action"] == "Ignore"
     assert failed["onExitCodes"]["values"] == [ConfigError.exit_code, StateLost.exit_code]
+
+
+def test_a_learner_that_is_moved_away_is_not_done(everything: list[Object]) -> None:
+    """A Job takes a pod that ends with 0 for done, and starts it nowhere else."""
+    learners = [(name, pod) for name, pod, _ in pods(everything) if "learners" in volumes(pod)]
+    assert learners
+    for name, pod in learners:
+        environ = {row["name"]: row.get("value") for row in pod["containers"][0]["env"]}
+        assert environ["SKERRY_LEARNER__STOPPED_CODE"] not in {"0", "2", "4"}, name
+
+
+def test_a_service_whose_run_is_over_stays(everything: list[Object]) -> None:
+    """What ends would be started again and again."""
+    staying = {
+        name
+        for name, pod, one in pods(everything)
+        if one["kind"] in {"Deployment", "StatefulSet"}
+        for row in pod["containers"][0]["env"]
+        if (row["name"], row.get("value")) == ("SKERRY_STAYS", "true")
+    }
+    assert staying == {"StatefulSet checkpointer", "StatefulSet syncer", "Deployment evaluator"}
 
 
 def test_alerts_are_those_of_prometheus_alone(everything: list[Object]) -> None:

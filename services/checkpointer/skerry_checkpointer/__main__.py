@@ -56,7 +56,7 @@ def run_by_default(
         store = store_of(local.store, run)
         bus = bus_from(local.nats, holder, on_event=broker_event)
     run_service(
-        checkpointer(bus, run, store, local.shutdown_s),
+        checkpointer(bus, run, store, local.shutdown_s, stays=local.stays),
         telemetry(local, "checkpointer", run, holder),
         local.alive_file,
     )

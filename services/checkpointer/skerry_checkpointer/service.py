@@ -229,7 +229,9 @@ class Checkpointer:
             log.info("checkpoint_deleted", name=name)
 
 
-async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> None:
+async def checkpointer(
+    bus: Bus, run: str, store: Store, shutdown_s: float, *, stays: bool = False
+) -> None:
     """Serve one run until it is finished, across broker restarts and full broker disks.
 
     A signal has it save the newest state before it ends.
@@ -250,4 +252,4 @@ async def checkpointer(bus: Bus, run: str, store: Store, shutdown_s: float) -> N
 
     async with bus:
         loops = {"checkpointer": lambda: outlast(session)}
-        await serve(loops, drain=leave, shutdown_s=shutdown_s)
+        await serve(loops, drain=leave, shutdown_s=shutdown_s, stays=stays)

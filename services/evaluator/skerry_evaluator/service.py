@@ -274,4 +274,5 @@ async def evaluator(bus: Bus, run: str, name: str, given: Settings) -> None:
         await current.run()
 
     async with bus:
-        await serve({"evaluator": lambda: outlast(session)}, shutdown_s=local.shutdown_s)
+        loops = {"evaluator": lambda: outlast(session)}
+        await serve(loops, shutdown_s=local.shutdown_s, stays=local.stays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -73,7 +74,7 @@ def run_by_default(
             following = follow(bus, crew.follower, given.run, local.learner, settled=settled)
             run_service(following, alive=local.alive_file)
             return
-        run_service(
+        over = run_service(
             learner(
                 bus,
                 run,
@@ -88,6 +89,8 @@ def run_by_default(
             telemetry(local, "learner", run, learner_name),
             local.alive_file,
         )
+    if not over:
+        sys.exit(local.learner.stopped_code)
 
 
 @app.command(hidden=True)  # a command of ``skerry`` itself

@@ -58,12 +58,12 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
     local: LearnerSettings | None = None,
     settled: Callable[[], None] = lambda: None,
     lead: LeadProcess | None = None,
-) -> None:
+) -> bool:
     """Train in ``run`` until it is finished or a signal comes; ``started_s`` is monotonic.
 
-    ``local`` says where the inner optimizer's state is kept; without it, it is not. ``settled`` is
-    called before the first step, in the trainer's thread. ``lead`` leads the learner's other
-    processes, which end as this one does.
+    Returns False where the signal came first. ``local`` says where the inner optimizer's state is
+    kept; without it, it is not. ``settled`` is called before the first step, in the trainer's
+    thread. ``lead`` leads the learner's other processes, which end as this one does.
     """
     structlog.contextvars.bind_contextvars(learner=name)
     async with leading(lead), bus:
@@ -71,7 +71,7 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
         record, work = await find_or_create(bus, run, given)
         if record.state is RunState.FINISHED:
             log.info("run_already_finished", run=run)
-            return
+            return True
         model, folder = work.config.model, given.model.path
         place = await take_place(
             *(bus, record, work.plan, name, machine_of(mesh, socket.gethostname())),
@@ -96,7 +96,8 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
             kind = kind_of(trainer.moments_like())
             saver = InnerStateSaver(local, origin, who.incarnation, kind, process=lead)
         meter = Meter(started_s)
-        await _Service(bus, work, place, trainer, meter, saver, settled, lead).run(shutdown_s)
+        service = _Service(bus, work, place, trainer, meter, saver, settled, lead)
+        return await service.run(shutdown_s)
 
 
 def make_trainer(work: Work, mesh: Mesh, **begin: Any) -> Trainer:
@@ -149,8 +150,11 @@ class _Service:
         )
         self._membership = Membership(network, self._training)
 
-    async def run(self, shutdown_s: float) -> None:
-        """Serve until the run is over; the trainer thread never outlives this call for long."""
+    async def run(self, shutdown_s: float) -> bool:
+        """Serve until the run is over, or a signal comes: False.
+
+        The trainer thread never outlives this call for long.
+        """
         if self._saver is not None:
             self._saver.start(lambda: self._call(self._saved.set))
         network = self._membership.network
@@ -173,6 +177,7 @@ class _Service:
             network.link.mailbox.stop()
             if not self._abandoned:
                 await asyncio.to_thread(thread.join, shutdown_s)
+        return self._membership.over
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         """Call a function in the loop's thread; nothing happens once the loop has closed."""

@@ -39,7 +39,7 @@ def run(
         local = settings_from(nats, config, set_, service="syncer").local
         bus = bus_from(local.nats, holder, on_event=broker_event)
     run_service(
-        syncer(bus, run, holder, local.shutdown_s),
+        syncer(bus, run, holder, local.shutdown_s, stays=local.stays),
         telemetry(local, "syncer", run, holder),
         local.alive_file,
     )

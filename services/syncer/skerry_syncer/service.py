@@ -71,7 +71,9 @@ async def farewell(bus: Bus, run: str, name: str, instance: str) -> None:
             await run_records.publish(bus, pulse)
 
 
-async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
+async def syncer(
+    bus: Bus, run: str, holder: str, shutdown_s: float, *, stays: bool = False
+) -> None:
     """Serve one run beside any number of other syncers, until it is finished."""
     instance = new_instance(time.time_ns)
 
@@ -83,4 +85,4 @@ async def syncer(bus: Bus, run: str, holder: str, shutdown_s: float) -> None:
 
     async with bus:
         await asyncio.to_thread(load_kernels)
-        await serve({"syncer": stand}, drain=leave, shutdown_s=shutdown_s)
+        await serve({"syncer": stand}, drain=leave, shutdown_s=shutdown_s, stays=stays)

@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from skerry.log.nats.bus import NatsBus
     from skerry.settings.local import NatsSettings, Settings
+
+T = TypeVar("T")
 
 Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
 Run = Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")]
@@ -212,11 +214,11 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
 
 
 def run_service(
-    main: Coroutine[object, object, None],
+    main: Coroutine[object, object, T],
     around: AbstractContextManager[None] | None = None,
     alive: Path | None = None,
-) -> None:
-    """Run ``main`` to its end, within ``around``, under ``exit_on_error``.
+) -> T:
+    """Run ``main`` to its end, within ``around``, under ``exit_on_error``; return what it returns.
 
     Meanwhile the file ``alive`` is touched while the event loop turns.
     """
@@ -227,6 +229,6 @@ def run_service(
     with exit_on_error(logs=not sys.stderr.isatty()):
         try:
             with around or nullcontext():
-                asyncio.run(touching(alive, main))
+                return asyncio.run(touching(alive, main))
         finally:
             main.close()  # where it never began

@@ -47,19 +47,26 @@ class LoopLostError(SkerryError, RuntimeError):
     """A part of the service was cancelled without a reason: it must be started again."""
 
 
-async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdown_s: float) -> None:
+async def serve(
+    loops: Mapping[str, Loop],
+    *,
+    drain: Loop | None = None,
+    shutdown_s: float,
+    stays: bool = False,
+) -> None:
     """Run every loop until a signal comes or one of them returns, then cancel the rest and drain.
 
     A loop that returns says that the service's work is done; one that raises ends the service with
     that error. Raises ShutdownTimeoutError when draining takes longer than ``shutdown_s``; a second
-    signal skips the drain.
+    signal skips the drain. With ``stays`` it waits for a signal at the end, if none has come.
     """
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, hurry, signalled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         if stop.is_set():
             hurry.set()
         stop.set()
+        signalled.set()
 
     running = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -69,12 +76,15 @@ async def serve(loops: Mapping[str, Loop], *, drain: Loop | None = None, shutdow
         await run_loops(loops, stop)
         if drain is not None:
             await _bounded(drain, hurry, shutdown_s)
+        if stays and not signalled.is_set():
+            log.info("stays", hint="its work is done: it waits for a signal")
+            await signalled.wait()
     finally:
         for number in signals:
             running.remove_signal_handler(number)
 
 
-async def touching(alive: Path | None, main: Awaitable[None]) -> None:
+async def touching(alive: Path | None, main: Awaitable[T]) -> T:
     """Await ``main``, and touch a file every ``ALIVE_S`` as long as the event loop turns.
 
     It says that a process hangs to what restarts it, and does not depend on the broker.
@@ -186,7 +196,7 @@ async def arrive(bus: Bus, run: str) -> RunRecord:
     record = await find_run(bus, run, waits=True)
     if record is not None:
         return record
-    hint = f"no such run yet: `skerry learner --run {run}` creates it; is the run id right?"
+    hint = f"no such run yet: a learner or `skerry create {run}` creates it; is the run id right?"
     log.warning("waits_for_run", run=run, hint=hint)
     return await ledger.wait_run(bus, run)
 

@@ -54,16 +54,16 @@ async def whole_life(config: RunConfig, earlier: Pulse | None = None, **options:
             await run_records.publish(watching, earlier)
         async with asyncio.timeout(90), TaskGroup() as group:
             group.create_task(stand_by(syncing, "run", "s"))
-            await _live(broker, config, **options)
+            assert await _live(broker, config, **options), "its run is over"
         record = await ledger.read_run(watching, "run")
         pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
         (member,) = await run_records.newest_each(watching, "run", MemberRecord)
         return Life(record, pulse, await ledger.last_commits(watching, "run"), member)
 
 
-async def _live(broker: MemoryBroker, config: RunConfig, **options: Any) -> None:
+async def _live(broker: MemoryBroker, config: RunConfig, **options: Any) -> bool:
     began_s = time.monotonic()
-    await learner(
+    return await learner(
         broker.connect(), "run", "a", config, shutdown_s=20.0, started_s=began_s, **options
     )
 
@@ -187,7 +187,7 @@ async def test_a_signal_stops_it_with_a_goodbye_and_a_restart_goes_on(
                 if commit.version == 4:
                     break
             os.kill(os.getpid(), signal.SIGTERM)
-            await living
+            assert not await living, "its run is not over"
         pulse = (await run_records.newest_each(watching, "run", Pulse))[0]
         record, work = await find_or_create(watching, "run", endless)
         settled = (await ledger.members(watching, "run"))["a"]

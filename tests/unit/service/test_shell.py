@@ -73,6 +73,16 @@ async def test_what_ends_a_loop_ends_the_service_after_its_drain(loop: shell.Loo
     assert drain.called.is_set()
 
 
+async def test_one_that_stays_waits_for_a_signal_after_its_work_and_only_for_one() -> None:
+    staying = asyncio.create_task(serve({"work": done}, shutdown_s=5, stays=True))
+    ended, _ = await asyncio.wait({staying}, timeout=0.2)
+    assert not ended
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(5):
+        await staying
+        await serve({"work": signals_itself}, shutdown_s=5, stays=True)
+
+
 async def test_drain_that_hangs_is_given_up_at_the_deadline() -> None:
     with pytest.raises(ShutdownTimeoutError, match=r"within 0\.05 s"):
         await serve({"work": done}, drain=Drain(hangs=True), shutdown_s=0.05)
