@@ -16,6 +16,8 @@ from skerry_learner.__main__ import app
 from tests.support.processes import call
 
 FOLDER = Path(__file__).parents[2] / "infra" / "launch"
+STOPPED = 75
+"""What a learner that is stopped before its run ends exits with: EX_TEMPFAIL, try again."""
 SKY = "sky-managed-2026-11-27-10-00-00-000000_skerry-learner_7-0"
 Launch = tuple[list[str], dict[str, str]]
 
@@ -43,7 +45,9 @@ def launched(tmp_path: Path) -> Callable[..., Launch]:
     stand_in = tmp_path / "bin" / "skerry"
     stand_in.parent.mkdir()
     stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nprintf "ENV\\n"\nenv | grep ^SKERRY_\n')
-    stand_in.chmod(0o755)
+    (stand_in.parent / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    for program in stand_in.parent.iterdir():
+        program.chmod(0o755)
 
     def launch(made: tuple[str, dict[str, str]], **more: str) -> Launch:
         script, given = made
@@ -70,7 +74,8 @@ def test_a_launcher_starts_a_learner_whose_name_outlasts_it(
     assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
     assert environ.pop("SKERRY_RUN") == "main"
     sets = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
-    assert loading.load(None, sets, environ).local.learner.path.name == "learners"
+    local = loading.load(None, sets, environ).local.learner
+    assert (local.path.name, local.stopped_code) == ("learners", STOPPED)
 
 
 def test_a_key_is_used_where_there_is_one(launched: Callable[..., Launch], tmp_path: Path) -> None:
@@ -88,7 +93,18 @@ def test_a_key_is_used_where_there_is_one(launched: Callable[..., Launch], tmp_p
 
 def test_a_job_that_is_taken_away_is_started_again() -> None:
     task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
-    assert task["resources"]["job_recovery"] == "EAGER_NEXT_REGION"
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [STOPPED]
     task = yaml.safe_load((FOLDER / "learner.dstack.yml").read_text())
-    assert "interruption" in task["retry"]["on_events"]
+    assert {"interruption", "error"} <= set(task["retry"]["on_events"])
     assert "#SBATCH --requeue\n" in (FOLDER / "learners.sbatch").read_text()
+
+
+@pytest.mark.parametrize(("code", "said"), [(STOPPED, "requeue 4714"), (0, ""), (2, "")])
+def test_a_slurm_job_whose_time_is_up_is_queued_again(tmp_path: Path, code: int, said: str) -> None:
+    script, given = slurm()
+    for name, body in {"srun": f"exit {code}", "scontrol": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = call("bash", "-c", script, cwd=tmp_path, env=path | given | {"SLURM_JOB_ID": "4714"})
+    assert (done.returncode, done.stdout.strip()) == (0 if said else code, said)
