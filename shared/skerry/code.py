@@ -109,12 +109,13 @@ def build(
 
 
 def failure(error: Exception, returns: str) -> str:
-    """Say what went wrong in somebody's function, in which line, and what it must return."""
+    """Say what went wrong in somebody's function, in which line of it, and what it must return."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename][-1]
+    others = "site-packages", __file__.rpartition("/")[0]
+    own = [frame for frame in frames if not any(place in frame.filename for place in others)]
     what = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    place = f"{own.filename.rpartition('/')[2]}, line {own.lineno}"
-    return f"({what}; {place}): it must return {returns}."
+    place = f"; {own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno}" if own else ""
+    return f"({what}{place}): it must return {returns}."
 
 
 def _parameters(function: Callable[..., Any]) -> Container[str]:

@@ -293,19 +293,29 @@ def optax_named(
         msg = f"{setting} {path!r} returned {type(made).__name__}, not an optax transformation."
         raise ConfigError(msg, path=setting)
 
+    from jax import tree
     from optax import GradientTransformationExtraArgs, with_extra_args_support
 
     own = with_extra_args_support(cast("GradientTransformation", made))
 
-    def update(*given: Any, **more: Any) -> Any:
+    def update(updates: Any, *given: Any, **more: Any) -> Any:
         try:
-            return own.update(*given, **more)
+            moved = own.update(updates, *given, **more)
+            tree.map(_require_like, moved[0], updates)
         except Exception as error:
             about = code.failure(error, "updates like the gradients, and its state")
             msg = f"The update of {setting} {path!r} failed {about}"
             raise ConfigError(msg, path=setting) from error
+        return moved
 
     return GradientTransformationExtraArgs(own.init, update)
+
+
+def _require_like(update: Any, gradient: Any) -> None:
+    """Raise ValueError for an update that would change its parameter's shape, or is spread."""
+    if np.shape(update) != np.shape(gradient):
+        msg = f"shape {np.shape(update)} for a gradient of shape {np.shape(gradient)}"
+        raise ValueError(msg)
 
 
 def _fit(stored: Mapping[str, F32s], name: str, size: int) -> F32s:

@@ -203,6 +203,20 @@ def test_an_update_of_ones_own_that_fails_is_one_sentence(user_module: ModuleTyp
         outer.apply(vector(0), vector(1), outer.init(vector(0)))
 
 
+def test_an_update_of_another_shape_is_refused_before_it_is_applied(
+    user_module: ModuleType,
+) -> None:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        return updates[:1], state
+
+    made = optax.GradientTransformation(optax.identity().init, update)
+    user_module.__dict__["make"] = lambda: made
+    outer = make_outer("my_outer:make", lr=None, momentum=None, h_steps=1)
+    with pytest.raises(ConfigError, match=r"\(shape \(1,\) for a gradient of shape \(\d+,\)\)"):
+        outer.apply(vector(0), vector(1), outer.init(vector(0)))
+
+
 @pytest.mark.parametrize("path", ["no_such_module:make", "my_outer:missing", "my_outer:nothing"])
 def test_a_factory_that_does_not_work_is_a_config_error(
     path: str, user_module: ModuleType, allow_code: Callable[..., None]
