@@ -31,7 +31,7 @@ from skerry_tools.audit.checks import ANYTHING, Rules
 from skerry_tools.audit.fork import fork
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import from_checkpoint, replay
-from skerry_tools.audit.survey import ReplayMoment
+from skerry_tools.audit.survey import ReplayMoment, survey
 from skerry_tools.audit.verify import AuditReport, verify
 from skerry_tools.audit.whatif import Drift, WhatIfPolicy
 from tests.support.audited import CONFIG, PLAN, WHOLE, create, train
@@ -397,8 +397,16 @@ async def test_replay_to_a_sequence_is_a_cut_of_the_ledger() -> None:
     other = [c.version for s, c in commits_of(bus, 0) if s <= sequence]
     assert [f.reached for f in replayed.fragments] == [other[-1], commit.version]
     assert replayed.whole
-    with pytest.raises(ConfigError, match="choose a later --to"):
+    with pytest.raises(ConfigError, match="choose a later one"):
         await replay(await log_of(bus), moment=ReplayMoment(sequence=1))
+
+
+async def test_a_version_that_no_fragment_has_come_to_is_refused() -> None:
+    log = await log_of(await trained())
+    newest = max((await survey(log, ReplayMoment())).versions.values())
+    with pytest.raises(ConfigError, match=f"has come to v{newest} only"):
+        await survey(log, ReplayMoment(version=newest + 1))
+    assert newest in (await survey(log, ReplayMoment(version=newest))).versions.values()
 
 
 async def test_what_the_window_has_dropped_is_reported_per_fragment() -> None:

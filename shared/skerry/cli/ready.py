@@ -18,7 +18,7 @@ from skerry.cli.programs import require
 from skerry.errors import ConfigError, CorpusError, StoreError
 from skerry.models.axes import sizes_of
 from skerry.settings import loading
-from skerry.settings.checks import named_code
+from skerry.settings.checks import named_code, permissions
 from skerry.settings.tree import split_assignment
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ def left_behind(store: StoreSettings, run: str, *, fresh: bool) -> str:
         trained = [found for found in summaries(f"{root_of(store)}/{run}", store) if found.step]
         if trained:
             last = max(trained, key=lambda found: found.step)
-            command = f"skerry up --fresh --run {run} --from {shlex.quote(last.path)}"
+            assert last.checkpoint is not None  # it has a step
+            config = loading.run_config_from_json(json.dumps(last.checkpoint.config))
+            where = f"{shlex.quote(last.path)}{permissions(config)}"
+            command = f"skerry up --fresh --run {run} --from {where}"
             return (
                 f"Run {run} starts from scratch, for it has no log: `{command}` goes on from step"
                 f" {last.step} of an earlier one."

@@ -82,6 +82,16 @@ def refuse_data(data: DataConfig, by: str = "data.paths") -> None:
                 raise ConfigError(msg, path=f"data.{setting}")
 
 
+def permissions(run: RunConfig) -> str:
+    """Return the options by which a machine allows the text and the code that a run names."""
+    modules = [code.module_of(name) for _, name in named_code(run) if name not in code.DOCUMENTED]
+    named = {"allow_data": [*run.data.paths, run.data.tokenizer_folder], "allow_code": modules}
+    lists = {setting: ",".join(dict.fromkeys(filter(None, of))) for setting, of in named.items()}
+    return "".join(
+        f" --set {shlex.quote(f'{setting}={of}')}" for setting, of in lists.items() if of
+    )
+
+
 def named_code(run: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield path and value of every setting that may name a function of the user's own."""
     for path in CODE_SETTINGS:

@@ -25,6 +25,7 @@ from skerry.protocol.chunks import vector_digest
 from skerry.protocol.messages import Commit
 from skerry.protocol.parts import MASTER, OUTER
 from skerry.protocol.subjects import checked_token
+from skerry.settings.checks import permissions
 from skerry.store.base import Store
 from skerry.store.checkpoint import SavedLearner
 from skerry.store.finding import store_of
@@ -100,7 +101,7 @@ def run_fork(
     """Write the checkpoint below the store's folder of the new run, and say how it starts."""
     given, moment = choice.load(), parse(at, "--at")
 
-    async def write() -> tuple[str, str]:
+    async def write() -> str:
         async with choice.reached(given, "fork") as (bus, run):
             log = RunLog.of(bus, await ledger.read_run(bus, run))
             left = "" if without is None else f"-without-{without}"
@@ -114,7 +115,7 @@ def run_fork(
                 written = await fork(
                     log, moment, new, store, without=without, bases=bases, on_progress=on_progress
                 )
-            return new, store.where(written.name)
+            where = shlex.quote(store.where(written.name))
+            return f"skerry up --from {where} --run {new}{permissions(log.config)}"
 
-    new, where = asyncio.run(write())
-    print(f"Start it with: skerry up --from {shlex.quote(where)} --run {new}")
+    print(f"Start it with: {asyncio.run(write())}")

@@ -125,7 +125,7 @@ class Survey:
 
 
 async def survey(log: RunLog, moment: ReplayMoment) -> Survey:
-    """Find the moment in the ledger; ConfigError where the run had committed nothing by then."""
+    """Find the moment in the ledger; ConfigError for one that the run never had."""
     found, pattern = Survey(await Window.read(log)), log.subjects.commit()
     entries = log.ledger(await newest_sequence(log.bus, pattern), pattern)
     async with aclosing(entries):
@@ -133,6 +133,9 @@ async def survey(log: RunLog, moment: ReplayMoment) -> Survey:
             if isinstance(entry.value, Commit) and moment.takes(entry.value, entry.raw):
                 found.commit(entry.value, entry.raw.sequence)
     if not found.versions:
-        msg = f"Run {log.run!r} had committed nothing yet at that moment: choose a later --to."
+        msg = f"Run {log.run!r} had committed nothing yet at that moment: choose a later one."
+        raise ConfigError(msg, path="to")
+    if moment.version is not None and moment.version > (newest := max(found.versions.values())):
+        msg = f"Run {log.run!r} has come to v{newest} only: choose a version up to that."
         raise ConfigError(msg, path="to")
     return found

@@ -63,11 +63,12 @@ async def test_a_run_that_begins_anew_is_told_of_its_earlier_checkpoints(tmp_pat
     local = loading.load(None, [f"store.path={store.root.parent}"]).local
     left_behind = partial(ready.left_behind, local.store, store.root.name)
     assert left_behind(fresh=False) == ""
-    scripted = await begun()
+    scripted = await begun(data={"source": "text", "paths": ["/its/text"]})
     await scripted.commit_all(step=0)
     await save(scripted, store)
     assert left_behind(fresh=False) == ""
     await scripted.commit_all(step=7, tokens=70)
     where = store.where(await save(scripted, store))
-    assert f"--run again --from '{where}'` goes on from step 7" in left_behind(fresh=False)
+    options = f"--run again --from '{where}' --set allow_data=/its/text"
+    assert f"{options}` goes on from step 7" in left_behind(fresh=False)
     assert left_behind(fresh=True) == ""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from skerry.algorithm.presets import MERGES
 from skerry.errors import ConfigError
-from skerry.settings.checks import masked_url
+from skerry.settings.checks import masked_url, permissions
 from skerry.settings.loading import (
     child_environment,
     decided,
@@ -299,6 +299,14 @@ def test_differences_are_dotted_paths() -> None:
 def test_passwords_in_addresses_are_masked(url: str, shown: str) -> None:
     assert masked_url(url) == shown
     assert "secret" not in str(refusal(f"store.endpoint=x{url}"))
+
+
+def test_permissions_are_for_the_text_and_the_code_that_a_run_names_and_no_more() -> None:
+    assert permissions(RunConfig()) == ""
+    data = {"source": "text", "paths": ["/my text/a", "/b"], "tokenizer_folder": "/words"}
+    code = {"model": {"factory": "mine:build"}, "outer": {"preset": "optax:sgd"}}
+    named = run_config_from_json(json.dumps({"data": data, **code}))
+    assert permissions(named) == " --set 'allow_data=/my text/a,/b,/words' --set allow_code=mine"
 
 
 def test_children_inherit_everything_but_settings() -> None:
