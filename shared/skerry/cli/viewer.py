@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -23,6 +23,7 @@ from skerry.errors import BrokerUnavailable
 from skerry.service.clusters import ROOT
 from skerry.service.entry import bus_from
 from skerry.service.reporting import BrokerWatch
+from skerry.status.alert_table import Severity
 from skerry.status.alerts import StreamStore
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.format import printable
@@ -53,6 +54,7 @@ class Screen:
         self._live = live if self._console.is_terminal else None
         self._shown_s = float("-inf")
         self._shown: tuple[object, ...] = ()
+        self._wrong: Collection[str] = ()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -80,6 +82,10 @@ class Screen:
             return
         counts = (run.step, run.rounds, run.alive, len(now.report.evaluations))
         what = (*counts, run.checkpoint, run.finished, *(row.phase for row in rows))
+        wrong = {a.key: a for a in now.alerts if a.severity is not Severity.INFO}
+        for key in [key for key in wrong if key not in self._wrong]:
+            self.say(f"! {wrong[key].text} {wrong[key].fix}")
+        self._wrong = wrong.keys()
         for_s = time.monotonic() - self._shown_s
         if for_s >= (LINE_S if what != self._shown else SILENT_S):
             self._shown, self._shown_s = what, time.monotonic()

@@ -69,13 +69,26 @@ def test_a_lost_broker_is_reported_once_and_so_is_its_return(
     assert back == "The broker is back."
 
 
+def concluded(capsys: pytest.CaptureFixture[str], **checkpoint: object) -> str:
+    run = SimpleNamespace(run="r", finished=True, step=7, **checkpoint)
+    feed = SimpleNamespace(report=lambda: SimpleNamespace(run=run))
+    conclude(Screen(Console(force_terminal=False)), cast("Any", feed))
+    return capsys.readouterr().out
+
+
+def test_a_checkpoint_that_is_not_of_the_end_is_said_to_be_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = concluded(capsys, checkpoint="a/step-3", checkpoint_lacks=4)
+    assert "Checkpoint: a/step-3 without the last 4 merges" in said
+    assert "Checkpoint: none without" in concluded(capsys, checkpoint=None, checkpoint_lacks=4)
+    assert "without" not in concluded(capsys, checkpoint="a/step-7", checkpoint_lacks=0)
+
+
 def test_no_escape_sequence_of_the_ledger_reaches_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = SimpleNamespace(run="r", finished=True, step=7, checkpoint=EVIL)
-    feed = SimpleNamespace(report=lambda: SimpleNamespace(run=run))
-    conclude(Screen(Console(force_terminal=False)), cast("Any", feed))
-    shown = capsys.readouterr().out
+    shown = concluded(capsys, checkpoint=EVIL, checkpoint_lacks=0)
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "step-1" in shown

@@ -312,7 +312,8 @@ def test_off_a_terminal_lines_are_neither_repeated_nor_many_and_move_no_cursor(
 ) -> None:
     lines = Screen(Console(force_terminal=False), began_s=NOW_S)
     monkeypatch.setattr(viewer.time, "time", lambda: NOW_S + 70)
-    early, late = scene(LIVE), scene([*LIVE, beat("a", 41, NOW_S + 1)], later_s=1)
+    scenes = scene(LIVE), scene([*LIVE, beat("a", 41, NOW_S + 1)], later_s=1)
+    early, late = (replace(one, alerts=()) for one in scenes)
     for now in (early, late):
         lines.show(now)
     monkeypatch.setattr(viewer, "LINE_S", 0.0)
@@ -326,6 +327,19 @@ def test_off_a_terminal_lines_are_neither_repeated_nor_many_and_move_no_cursor(
     assert second.startswith("  1:10  step 41/100")
     assert again == second, "nothing has changed for long, and that is said"
     assert said == "Checkpoint: /c\N{REPLACEMENT CHARACTER}]0;pwn\N{REPLACEMENT CHARACTER}"
+
+
+def test_off_a_terminal_what_is_wrong_is_said_once_for_as_long_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = Screen(Console(force_terminal=False), began_s=NOW_S)
+    well = replace(scene(LIVE), alerts=())
+    slow = Alert("slow", Severity.INFO, "a is slow.", "Nothing yet.")
+    wrong = replace(well, alerts=(Alert("c", Severity.WARNING, "No checkpoint.", "Look."), slow))
+    for now in (well, wrong, wrong, well, wrong):
+        lines.show(now)
+    said = [text for text in capsys.readouterr().out.splitlines() if "step" not in text]
+    assert said == ["! No checkpoint. Look."] * 2
 
 
 def test_on_a_terminal_sentences_stay_above_the_board() -> None:
