@@ -309,9 +309,10 @@ def line(now: RunReport, seconds: float) -> str:
         f"goodput {run.goodput:.0%}",
         f"ETA {clock(run.eta_s)}",
     ]
-    ago_s, gap_s = run.last_round_s_ago, run.wall_s / run.rounds if run.rounds > 2 else 0.0
-    least_s = QUIET_S if run.rounds else FIRST_S
-    late = ago_s is not None and ago_s >= max(least_s, QUIET_GAPS * gap_s)
+    gap_s = run.wall_s / run.rounds if run.rounds > 2 else 0.0
+    # A run that goes on had no round while it was stopped.
+    ago_s = min(seconds, 0.0 if run.last_round_s_ago is None else run.last_round_s_ago)
+    late = ago_s >= max(QUIET_S if run.rounds else FIRST_S, QUIET_GAPS * gap_s)
     if late and not run.finished and any(row.at_work for row in now.learners):
         parts.append(f"no round for {clock(ago_s)}: see the logs")
     parts += [

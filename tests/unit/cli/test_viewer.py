@@ -270,9 +270,15 @@ def test_shares_fill_the_bar() -> None:
 def test_a_line_says_how_far_how_fast_and_what_is_missing(
     messages: list[RunMessage], later_s: float, words: list[str]
 ) -> None:
-    text = line(scene(messages, later_s=later_s).report, 10)
+    text = line(scene(messages, later_s=later_s).report, 10 + later_s)
     assert all(word in text for word in words), text
     assert ("no round for" in text) is any("no round" in word for word in words)
+
+
+def test_a_run_that_goes_on_is_not_said_to_have_had_no_round_while_it_was_stopped() -> None:
+    now = scene([*LIVE, beat("a", 60, NOW_S + 5000)], later_s=5000).report
+    assert "no round for" not in line(now, 10)
+    assert "no round for 16:40" in line(now, 1000)
 
 
 @pytest.mark.parametrize(("rounds", "late"), [(4, False), (40, True)])
