@@ -154,9 +154,9 @@ def _awaited(there: Sequence[LearnerRow]) -> list[LearnerRow]:
 
 def _learners(seen: Situation) -> Iterator[Alert]:
     rows, quorum = seen.now.learners, seen.config.sync.quorum
+    answering = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
+    working = sum(r.liveness is Liveness.ALIVE and r.phase in answering for r in rows)
     if gone := missed(rows):
-        answering = {LearnerPhase.TRAINING, LearnerPhase.FINISHED}
-        working = sum(r.liveness is Liveness.ALIVE and r.phase in answering for r in rows)
         short = f": {working} of the {quorum} that a round needs are left" * (working < quorum)
         yield table.GONE.alert(
             f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone{short}.",
@@ -169,7 +169,8 @@ def _learners(seen: Situation) -> Iterator[Alert]:
     if suspect := [r for r in rows if r.liveness is Liveness.SUSPECT]:
         yield table.SUSPECT.alert(
             f"{_names(suspect)} {'has' if len(suspect) == 1 else 'have'} been silent or stood "
-            "still for longer than usual."
+            "still for longer than usual.",
+            fix=f"A round needs {quorum}, and waits for them." if working < quorum else "",
         )
     if held := [row for row in rows if row.quarantine]:
         why = ", ".join(

@@ -60,6 +60,7 @@ class Scene:
     run: dict[str, Any] = field(default_factory=dict[str, Any])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
     round_timeout_s: float = 60.0
+    quorum: int = 1
     started_s: tuple[float, ...] = ()
     refused: tuple[RefusalCause, ...] = ()
     rounds_every_s: float | None = None
@@ -93,7 +94,7 @@ class Scene:
         }
         run = replace(model.snapshot().report.run, **{**quiet, **self.run})
         now = RunReport(run, self.learners, self.evaluations)
-        sync = {"quorum": 1, "h_steps": 24, "round_timeout_s": self.round_timeout_s}
+        sync = {"quorum": self.quorum, "h_steps": 24, "round_timeout_s": self.round_timeout_s}
         config = RunConfig.model_validate({"sync": sync, "checkpoint": {"every_s": 30.0}})
         seen = Situation(NOW_S, now, lately, self.rounds_every_s, config)
         return alerts(replace(seen, **self.more))
@@ -337,6 +338,15 @@ TEXTS: dict[str, tuple[Scene, Severity, str]] = {
 def test_an_alert_says_what_is_wrong(scene: Scene, severity: Severity, text: str) -> None:
     (found,) = scene.alerts()
     assert (found.severity, found.text) == (severity, text)
+
+
+@pytest.mark.parametrize(
+    ("quorum", "said"), [(1, "rounds do not wait"), (2, "A round needs 2, and waits for them.")]
+)
+def test_a_silent_learner_is_waited_for_only_where_a_round_needs_it(quorum: int, said: str) -> None:
+    learners = learner("a"), learner("b", Liveness.SUSPECT)
+    (alert,) = Scene(learners, quorum=quorum).alerts()
+    assert said in alert.fix
 
 
 def test_a_store_that_is_nearly_full_is_named_with_what_to_raise() -> None:
