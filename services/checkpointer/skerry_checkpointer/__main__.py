@@ -88,7 +88,7 @@ def restore(
     run first. Each fragment that is older there than in the checkpoint, or cannot be read any more,
     is committed from the checkpoint, as the version after the newest that the ledger knows,
     "restored from … at version …". Members and cursors stay. What is newer than the checkpoint is
-    not touched; if nothing is lost, the command is refused.
+    not touched; if that is so and nothing is lost, the command is refused.
     """
     from skerry.service.entry import bus_from, exit_on_error, run_service
     from skerry_checkpointer import commands

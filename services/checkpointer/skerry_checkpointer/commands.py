@@ -101,7 +101,7 @@ async def print_restored(
         before = span([change.saved for change in changes])
         what = f": {len(changes)} fragments written again, as version {now}, from version {before}"
     elif put_back:
-        what = ": every fragment is as the checkpoint has it"
+        what = ": every fragment was as the checkpoint has it, and none was written"
     state = read_manifest(store, name).state
     pairs = [(s.commit.version, s.snapshot.commit.version) for s in state if s.snapshot]
     if changes and (behind := [pair for pair in pairs if pair[0] != pair[1]]):

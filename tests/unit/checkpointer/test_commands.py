@@ -82,3 +82,15 @@ async def test_a_restore_says_from_which_versions_the_run_goes_on(
     await print_restored(bus, where, "again", [], FROM_ENVIRONMENT, **how)
     (line,) = capsys.readouterr().out.splitlines()
     assert said in line
+
+
+@pytest.mark.usefixtures("silent")
+async def test_a_run_that_lost_nothing_is_said_to_have_been_left_as_it_was(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted = await begun()
+    await scripted.commit_all()
+    where = store.where(await save(scripted, store))
+    how = {"put_back": True, "exact": False}
+    await print_restored(scripted.bus, where, "run", [], FROM_ENVIRONMENT, **how)
+    assert "and none was written" in capsys.readouterr().out
