@@ -50,5 +50,5 @@ def test_text_becomes_a_tokenizer_a_corpus_and_a_run(
         assert line.partition(" --run")[0] in PAGE.read_text()
     done = skerry(tmp_path, "eval", ".skerry/checkpoints/rows", "--json", *ALLOWED)
     assert 0 < json.loads(done.stdout)["bits_per_byte"] < 8, done.stderr
-    done = skerry(tmp_path, "sample", ".skerry/checkpoints/main", "--prompt", "Chapter 1")
+    done = skerry(tmp_path, "sample", ".skerry/checkpoints/prepared", "--prompt", "Chapter 1")
     assert done.stdout.startswith("Chapter 1"), done.stderr

@@ -217,7 +217,8 @@ def with_own_data(config: RunConfig, given: RunConfig, *, reads: bool = True) ->
         kinds = "tokens", "bytes"
         msg = (
             f"data.source names text that is read as {kinds[own.of_bytes]}, and this run trains on"
-            f" {kinds[config.data.of_bytes]}: prepare it, or name a tokenizer, as the run has it."
+            f" {kinds[config.data.of_bytes]}: prepare it, or name a tokenizer, as the run has it;"
+            " another run takes --run NAME."
         )
         raise ConfigError(msg, path="data.source")
     mine = config.data.model_copy(update={name: getattr(own, name) for name in OWN_DATA})
