@@ -1,7 +1,4 @@
-"""The Compose files in real containers, to the end of their runs: by hand, as root.
-
-They need of Debian: podman buildah crun mmdebstrap netavark aardvark-dns catatonit iptables curl.
-"""
+"""The Compose files in real containers, to the end of their runs. Needs root and podman."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from tests.support.containers import Compose, Engine, composed, missing
 from tests.support.processes import SKERRY, call
 
 pytestmark = [
-    pytest.mark.soak,
+    pytest.mark.drill,
     pytest.mark.fault,
     pytest.mark.skipif(bool(missing()), reason=f"not here: {missing()}"),
 ]
@@ -144,6 +141,7 @@ def test_the_run_of_compose_ends_though_a_learners_container_is_killed(
     assert engine.call("podman", "ps", "-aq") == ""
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_the_run_of_three_brokers_ends_though_the_first_is_killed(
     engine: Engine, project: Path
