@@ -76,10 +76,7 @@ def run_by_default(
             return
         over = run_service(
             learner(
-                bus,
-                run,
-                learner_name,
-                given.run,
+                *(bus, run, learner_name, given.run),
                 shutdown_s=local.shutdown_s,
                 started_s=STARTED_S,
                 local=local.learner,

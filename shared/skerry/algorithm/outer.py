@@ -312,7 +312,7 @@ def optax_named(
 
 
 def _require_like(update: Any, gradient: Any) -> None:
-    """Raise ValueError for an update that would change its parameter's shape, or is spread."""
+    """Raise ValueError for an update of another shape: adding it would broadcast."""
     if np.shape(update) != np.shape(gradient):
         msg = f"shape {np.shape(update)} for a gradient of shape {np.shape(gradient)}"
         raise ValueError(msg)

@@ -72,7 +72,7 @@ class Crew:
             self.address,
             self.group.processes,
             self.group.process,
-            # What a scheduler says is of its job: on Slurm, JAX would take one device a process.
+            # JAX would ask the scheduler for what is missing: on Slurm, for one device per process.
             cluster_detection_method="deactivate",
             coordinator_bind_address=self.address if self.lead and own(self.address) else None,
             shutdown_timeout_seconds=END_S,

@@ -95,8 +95,8 @@ class LearnerSettings(Table):
     nice: int = Field(default=5, ge=0, le=19)
     """How far a learner on a CPU lowers its priority, so that it yields to other work here."""
     stopped_code: int = Field(default=0, ge=0, le=125)
-    """Exit code of a learner that a signal stops before its run ends: not 0 where that counts as
-    done, so that none would start it again, as with a Job of Kubernetes."""
+    """Exit code of a learner that a signal stops before its run ends. Set one, such as 75, where 0
+    means done and nothing starts the learner again: in a Job of Kubernetes, in Slurm."""
 
 
 class HealthSettings(Table):
@@ -208,8 +208,8 @@ class LocalSettings(Table):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines that are written."""
     stays: bool = False
-    """A syncer, checkpointer or evaluator whose run is over waits for a signal, where it would be
-    started again and again if it ended, as by a Deployment of Kubernetes."""
+    """Keep a syncer, checkpointer or evaluator until a signal, once its run is over: for what
+    starts it again whenever it ends, such as a Deployment of Kubernetes."""
     shutdown_s: float = Field(default=10.0, gt=0)
     """Seconds that a service may take to finish after a signal."""
 
