@@ -20,7 +20,7 @@ from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer, merge_and_apply
 from skerry.cli.cluster.broker import LocalBroker, find_server
-from skerry.cli.cluster.supervisor import spawn
+from skerry.cli.cluster.supervisor import Supervisor
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.log.streams import specs
@@ -90,25 +90,16 @@ def _merging(scheme: str, x: np.ndarray, count: int) -> Callable[[], object]:
 
 async def _published(sync: SyncConfig) -> float:
     """Return bytes a second that a broker on this machine's disk takes, durably."""
-    payload, names = np.random.default_rng(1).bytes(sync.chunk_bytes), Subjects(RUN)
+    payload, shard = np.random.default_rng(1).bytes(sync.chunk_bytes), Subjects(RUN).shard(0)
     with tempfile.TemporaryDirectory(prefix="skerry-") as folder:
         broker = LocalBroker(Path(folder), find_server(control_variable("SKERRY_NATS_SERVER")))
-        command = broker.command()
-        assert command.prepare
-        assert command.ready
-        command.prepare()
-        server = await spawn(command)
-        try:
-            await command.ready(server.pid)
+        async with Supervisor([[broker.command()]], lambda _event: None).running():
             options = NatsOptions(credentials=broker.credentials)
             async with NatsBus(broker.url, options=options) as bus:
                 await bus.declare(specs(RUN, window_bytes=2 * PUBLISHED_BYTES))
                 began, count = time.perf_counter(), max(1, PUBLISHED_BYTES // sync.chunk_bytes)
-                subject = names.shard(0).contribution(0, "a")
+                subject = shard.contribution(0, "a")
                 await asyncio.gather(
                     *(bus.publish(subject, payload, msg_id=f"{n}") for n in range(count))
                 )
                 return count * sync.chunk_bytes / (time.perf_counter() - began)
-        finally:
-            server.terminate()
-            await server.wait()
