@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from skerry.settings.models import Table
 from skerry.settings.tree import Tree
 from skerry_tools.plan.plan import RunPlan, make
 from skerry_tools.plan.question import Question, check_plan, question
 from skerry_tools.plan.simulation import Setup, equal_learners, simulate
 from skerry_tools.plan.simulation_answer import setup_of
-from skerry_tools.plan.tables import DAY_S, Layout
+from skerry_tools.plan.tables import DAY_S, Layout, SimulationTable
 
 CHIPS = (150e3, 300e3, 600e3, 1.2e6, 2.4e6)
 ROWS: dict[str, tuple[Layout, int]] = {
@@ -33,18 +34,20 @@ def goodputs(failures: int, *sets: str) -> dict[str, list[float]]:
     asked, found = setup_of(None, list(sets)), dict[str, list[float]]()
     for row, (layout, learners) in ROWS.items():
         for chips in CHIPS:
-            one = with_fleet(asked, chips=chips, layout=layout, learners=learners)
-            end_s = failures * one.question.tables.failures.chip_mtbi / chips
-            share = simulate(one, end_s=min(30 * DAY_S, end_s)).goodput
-            found.setdefault(row, []).append(100 * share)
+            end_s = failures * asked.question.tables.failures.chip_mtbi / chips
+            days = SimulationTable(days=min(30.0, end_s / DAY_S))
+            one = with_fleet(asked, chips=chips, layout=layout, learners=learners, simulation=days)
+            found.setdefault(row, []).append(100 * simulate(one).goodput)
     return found
 
 
-def with_fleet(asked: Setup, *, chips: float, layout: Layout, learners: int) -> Setup:
-    """Return the same question about equal learners of another fleet."""
+def with_fleet(
+    asked: Setup, *, chips: float, layout: Layout, learners: int, **tables: Table
+) -> Setup:
+    """Return the same question about equal learners of another fleet, and with other tables."""
     fleet = asked.question.tables.fleet.model_copy(update={"chips": chips, "layout": layout})
     sync = {"learners": learners, "quorum": min(asked.question.run.sync.quorum, learners)}
-    question = asked.question.changed(sync, fleet=fleet, sites={})
+    question = asked.question.changed(sync, fleet=fleet, sites={}, **tables)
     return Setup(question, equal_learners(question))
 
 

@@ -51,7 +51,6 @@ class Setup(NamedTuple):
 
     @property
     def stops(self) -> bool:
-        """Whether learners stop for rounds."""
         decoupled = self.question.tables.fleet.layout == "decoupled"
         return decoupled and not self.question.run.sync.overlap_steps
 
@@ -83,10 +82,10 @@ class SimulatedRun(NamedTuple):
         return sum(timeline.failures for timeline in self.timelines)
 
     @property
-    def expected_failures(self) -> float:
-        """Failures in that time, if all chips trained all of it."""
+    def between_s(self) -> float:
+        """Mean time between two failures of a learner while all of it trains."""
         chips = sum(one.chips for one in self.setup.learners)
-        return chips * self.end_s / self.setup.question.tables.failures.chip_mtbi
+        return self.setup.question.tables.failures.chip_mtbi * len(self.timelines) / chips
 
     @property
     def participants(self) -> float:
@@ -140,9 +139,8 @@ def _sited(asked: Question) -> Setup:
     return Setup(asked, tuple(learners), plan.feasible)
 
 
-def simulate(asked: Setup, end_s: float | None = None) -> SimulatedRun:
-    tables = asked.question.tables
-    end_s = tables.simulation.days * DAY_S if end_s is None else end_s
+def simulate(asked: Setup) -> SimulatedRun:
+    end_s = asked.question.tables.simulation.days * DAY_S
     timelines = tuple(_timelines(asked, end_s))
     spent, kept = np.array([one.spent() for one in timelines]), np.ones(len(timelines))
     if asked.stops:

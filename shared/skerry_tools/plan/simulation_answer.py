@@ -24,7 +24,6 @@ def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
 
 
 def lead(found: SimulatedRun) -> str:
-    """Return the answer in a sentence or two."""
     asked, learners = found.setup.question, len(found.timelines)
     fleet, quorum = asked.tables.fleet, asked.run.sync.quorum
     how = {
@@ -37,7 +36,8 @@ def lead(found: SimulatedRun) -> str:
     if asked.tables.failures.never:
         said += f" goodput {100 * found.goodput:.1f} %, without failures"
     elif not found.failures:
-        said += f" no failure was drawn, {found.expected_failures:.2g} are expected in that time:"
+        expected = learners * found.end_s / found.between_s
+        said += f" no failure was drawn, {expected:.2g} are expected in that time:"
         said += f" goodput {100 * found.goodput:.1f} % without one"
     else:
         said += f" goodput {100 * found.goodput:.1f} % (± {100 * found.half_width:.1f})"
@@ -55,7 +55,6 @@ def lead(found: SimulatedRun) -> str:
 
 
 def answer(found: SimulatedRun) -> Answer:
-    """Return an outcome as text and JSON."""
     tables, mind = found.setup.question.tables, list(simulation.caveats(found))
     kind: Kind = "extrapolated" if mind else "derived"
     shares = {use.text: Figure(share, "share") for use, share in found.split.items() if share > 0}
@@ -91,14 +90,12 @@ def _assumed(found: SimulatedRun) -> dict[str, Figure]:
 
 
 def _result(found: SimulatedRun) -> Iterator[tuple[str, Figure]]:
-    tables, chips = found.setup.question.tables, sum(one.chips for one in found.setup.learners)
-    between_s = tables.failures.chip_mtbi * len(found.timelines) / chips
     yield "goodput", Figure(found.goodput, "share", BY_CHIPS)
     if found.failures:
         yield "half_width", Figure(found.half_width, "share", "95 % interval, by 30 batch means")
     yield "running", Figure(found.running, "share", "share of the time a learner trains, mean")
     yield "failures", Figure(found.failures, "1", "in all of the simulated time")
-    yield "between_failures_of_a_learner", Figure(between_s, "s", "while all of it trains")
+    yield "between_failures_of_a_learner", Figure(found.between_s, "s", "while all of it trains")
     if found.tokens_s is not None:
         yield "speed", Figure(found.tokens_s, "tokens/s", "all learners, goodput counted")
         yield "tokens", Figure(found.tokens_s * found.end_s, "token", "in the simulated time")

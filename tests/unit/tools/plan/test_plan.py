@@ -225,8 +225,8 @@ def test_the_first_line_names_what_it_compares_with_and_that_nothing_fails() -> 
 
 def test_a_plan_reckons_with_the_goodput_that_is_simulated() -> None:
     sites = {name: site(chips=150_000) for name in "abcdefgh"}
-    found = asked(sites, sync=FIXED)
-    simulated = simulate(setup(found), end_s=3e5)
+    found = asked(sites, sync=FIXED, simulation={"days": 3.5})
+    simulated = simulate(setup(found))
     assert 0.8 < simulated.goodput < 0.9
     assert make(found).methods[0].goodput == pytest.approx(simulated.goodput, abs=0.01)
 
