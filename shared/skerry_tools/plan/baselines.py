@@ -69,10 +69,6 @@ class TrainingMethod(NamedTuple):
         ]
         return tokens / self.cycle_tokens * sum(cycle) if cycle else None
 
-    def sent_bytes(self, tokens: float) -> float:
-        """Return what leaves all sites and the hub until then."""
-        return tokens / self.cycle_tokens * sum(self.sent.values()) / 8
-
 
 def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
     """Return the plan itself, data-parallel over the links, and all chips in one region."""

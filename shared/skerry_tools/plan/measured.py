@@ -14,12 +14,10 @@ from skerry.algorithm.schemes import AUTO, SCHEMES, raw_bytes
 
 NEAR = {"e3m0": "int4", "int2": "int4", AUTO: "int5"}
 """What other schemes cost about."""
-RAW_BITS = {
-    scheme: 8 * raw_bytes(NEAR[AUTO] if scheme == AUTO else scheme, 1) / BLOCK
-    for scheme in (*SCHEMES, AUTO)
-}
+RAW_BITS = {scheme: 8 * raw_bytes(scheme, 1) / BLOCK for scheme in SCHEMES}
+RAW_BITS[AUTO] = RAW_BITS[NEAR[AUTO]]
 """Bits per parameter before compression: no message exceeds them, headers aside."""
-_MEASURED = {
+WIRE_BITS = {
     "int2": 1.58,
     "int4": 3.33,
     "e3m0": 3.52,
@@ -30,8 +28,7 @@ _MEASURED = {
     "f32": 28.09,
     AUTO: 3.6,  # what training sent at the usual rate (docs/results/exchange.md)
 }
-WIRE_BITS = {**RAW_BITS, **_MEASURED}
-"""Bits per parameter of a whole message, compression and headers included; not measured: raw."""
+"""Bits per parameter of a whole message, compression and headers included."""
 
 MERGE_CHECKED = range(2, 9)
 """How many contributions merge at about the speed of the 4 and 8 that were measured."""
@@ -70,17 +67,10 @@ class Speeds:
         """Return seconds of one core to merge and take the outer step."""
         return 4 * params * (self.merge_base + contributions * _of(self.merge_each, scheme, max))
 
-    def work_s(self, up: str, down: str, params: float, decoded: int, cores: int = 1) -> float:
+    def work_s(self, up: str, down: str, params: float, decoded: int, cores: int) -> float:
         """Return seconds to decode, merge as many as are decoded, and encode."""
         merged = self.merge_s(up, params, decoded) + self.encode_s(down, params, cores)
         return decoded * self.decode_s(up, params, cores) + merged
-
-    def commit_s(
-        self, up: str, down: str, params: float, learners: int, *, rounds: int, momentum: bool
-    ) -> float:
-        """Return CPU seconds of a syncer, on all threads, for ``rounds`` that commit ``params``."""
-        beside_s = self.beside_s[momentum] * params + self.round_s * rounds
-        return self.work_s(up, down, params, learners) + beside_s
 
 
 def _of(known: Mapping[str, float], scheme: str, worst: Callable[..., float]) -> float:

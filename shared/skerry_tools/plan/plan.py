@@ -22,7 +22,7 @@ from skerry_tools.plan.baselines import TrainingMethod, methods
 from skerry_tools.plan.measured import WIRE_BITS
 from skerry_tools.plan.memory import contributions_bytes, learner_need, state_disk_bytes
 from skerry_tools.plan.question import CHOICES, Question, check_plan
-from skerry_tools.plan.traffic import Deployment
+from skerry_tools.plan.traffic import Deployment, largest
 from skerry_tools.plan.trained import deployment
 
 SPARE, ENOUGH = 0.9, 1.01
@@ -159,7 +159,8 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
         need = INITIAL_BYTES * at.load.parameters
         more = f"log.window_bytes={math.ceil(need)}"
         yield Constraint("log window", need, at.run.log.window_bytes, "B", why, more, fixed=True)
-    need = message_bytes(at.load.sync.chunk_bytes, at.load.largest[1])
+    _, slices = largest(at.load.leaves, at.load.parameters, at.load.sync.fragments)
+    need = message_bytes(at.load.sync.chunk_bytes, slices)
     if need > at.hub.max_payload:  # no matter of degree
         why = "hub.max_payload must hold a chunk and its header"
         more = f"hub.max_payload of {shown(ENOUGH * need, 'B')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skerry.algorithm.schemes import AUTO, scheme_of
+from skerry.models.tensors import active_parameters
 from skerry.protocol.parts import INITIAL_BYTES
 from skerry_tools.plan import measured, memory
 from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, several, shown
@@ -24,7 +25,6 @@ SETTINGS = ("h_steps", "fragments", "overlap_steps", "quorum", "grace_gamma", "s
 
 
 def answer(plan: RunPlan) -> Answer:
-    """Return a plan as text and JSON."""
     far, asked = list(_caveats(plan)), plan.question.tables
     facts = {name: getattr(plan, name) for name in ("feasible", "fixes", "chosen", "way_out")}
     facts["settings"] = {name: getattr(plan.at.load.sync, name) for name in SETTINGS}
@@ -74,8 +74,9 @@ def _sizes(at: Deployment) -> str:
     said = shown(load.parameters, "param")
     if load.frozen:
         said += f" trained of {shown(load.parameters + load.frozen, 'param')}"
-    experts = load.arch and load.arch.experts
-    return said + (f" ({shown(load.active, 'param')} active)" if experts else "")
+    if load.arch and load.arch.experts:
+        said += f" ({shown(active_parameters(load.arch), 'param')} active)"
+    return said
 
 
 def _caveats(plan: RunPlan) -> Iterator[str]:
@@ -137,10 +138,9 @@ def _taken(at: Deployment) -> Iterator[str]:
     elif "write" not in at.hub.model_fields_set:
         took = shown(measured.BROKER_WRITE_B_S, "B/s")
         yield f"hub.write is not given: one broker on two shared cores stored {took} here"
-    if taken := [
-        site.table for site in at.sites.values() if "memory" not in site.table.model_fields_set
-    ]:
-        has = shown(taken[0].memory, "B")
+    tables = [site.table for site in at.sites.values()]
+    if taken := [one.memory for one in tables if "memory" not in one.model_fields_set]:
+        has = shown(taken[0], "B")
         yield f"sites.<name>.memory is not given: chips of {has} were taken"
     if at.hub.disk is None:
         disk = shown(memory.state_disk_bytes(at) + memory.contributions_bytes(at), "B")
@@ -154,13 +154,14 @@ def _taken(at: Deployment) -> Iterator[str]:
 
 def _tables(plan: RunPlan, kind: Kind) -> Iterator[FigureTable]:
     at = plan.at
-    judged: dict[str, Figures] = {}
-    for item in plan.judged:
-        judged[item.what.removeprefix("site ")] = {
+    judged = {
+        item.what.removeprefix("site "): {
             "of it": Figure(item.ratio, "share", item.why),
             "needs": Figure(item.need, item.unit, item.why),
             "has": Figure(item.has, item.unit, item.why),
         }
+        for item in plan.judged
+    }
     yield FigureTable("judged", "Judged: need over what there is", judged)
     until = f"Until {shown(plan.tokens, 'token')} are trained on"
     notes = [f"  {way.name}: {way.convention}" for way in plan.methods]
@@ -186,6 +187,7 @@ def _compared(plan: RunPlan) -> dict[str, Figures]:
         chips = way.chips_cost(plan.at, plan.tokens)
         egress = way.egress_cost(plan.at, plan.tokens)
         total = None if chips is None else chips + (egress or 0.0)
+        sent = plan.tokens / way.cycle_tokens * sum(way.sent.values()) / 8
         costs = {"chips_cost": chips, "egress_cost": egress, "cost": total}
         rows[way.name] = {
             "tokens/s": Figure(way.tokens_s, "tokens/s", way.convention),
@@ -193,7 +195,7 @@ def _compared(plan: RunPlan) -> dict[str, Figures]:
             "goodput": Figure(way.goodput, "share", "[failures], [recovery], [pauses]"),
             "time": Figure(way.wall_s(plan.tokens), "s", "until all tokens are trained on"),
             "busiest_sends": Figure(max(way.sent.values()) / 8, "B", "a site or the hub, H steps"),
-            "all_send": Figure(way.sent_bytes(plan.tokens), "B", "sites and hub, the whole run"),
+            "all_send": Figure(sent, "B", "sites and hub, the whole run"),
             "speed_up_of_this_plan": Figure(plan.speed_up(index), "x", "tokens/s, with goodput"),
         } | {name: Figure(c, currency, missing if c is None else "") for name, c in costs.items()}
     return rows
@@ -207,10 +209,8 @@ def _rounds(at: Deployment) -> Figures:
     down_words = f"{down}: {raw} {measured.RAW_BITS[down]:.2f}"
     return {
         "parameters": Figure(load.parameters, "param", "those that are trained and synchronised"),
-        "all_parameters": Figure(
-            at.load.parameters + at.load.frozen, "param", "frozen ones included"
-        ),
-        "operations": Figure(at.load.token_flops, "FLOP", "of a token of a training step"),
+        "all_parameters": Figure(load.parameters + load.frozen, "param", "frozen ones included"),
+        "operations": Figure(load.token_flops, "FLOP", "of a token of a training step"),
         "up_bits_per_parameter": Figure(load.up_bits, "bit", up_words),
         "down_bits_per_parameter": Figure(load.down_bits, "bit", down_words),
         "fragment": Figure(load.fragment, "param", "the largest of P"),
@@ -222,6 +222,7 @@ def _rounds(at: Deployment) -> Figures:
 def _site(at: Deployment, site: PlannedSite) -> Figures:
     one, need = at.site_rounds[site.name], memory.learner_need(at, site)
     average, held = "all fragments pass once in H steps", "on each chip of its mesh"
+    slack_steps = at.load.room_steps - one.round_s / at.clock_s
     whole = at.load.catch_up_bits * at.load.parameters
     caught_s = (whole / 8 / at.hub.write) if site.local else whole / at.link(site)[1]
     parts = ("state", "gradients", "activations", "flight")
@@ -230,7 +231,7 @@ def _site(at: Deployment, site: PlannedSite) -> Figures:
         "up_average": Figure(one.up_bits_s, "bit/s", average),
         "down_average": Figure(one.down_bits_s, "bit/s", average),
         "round": Figure(one.round_s, "s", "stages one after another"),
-        "slack": Figure(one.slack_steps, "step", "the room less the round"),
+        "slack": Figure(slack_steps, "step", "the room less the round"),
         "catch_up": Figure(caught_s, "s", "at most, to read a keyframe and the deltas since"),
         **{f"{name}_memory": Figure(getattr(need, name), "B", held) for name in parts},
         "memory_per_chip": Figure(need.total, "B", "all of that at once"),

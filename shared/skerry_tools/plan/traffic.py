@@ -47,16 +47,14 @@ def due_together(sync: SyncConfig) -> int:
 class SyncLoad:
     """What is synchronised and how, and what a step computes.
 
-    ``leaves`` are empty and ``arch`` is None where only a count is known. ``frozen`` are parameters
-    that are not trained, ``active`` those that a token is multiplied by, ``token_flops`` of a
-    training step.
+    ``leaves`` are empty and ``arch`` is None where only a count is known. ``token_flops`` are of a
+    training step, ``frozen`` parameters are not trained.
     """
 
     sync: SyncConfig
     parameters: float
     leaves: tuple[LeafSpec, ...] = ()
     outer: OuterConfig = field(default_factory=OuterConfig)
-    active: float = 0.0
     token_flops: float = 0.0
     layers: int = 1  # matter to data-parallel only
     frozen: float = 0
@@ -68,14 +66,9 @@ class SyncLoad:
         return state_vectors(self.outer.preset, self.sync.h_steps, self.outer.momentum)
 
     @property
-    def largest(self) -> tuple[float, int]:
-        """The most parameters of a fragment, padding included, and the most slices of one."""
-        return largest(self.leaves, self.parameters, self.sync.fragments)
-
-    @property
     def fragment(self) -> float:
         """Parameters of the largest fragment, padding included."""
-        return self.largest[0]
+        return largest(self.leaves, self.parameters, self.sync.fragments)[0]
 
     @property
     def up_bits(self) -> float:
@@ -139,7 +132,6 @@ class SyncLoad:
         return min(self.sync.h_steps, max(1.0, gap) + max(gap, self.sync.overlap_steps))
 
     def changed(self, **sync: int | str) -> SyncLoad:
-        """Return the load with these of its settings changed."""
         return replace(self, sync=self.sync.model_copy(update=sync))
 
 
@@ -192,7 +184,6 @@ class SiteRound(NamedTuple):
     upload_s: float  # from a step boundary until the syncer has the contribution
     elsewhere_s: float  # what no bandwidth shortens
     round_s: float
-    slack_steps: float
     factor: float | None  # by which both directions must grow for the round to end in time, if any
 
 
@@ -233,7 +224,6 @@ class Deployment:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds that a round may take."""
         steps = self.load.sync.overlap_steps if self.within_tau else self.load.room_steps
         return steps * self.clock_s
 
@@ -280,8 +270,9 @@ class Deployment:
 
         speeds, cores = self.speeds, hub.cores
         busy_s = speeds.work_s(up, down, whole, self.learners, cores) / load.sync.shards
-        rounds, momentum = load.sync.fragments, load.outer_vectors > 0
-        commit_s = speeds.commit_s(up, down, whole, self.learners, rounds=rounds, momentum=momentum)
+        beside_s = speeds.beside_s[load.outer_vectors > 0] * whole
+        beside_s += speeds.round_s * load.sync.fragments
+        commit_s = speeds.work_s(up, down, whole, self.learners, 1) + beside_s
         last = math.ceil(burst / load.sync.shards) * load.fragment
         syncer_s = speeds.work_s(up, down, last, self.learners, cores)
         syncer_s -= speeds.decode_s(up, last, cores) * (self.learners - 1)  # as they come
@@ -328,10 +319,10 @@ class Deployment:
             upload_s += up_s + site.table.rtt
             elsewhere_s += ROUND_TRIPS * site.table.rtt
             round_s = elsewhere_s + max(wire_s, self.hub_round.transfer_s)
-        left_s, slack = self.deadline_s - elsewhere_s, load.room_steps - round_s / self.clock_s
         ways = average * load.up_bits, average * load.down_bits
+        left_s = self.deadline_s - elsewhere_s
         factor = wire_s / left_s if left_s > 0 else None
-        return SiteRound(*ways, upload_s, elsewhere_s, round_s, slack, factor)
+        return SiteRound(*ways, upload_s, elsewhere_s, round_s, factor)
 
     @property
     def cycle_s(self) -> float:

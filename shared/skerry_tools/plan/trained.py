@@ -6,7 +6,7 @@ from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, MeshSizes, check_batch, sizes_of
 from skerry.models.presets import arch_of
-from skerry.models.tensors import active_parameters, leaf_specs_of, token_flops
+from skerry.models.tensors import leaf_specs_of, token_flops
 from skerry_tools.plan.memory import known_of
 from skerry_tools.plan.question import Question, refuse
 from skerry_tools.plan.tables import MOST, SiteTable
@@ -46,8 +46,8 @@ def trained(asked: Question) -> SyncLoad:
         if sync.fragments > whole:
             text = f"is {sync.fragments} but the model has {whole:.0f} parameters: lower it."
             refuse("sync.fragments", text)
-        active = table.active_parameters or whole
-        return SyncLoad(sync, whole, (), outer, active, 6 * active, table.layers)
+        flops = 6 * (table.active_parameters or whole)
+        return SyncLoad(sync, whole, (), outer, flops, table.layers)
     config = asked.run.model
     if config.factory:
         text = "is missing: a plan does not build a model of your own; give --params 12e9."
@@ -61,8 +61,8 @@ def trained(asked: Question) -> SyncLoad:
         frozen = sum(leaf.size for leaf in leaves)
         leaves = tuple(LeafSpec(name, tensor.shape) for name, tensor in adapters.items())
     flops = token_flops(config, arch, asked.run.data.seq_len)
-    step = active_parameters(arch), flops, len(arch.layers), frozen, arch
-    return SyncLoad(sync, sum(leaf.size for leaf in leaves), leaves, outer, *step)
+    size = sum(leaf.size for leaf in leaves)
+    return SyncLoad(sync, size, leaves, outer, flops, len(arch.layers), frozen, arch)
 
 
 def _mesh(name: str, site: SiteTable, rows: int) -> MeshSizes:
