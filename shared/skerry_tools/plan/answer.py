@@ -73,8 +73,6 @@ class FigureTable:
         return table
 
     def json(self) -> dict[str, Any]:
-        """Return the figures as plain values, by name, or by row and name."""
-
         def plain(found: Figure | Figures | Mapping[str, Figures]) -> dict[str, Any]:
             if isinstance(found, Figure):
                 return {**found._asdict(), "kind": self.kind}
@@ -101,9 +99,9 @@ class Answer:
         found |= {"source": self.source, "status": self.status}
         return json.dumps(found, indent=2, allow_nan=False)
 
-    def print(self, console: Console | None = None) -> None:
+    def print(self) -> None:
         """Print it for people; in wide lines where the output is no terminal."""
-        console = console or Console()
+        console = Console()
         if not console.is_terminal:
             console.width = PIPED_WIDTH
 

@@ -50,7 +50,6 @@ class TimeShares(NamedTuple):
 
 
 def hardware(tables: ScenarioTables, chips: float, *, elastic: bool = True) -> FailingLearner:
-    """Return one learner's hardware of so many chips."""
     slices = max(1, round(chips / tables.fleet.slice_chips))
     rate_s = chips / slices / tables.failures.chip_mtbi
     return FailingLearner(slices, rate_s, elastic, tables)

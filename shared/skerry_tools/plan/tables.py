@@ -38,9 +38,7 @@ def _read(
 
     The bounds keep every figure within what a float can hold.
     """
-    found = None
-    if isinstance(text, int | float | str) and not isinstance(text, bool):
-        found = _FORM.fullmatch(str(text).removeprefix("+"))
+    found = _FORM.fullmatch(str(text).removeprefix("+"))
     (low, high), value, wrong = bounds, math.nan, f"write {form}"
     if found is not None and found[2] in units:
         value = float(found[1].replace("_", "")) * units[found[2]]
@@ -147,7 +145,6 @@ class FailureTable(Table):
 
     @property
     def never(self) -> bool:
-        """Whether nothing ever fails."""
         return self.chip_mtbi >= NEVER_S
 
 

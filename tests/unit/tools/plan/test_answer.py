@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from skerry_tools.plan.answer import Answer, Figure, FigureTable, shown
 
@@ -17,10 +15,9 @@ def answered(table: FigureTable) -> Answer:
     return Answer("It works.", [table], ["far"], "a paper", {"x": "published"})
 
 
-def printed(table: FigureTable) -> list[str]:
-    text = io.StringIO()
-    answered(table).print(Console(file=text))
-    return [" ".join(line.split()) for line in text.getvalue().splitlines()]
+def printed(table: FigureTable, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    answered(table).print()
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -55,9 +52,11 @@ def test_a_figure_that_is_no_number_is_refused(value: float) -> None:
         answered(FigureTable("t", "T", {"x": Figure(value, "s")})).json()
 
 
-def test_figures_are_printed_with_origin_and_convention_and_mind_and_source_follow() -> None:
+def test_figures_are_printed_with_origin_and_convention_and_mind_and_source_follow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = {"up_rate": Figure(5e9, "bit/s", "1e9 [bits]"), "none": Figure(None, "s")}
-    lines = printed(FigureTable("link", "Link", rows, "input", notes=("note",)))
+    lines = printed(FigureTable("link", "Link", rows, "input", notes=("note",)), capsys)
     assert lines[:6] == [
         "It works.",
         "",
@@ -69,11 +68,13 @@ def test_figures_are_printed_with_origin_and_convention_and_mind_and_source_foll
     assert lines[6:12] == ["", "Mind", "far", "", "Source: a paper", "x: published"]
 
 
-def test_rows_of_sites_that_are_alike_are_one_and_what_a_row_lacks_is_a_dash() -> None:
+def test_rows_of_sites_that_are_alike_are_one_and_what_a_row_lacks_is_a_dash(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = {
         "a": {"x": Figure(1.0, "1")},
         "b": {"y": Figure(2.0, "1")},
         "c": {"y": Figure(2.0, "1")},
     }
-    lines = printed(FigureTable("g", "G", rows, "extrapolated"))
+    lines = printed(FigureTable("g", "G", rows, "extrapolated"), capsys)
     assert lines[3:6] == ["x y", "a ?1 -", "b (and 1 alike) - ?2"]
