@@ -67,15 +67,12 @@ def plan(  # noqa: PLR0913 - one option each
     with exit_on_error():
         each = _sets(chips=chips, up=bandwidth, step_time=step_time)
         if regions is None and each:
-            refuse(
-                "--bandwidth, --step-time and --chips", "are about --regions: give their number."
-            )
+            refuse("--bandwidth, --step-time and --chips are about --regions: give their number.")
         if regions is not None and regions > MOST_LEARNERS:
-            few = f"is {regions}, but a run has at most {MOST_LEARNERS} learners: lower it."
-            refuse("--regions", few)
+            most = f"at most {MOST_LEARNERS} learners"
+            refuse(f"--regions is {regions}, but a run has {most}: lower it.")
         if sum(named is not None for named in (params, model, from_hf)) > 1:
-            each_says = "each say what is trained: give one of them."
-            refuse("--params, --model and --from-hf", each_says)
+            refuse("--params, --model and --from-hf each say what is trained: give one of them.")
         names = [f"sites.region-{number + 1}" for number in range(regions or 0)]
         equal = [f"{name}.{one}" for name in names for one in ("learners=1", *each)]
         files = (find(scenario) if scenario else None, sites)

@@ -69,7 +69,7 @@ def find(named: str) -> Path:
     """Return a shipped scenario, or a file; ConfigError where it is neither."""
     known, path = shipped(), Path(named)
     if named not in known and not path.exists() and path.suffix != ".toml":
-        refuse(named, f"is no scenario, neither shipped nor a file: there are {', '.join(known)}.")
+        refuse(f"{named} is no scenario, neither shipped nor a file: there are {', '.join(known)}.")
     return known.get(named, path)
 
 
@@ -98,7 +98,7 @@ def question(tree: Tree) -> Question:
     """Return what a tree of settings asks; ConfigError names the first path that is wrong."""
     known, sites = leaves(RunConfig, LocalSettings, ScenarioTables), _table(tree, "sites")
     if len(sites) > MOST_LEARNERS:
-        refuse("sites", f"has {len(sites)} sites, but a run has at most {MOST_LEARNERS} learners.")
+        refuse(f"sites has {len(sites)} sites, but a run has at most {MOST_LEARNERS} learners.")
     for site in sites:
         known |= leaves(SiteTable, prefix=("sites", site))
     refuse_unknown(tree, known)
@@ -106,9 +106,10 @@ def question(tree: Tree) -> Question:
     if tables.sites:
         _check_sites(tables, sites)
         learners = sum(site.learners for site in tables.sites.values())
-        if asked.get("learners") not in {None, learners}:
-            text = f"is {asked['learners']} but the sites have {learners} learners: leave it out."
-            refuse("sync.learners", text)
+        if (count := asked.get("learners", learners)) != learners:
+            refuse(
+                f"sync.learners is {count} but the sites have {learners} learners: leave it out."
+            )
         tree.put(("sync", "learners"), learners, "the sites")
     run = validated(RunConfig, tree)
     check_run(run)
@@ -128,11 +129,11 @@ def check_plan(asked: Question) -> None:
     """Raise ConfigError for a question that is none for a plan."""
     if not asked.tables.sites:
         names = "[sites.a] with up and step_time, or give --regions, --bandwidth and --step-time."
-        refuse("sites", f"is empty: name at least one, as {names}")
+        refuse(f"sites is empty: name at least one, as {names}")
     most = {"learners": MOST_LEARNERS, "h_steps": MOST, "fragments": MOST, "overlap_steps": MOST}
     for name, limit in most.items():
         if (count := getattr(asked.run.sync, name)) > limit:
-            refuse(f"sync.{name}", f"is {count}, but plans take at most {limit}: lower it.")
+            refuse(f"sync.{name} is {count}, but plans take at most {limit}: lower it.")
 
 
 def check_simulation(asked: Question) -> None:
@@ -144,32 +145,30 @@ def check_simulation(asked: Question) -> None:
     for path, (every, longer) in each.items():
         if every is not None and run_s / (every + longer) * asked.learners > MOST_EVENTS:
             least = run_s * asked.learners / MOST_EVENTS
-            text = f"is {every:g} s, too often in {days:g} days: give at least"
-            refuse(path, f"{text} {least:.3g} s, or fewer simulation.days.")
+            text = f"{path} is {every:g} s, too often in {days:g} days: give at least"
+            refuse(f"{text} {least:.3g} s, or fewer simulation.days.")
     if chips < asked.learners:
-        few = f"is {chips:g}, fewer than the {asked.learners} learners: give more."
-        refuse("fleet.chips", few)
+        refuse(f"fleet.chips is {chips:g}, fewer than the {asked.learners} learners: give more.")
     sites = tables.sites if tables.fleet.layout == "decoupled" else {}
     for index, away in enumerate(tables.outages):
         path = f"outages.{index}"
         if away.site and away.site not in sites:
             _refuse_site(f"{path}.site", away.site, sites)
         if wrong := [one for one in away.learners if not 0 <= one < asked.learners]:
-            text = f"names {wrong[0]}, but learners go from 0 to {asked.learners - 1}."
-            refuse(f"{path}.learners", text)
+            most = asked.learners - 1
+            refuse(f"{path}.learners names {wrong[0]}, but learners go from 0 to {most}.")
         if away.every is not None and away.every <= away.lasts:
-            text = f"is no longer than what it repeats: give more than {away.lasts:g} s."
-            refuse(f"{path}.every", text)
+            more = f"give more than {away.lasts:g} s."
+            refuse(f"{path}.every is no longer than what it repeats: {more}")
     failures = chips / tables.failures.chip_mtbi * run_s
     if failures > MOST_FAILURES:
-        many = f"is {days:g}, in which the chips could fail {failures:.3g} times: at most"
-        refuse("simulation.days", f"{many} {MOST_FAILURES:g} are simulated, so give fewer days.")
+        many = f"simulation.days is {days:g}, in which the chips could fail {failures:.3g} times"
+        refuse(f"{many}: at most {MOST_FAILURES:g} are simulated, so give fewer days.")
 
 
-def refuse(path: str, text: str, nearest: str = "") -> NoReturn:
-    """Raise ConfigError: the path, and what is wrong with it."""
-    msg = f"{path} {text}"
-    raise ConfigError(msg, path=path, nearest=nearest)
+def refuse(sentence: str, nearest: str = "") -> NoReturn:
+    """Raise ConfigError; the sentence begins with the path of its setting."""
+    raise ConfigError(sentence, path=sentence.partition(" ")[0], nearest=nearest)
 
 
 def _check_sites(tables: ScenarioTables, raw: Mapping[str, Mapping[str, object]]) -> None:
@@ -177,26 +176,26 @@ def _check_sites(tables: ScenarioTables, raw: Mapping[str, Mapping[str, object]]
         _refuse_site("hub.site", tables.hub.site, tables.sites)
     bits = dict[bool, str]()
     for name, site in tables.sites.items():
+        step = f"sites.{name}.step_time"
         if site.step_time is None and site.flops_per_chip is None:
-            text = "is missing: give it, or flops_per_chip (and utilisation) of its chips."
-            refuse(f"sites.{name}.step_time", text)
+            refuse(f"{step} is missing: give it, or flops_per_chip (and utilisation) of its chips.")
         if site.step_time and site.flops_per_chip:
-            text = "says how long a step takes, and so does flops_per_chip: give one of them."
-            refuse(f"sites.{name}.step_time", text)
+            refuse(
+                f"{step} says how long a step takes, and so does flops_per_chip: give one of them."
+            )
         for way in ("up", "down"):
-            rate = str(raw[name].get(way, raw[name]["up"])).strip()
-            bits.setdefault(rate.endswith("B/s"), f"sites.{name}.{way} is {rate}")
+            rate, path = str(raw[name].get(way, raw[name]["up"])).strip(), f"sites.{name}.{way}"
+            bits.setdefault(rate.endswith("B/s"), f"{path} is {rate}")
             if len(bits) > 1:
-                other = next(iter(bits.values()))
-                text = f'is "{rate}" but {other}: one is in bits, the other in bytes; write all'
-                refuse(f"sites.{name}.{way}", f"{text} in one unit.")
+                text = f'{path} is "{rate}" but {next(iter(bits.values()))}: one is in bits'
+                refuse(f"{text}, the other in bytes; write all in one unit.")
 
 
 def _refuse_site(path: str, name: str, known: Collection[str]) -> NoReturn:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}."
-    text = f'names the site "{name}", which is not among the sites: {hint}'
-    refuse(path, text, near[0] if near else "")
+    text = f'{path} names the site "{name}", which is not among the sites: {hint}'
+    refuse(text, near[0] if near else "")
 
 
 def _table(tree: Tree, name: str) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ def setup_of(named: str | None, sets: Sequence[str]) -> Setup:
     """Return what a shipped scenario, or a file, asks; ConfigError where it cannot be asked."""
     path = find(named or DEFAULT)
     if not read([path]).values:
-        refuse(named or DEFAULT, "is empty: give [fleet], [failures] or sites, or leave it out.")
+        refuse(f"{named} is empty: give [fleet], [failures] or sites, or leave it out.")
     return simulation.setup(question(read([path], sets)))
 
 

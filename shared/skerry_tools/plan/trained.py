@@ -44,14 +44,14 @@ def trained(asked: Question) -> SyncLoad:
     table, sync, outer = asked.tables.plan, asked.run.sync, asked.run.outer
     if (whole := table.parameters) is not None:
         if sync.fragments > whole:
-            text = f"is {sync.fragments} but the model has {whole:.0f} parameters: lower it."
-            refuse("sync.fragments", text)
+            count = f"{sync.fragments} but the model has {whole:.0f} parameters"
+            refuse(f"sync.fragments is {count}: lower it.")
         flops = 6 * (table.active_parameters or whole)
         return SyncLoad(sync, whole, (), outer, flops, table.layers)
     config = asked.run.model
     if config.factory:
-        text = "is missing: a plan does not build a model of your own; give --params 12e9."
-        refuse("plan.parameters", text)
+        why = "a plan does not build a model of your own"
+        refuse(f"plan.parameters is missing: {why}; give --params 12e9.")
     arch = arch_of(config)
     leaves, frozen = leaf_specs_of(arch), 0
     if config.lora_rank:
