@@ -51,23 +51,22 @@ class TrainingMethod(NamedTuple):
         """Return seconds until so many tokens are trained on."""
         return tokens / (self.tokens_s * self.goodput)
 
-    def chips_cost(self, at: Deployment, tokens: float) -> float | None:
-        """Return what the chips cost until then; None where one of them has no price."""
+    def costs(self, at: Deployment, tokens: float) -> dict[str, float | None]:
+        """Return what chips, and bytes that leave sites or the hub, cost until then, and both.
+
+        None is what chips cost if one of them has no price, and bytes if none of them has one.
+        """
         tables = [site.table for site in at.sites.values()]
         priced = [(one.price_chip_hour, one.chips * one.learners) for one in tables]
         hourly = [price * chips for price, chips in priced if price is not None]
-        return self.wall_s(tokens) / 3600 * sum(hourly) if len(hourly) == len(priced) else None
-
-    def egress_cost(self, at: Deployment, tokens: float) -> float | None:
-        """Return what bytes that leave sites with a price cost until then; None without any."""
+        chips = self.wall_s(tokens) / 3600 * sum(hourly) if len(hourly) == len(priced) else None
         prices = {name: site.table.price_egress_gb for name, site in at.sites.items()}
         prices.setdefault(at.hub.site, at.hub.price_egress_gb)
-        cycle = [
-            price * self.sent.get(name, 0.0) / 8 / GB
-            for name, price in prices.items()
-            if price is not None
-        ]
-        return tokens / self.cycle_tokens * sum(cycle) if cycle else None
+        paid = [(price, self.sent.get(name, 0.0)) for name, price in prices.items()]
+        cycle = [price * bits / 8 / GB for price, bits in paid if price is not None]
+        egress = tokens / self.cycle_tokens * sum(cycle) if cycle else None
+        both = None if chips is None else chips + (egress or 0.0)
+        return {"chips_cost": chips, "egress_cost": egress, "cost": both}
 
 
 def methods(at: Deployment) -> tuple[TrainingMethod, ...]:
@@ -109,8 +108,6 @@ def _ring_step(at: Deployment) -> tuple[float, float]:
     Learners of a site are neighbours in the ring: one of them sends to the next site.
     """
     sites, layers = at.sites.values(), at.load.layers
-    if len(sites) == 1:
-        return at.slowest_s, 0.0
     bits = ring_share(len(sites)) * at.tables.plan.gradient_bits * at.load.parameters
     rate = min(min(site.rates) for site in sites)
     hops_s = 2 * (len(sites) - 1) * max(site.table.rtt for site in sites) / 2

@@ -184,11 +184,8 @@ def _compared(plan: RunPlan) -> dict[str, Figures]:
     currency = plan.at.tables.plan.currency
     missing, rows = "no prices given: price_chip_hour, price_egress_gb", dict[str, Figures]()
     for index, way in enumerate(plan.methods):
-        chips = way.chips_cost(plan.at, plan.tokens)
-        egress = way.egress_cost(plan.at, plan.tokens)
-        total = None if chips is None else chips + (egress or 0.0)
         sent = plan.tokens / way.cycle_tokens * sum(way.sent.values()) / 8
-        costs = {"chips_cost": chips, "egress_cost": egress, "cost": total}
+        costs = way.costs(plan.at, plan.tokens)
         rows[way.name] = {
             "tokens/s": Figure(way.tokens_s, "tokens/s", way.convention),
             "utilisation": Figure(way.utilisation, "share", "time in compute"),

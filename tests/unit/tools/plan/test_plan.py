@@ -198,7 +198,7 @@ def test_what_leaves_the_hub_is_paid_at_its_site() -> None:
     sites = {"a": site(price_egress_gb=0.1), "b": site(), "c": site()}
     plan = planned(sites, plan={"tokens": "1B"}, sync=FIXED, hub={"site": "a"}, **NEVER)
     cycles = 1e9 / (3 * 262144 / 2.0) / 48.0
-    paid = plan.methods[0].egress_cost(plan.at, plan.tokens)
+    paid = plan.methods[0].costs(plan.at, plan.tokens)["egress_cost"]
     assert paid == pytest.approx(cycles * 2 * 12e9 * 3.6 / 8 / 1e9 * 0.1)
 
 
