@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 Kind: TypeAlias = Literal["input", "derived", "extrapolated"]
@@ -69,7 +68,7 @@ class FigureTable:
         for (*cells, _), names in alike.items():
             first, _, rest = names[0].replace("_", " ").partition(" ")
             more = f" (and {len(names) - 1} alike)" if len(names) > 1 else ""
-            table.add_row(*map(escape, (f"{first}{more} {rest}".rstrip(), *cells)))
+            table.add_row(f"{first}{more} {rest}".rstrip(), *cells)
         return table
 
     def json(self) -> dict[str, Any]:
@@ -101,25 +100,19 @@ class Answer:
 
     def print(self) -> None:
         """Print it for people; in wide lines where the output is no terminal."""
-        console = Console()
+        console, parts = Console(), list[str | Table]([self.first])
         if not console.is_terminal:
             console.width = PIPED_WIDTH
-
-        def lines(*words: str) -> None:
-            for line in words:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        lines(self.first)
         for table in self.tables:
-            lines("", table.title)
-            console.print(table.lines(), highlight=False)
-            lines(*table.notes)
+            parts += ["", table.title, table.lines(), *table.notes]
         if self.mind:
-            lines("", "Mind", *(f"  {note}" for note in self.mind))
+            parts += ["", "Mind", *(f"  {note}" for note in self.mind)]
         if self.source:
             status = (f"  {path}: {text}" for path, text in self.status.items())
-            lines("", f"Source: {self.source}", *status)
-        lines("", LEGEND)
+            parts += ["", f"Source: {self.source}", *status]
+        for part in (*parts, "", LEGEND):
+            is_line = isinstance(part, str)
+            console.print(part, markup=False, highlight=False, soft_wrap=is_line)
 
 
 def several(count: int, noun: str) -> str:
