@@ -32,7 +32,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
 from skerry.settings.checks import remark_on_rate
-from skerry.settings.models import LogConfig, ModelConfig, RunConfig
+from skerry.settings.models import ModelConfig, RunConfig
 from skerry.tasks import in_thread
 
 log = structlog.get_logger()
@@ -168,13 +168,11 @@ def _recorded(config: RunConfig, parameters: int, weights: str) -> RunConfig:
     """
     model = written_out(config.model).model_copy(update={"weights": weights})
     config = config.model_copy(update={"model": model, "data": with_tokenizer(config.data)})
-    sync = config.sync
+    sync, log_config = config.sync, config.log
     scheme, every = sync.contribution_scheme, sync.snapshot_every
-    needed = window_bytes(parameters, sync.learners, scheme, every)
-    if config.log.window_bytes == LogConfig().window_bytes and needed > config.log.window_bytes:
-        log_config = config.log.model_copy(update={"window_bytes": needed})
-        config = config.model_copy(update={"log": log_config})
-    return loading.decided(config)
+    room = log_config.bytes_for(window_bytes(parameters, sync.learners, scheme, every))
+    log_config = log_config.model_copy(update={"window_bytes": room})
+    return loading.decided(config.model_copy(update={"log": log_config}))
 
 
 async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: int) -> RunRecord:

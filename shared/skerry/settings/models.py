@@ -346,6 +346,11 @@ class LogConfig(Table):
     window_s: float = Field(default=24 * 3600.0, gt=0)
     """Seconds for which contributions are kept; the smaller of both bounds counts."""
 
+    def bytes_for(self, wanted: int) -> int:
+        """Return ``window_bytes``; unset, what a log should keep, where that is more."""
+        unset = self.window_bytes == LogConfig.model_fields["window_bytes"].default
+        return max(self.window_bytes, wanted) if unset else self.window_bytes
+
 
 class LivenessConfig(Table):
     """How silence is judged, by the intervals of each learner's own pulses."""

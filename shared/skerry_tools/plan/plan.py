@@ -156,9 +156,9 @@ def _limits(at: Deployment) -> Iterator[Constraint]:
         yield Constraint(what, need, has, "B", held, more, fixed=True)
     if "window_bytes" in at.run.log.model_fields_set:
         why = "log.window_bytes must hold the initial parameters, in f32"
-        need = INITIAL_BYTES * at.load.parameters
+        need, has = INITIAL_BYTES * at.load.parameters, int(at.window_bytes)
         more = f"log.window_bytes={math.ceil(need)}"
-        yield Constraint("log window", need, at.run.log.window_bytes, "B", why, more, fixed=True)
+        yield Constraint("log window", need, has, "B", why, more, fixed=True)
     _, slices = largest(at.load.leaves, at.load.parameters, at.load.sync.fragments)
     need = message_bytes(at.load.sync.chunk_bytes, slices)
     if need > at.hub.max_payload:  # no matter of degree

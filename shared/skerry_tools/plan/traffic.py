@@ -235,12 +235,9 @@ class Deployment:
     @property
     def window_bytes(self) -> float:
         """Bytes of contributions that the log keeps."""
-        log, sync = self.run.log, self.load.sync
-        if "window_bytes" in log.model_fields_set:
-            return float(log.window_bytes)
-        about = sync.contribution_scheme, sync.snapshot_every
+        about = self.load.sync.contribution_scheme, self.load.sync.snapshot_every
         wanted = window_bytes(math.ceil(self.load.parameters), self.learners, *about)
-        return float(max(log.window_bytes, wanted))
+        return float(self.run.log.bytes_for(wanted))
 
     @property
     def uncovered(self) -> int:

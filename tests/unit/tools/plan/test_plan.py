@@ -82,7 +82,7 @@ def test_no_settings_are_named_where_none_fit_the_chips(sync: dict[str, int]) ->
     [
         (
             4,
-            {"sync": {**FIXED, "overlap_steps": 20}, "log": {"window_bytes": 2**29}},
+            {"sync": {**FIXED, "overlap_steps": 20}, "log": {"window_bytes": 2**30}},
             "log window",
             ("log.window_bytes=48000000000",),
         ),
@@ -122,7 +122,7 @@ def test_needs_of_memory_broker_and_log_follow_from_their_formulas() -> None:
     broker = planned(hub={"write": "0.5 GB/s"}, sync={**FIXED, "overlap_steps": 20})
     whole = (11.07 + 32) * 2 / 24  # of two fragments of 24 at most
     assert binding(broker).need == pytest.approx((4 * 3.33 + 3.6 + whole) / 8 * 12e9 / 48)
-    window = planned(sync=FIXED, log={"window_bytes": 2**29})
+    window = planned(sync=FIXED, log={"window_bytes": 2**30})
     assert binding(window).need == 4 * 12e9
 
 
@@ -293,6 +293,13 @@ def test_the_log_keeps_what_a_window_brings_up_to_its_size_and_its_disk_is_judge
     state = 2.2 * 12e9 * (11.07 / 8 + 17 / 2 * 3.6 / 8 + 4)
     assert disk.need == pytest.approx(state + contributions_bytes(plan.at))
     assert as_read(unlimited)
+
+
+def test_a_window_of_the_default_size_has_the_room_that_a_run_gives_it() -> None:
+    unset = planned(sync=FIXED)
+    given = planned(sync=FIXED, log={"window_bytes": unset.at.run.log.window_bytes})
+    assert given.at.window_bytes == unset.at.window_bytes > 4 * 12e9
+    assert given.feasible
 
 
 def test_a_far_link_carries_no_more_than_what_is_on_its_way_in_a_round_trip() -> None:
