@@ -11,6 +11,7 @@ import pytest
 from skerry.errors import BrokerUnfit, BusError, Conflict, StorageFull, StreamDrift
 from skerry.log.base import (
     MSG_ID,
+    PER_SUBJECT,
     Bus,
     Deliver,
     Expect,
@@ -19,6 +20,7 @@ from skerry.log.base import (
     Storage,
     StreamSpec,
 )
+from skerry.log.streams import MEMBER_BYTES
 from skerry.protocol.subjects import Subjects
 from tests.support.log import all_of, followed, newest, specs, take
 
@@ -283,6 +285,25 @@ async def test_a_stream_that_may_not_drop_says_that_it_is_full(bus: Bus, run_id:
     assert [r.sequence for r in await bus.last_each(names.commit())] == [1]
 
 
+async def test_a_stream_of_members_keeps_the_newest_few_of_each(bus: Bus, names: Subjects) -> None:
+    await bus.publish(names.member("a"), b"a")
+    few = PER_SUBJECT[Retention.FEW_PER_SUBJECT]
+    for i in range(few + 6):
+        await bus.publish(names.member("b"), b"%d" % i)
+    found = await followed(bus, names.member(), few + 1)
+    assert [r.payload for r in found] == [b"a", *(b"%d" % i for i in range(6, few + 6))]
+    assert [r.payload for r in await bus.last_each(names.member())] == [b"a", b"%d" % (few + 5)]
+
+
+async def test_a_message_that_is_too_long_for_its_stream_is_refused(
+    bus: Bus, names: Subjects
+) -> None:
+    with pytest.raises(BusError, match=r"longer than|exceeds"):
+        await bus.publish(names.member("a"), bytes(MEMBER_BYTES + 1))
+    await bus.publish(names.member("a"), bytes(MEMBER_BYTES - 1000))
+    assert len((await newest(bus, names.member())).payload) == MEMBER_BYTES - 1000
+
+
 async def test_declaring_twice_changes_nothing(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.ledger("run"), b"x")
     assert await bus.declare(specs(names.run)) == ()
@@ -349,9 +370,9 @@ async def test_a_waiting_follower_hears_of_a_new_message(bus: Bus, names: Subjec
 async def test_a_follower_sees_only_its_subjects(bus: Bus, names: Subjects) -> None:
     await bus.publish(names.ledger("run"), b"run")
     await bus.publish(names.commit(0), b"commit")
-    await bus.publish(names.member("a"), b"member")
-    found = await followed(bus, (names.ledger("run"), names.member()), 2)
-    assert [record.payload for record in found] == [b"run", b"member"]
+    await bus.publish(names.quarantine("a"), b"quarantine")
+    found = await followed(bus, (names.ledger("run"), names.quarantine()), 2)
+    assert [record.payload for record in found] == [b"run", b"quarantine"]
 
 
 async def test_a_follower_of_the_new_skips_the_old(bus: Bus, names: Subjects) -> None:

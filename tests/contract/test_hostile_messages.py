@@ -62,7 +62,7 @@ async def test_a_record_with_the_header_of_a_status_is_a_record(
 ) -> None:
     for _ in range(10):
         await bus.publish(names.commit(0), b"before")
-    subject = names.member("x")
+    subject = names.quarantine("x")
     await bus.publish(subject, b"", headers={"Status": status, "Description": "Idle Heartbeat"})
     for _ in range(10):
         await bus.publish(names.commit(1), b"after")
@@ -96,12 +96,12 @@ async def test_no_header_and_no_subject_blinds_a_reader(
     for _ in range(10):
         await bus.publish(names.commit(0), b"before")
     async with raw_publisher(url_of(request, bus)) as raw:
-        subject = b"%s.ledger.member.%s" % (names.root.encode(), token)
+        subject = b"%s.ledger.quarantine.%s" % (names.root.encode(), token)
         await raw.publish(subject, b"" if header else b"x", header)
     for _ in range(10):
         await bus.publish(names.commit(1), b"after")
     await _readable(bus, names, 11)
-    assert token != b"x" or await bus.last(names.member("x")) is not None
+    assert token != b"x" or await bus.last(names.quarantine("x")) is not None
 
 
 @real
@@ -119,7 +119,7 @@ async def test_many_very_long_subjects_hide_no_other(
 
 
 async def test_ids_of_two_clients_never_meet(bus: Bus, stranger: Bus, names: Subjects) -> None:
-    await stranger.publish(names.member("x"), b"", msg_id="0/1")
+    await stranger.publish(names.quarantine("x"), b"", msg_id="0/1")
     receipt = await bus.publish(names.commit(0), b"ours", msg_id="0/1")
     assert (receipt.sequence, receipt.duplicate) == (2, False)
     first, second = [await bus.get(names.stream("LEDGER"), sequence) for sequence in (1, 2)]
@@ -135,7 +135,7 @@ async def test_a_duplicate_of_another_message_is_stored_under_a_fresh_id(
     """Should somebody have guessed an id after all, or seen it in time."""
     thief, victim = (client._publisher for client in (stranger, bus))  # type: ignore[attr-defined] # of each kind
     thief.key = victim.key
-    theirs = names.commit(0) if same == "subject" else names.member("x")
+    theirs = names.commit(0) if same == "subject" else names.quarantine("x")
     await stranger.publish(theirs, b"ours" if same == "payload" else b"theirs", msg_id="0/1")
     receipt = await bus.publish(names.commit(0), b"ours", msg_id="0/1")
     assert (receipt.sequence, receipt.duplicate) == (2, False)

@@ -22,6 +22,7 @@ from skerry.log import ledger, run_records
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.messages import Pulse, RunState
+from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import Subjects
 from skerry.service.accounts import CORE
 from skerry.service.keyring import ACCOUNTS, LINK, LINK_CREDENTIALS, Keyring
@@ -332,10 +333,9 @@ async def test_a_region_reaches_a_hub_over_tls_whose_authority_it_knows(
 
 
 async def stands_by(region: Region, admin: NatsBus) -> None:
-    """Return once the region's broker has all of the run's state and ledger."""
-    whole = {
-        i.name: i.last_seq for i in await admin.streams() if "STATE" in i.name or "LED" in i.name
-    }
+    """Return once the region's broker has all of the run's state, ledger and members."""
+    kept = {*Grant(Role.REGION, run=RUN).mirrored()}
+    whole = {i.name: i.last_seq for i in await admin.streams() if i.name in kept}
     async with asyncio.timeout(30.0), region.bus(region.leaf, cache_of("eu")) as bus:
         while True:
             if {info.name: info.last_seq for info in await bus.streams()} == whole:

@@ -31,7 +31,15 @@ def ledger_of(seed: int) -> tuple[list[Record], Rules]:
     """Return what real learners and syncers left in their ledger under a seed's faults."""
     names = Subjects(RUN)
     with lived(draw_plan(seed)) as (cluster, _, _):
-        stored = cluster.network.broker.streams[names.stream("LEDGER")].records.values()
+        streams = cluster.network.broker.streams
+        stored = sorted(
+            (
+                record
+                for kind in ("MEMBERS", "LEDGER")
+                for record in streams[names.stream(kind)].records.values()
+            ),
+            key=lambda record: record.time_ns,
+        )
         config = run_config_from_json(cluster.scenario.config_json)
         found: list[Record] = []
         for record in stored:
@@ -64,6 +72,9 @@ def violations(
     checks = Checks(rules)
     for offer in offers:
         checks.offer(offer)
+    for record in records:
+        if isinstance(record, MemberRecord):
+            checks.joined(record)
     found: list[Violation] = []
     for sequence, record in enumerate(records, 1):
         if isinstance(record, Commit):

@@ -17,8 +17,13 @@ class Retention(StrEnum):
     """What a stream keeps when it is asked for more room than it has."""
 
     LAST_PER_SUBJECT = "last_per_subject"
+    FEW_PER_SUBJECT = "few_per_subject"
     EVERYTHING = "everything"
     WINDOW = "window"
+
+
+PER_SUBJECT = {Retention.LAST_PER_SUBJECT: 1, Retention.FEW_PER_SUBJECT: 64}
+"""How many messages of a subject a stream keeps, where that is bounded."""
 
 
 class Storage(StrEnum):
@@ -38,6 +43,7 @@ class StreamSpec:
     max_age_s: float = 0.0
     replicas: int = 1
     duplicate_window_s: float = 120.0
+    max_message_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from skerry.errors import StorageFull
-from skerry.log.base import Deliver, Record, Retention, StreamInfo, StreamSpec
+from skerry.errors import BusError, StorageFull
+from skerry.log.base import PER_SUBJECT, Deliver, Record, Retention, StreamInfo, StreamSpec
 from skerry.log.client import Cursor, Extent
 
 RECORD_OVERHEAD = 30
@@ -117,23 +117,36 @@ class MemoryStream:
         )
 
     def store(self, record: Record) -> None:
-        """Append a record, dropping what retention lets it; StorageFull where there is no room."""
+        """Append a record, dropping what retention lets it.
+
+        Raises StorageFull where there is no room, BusError for one that is too long.
+        """
         size, spec = stored_bytes(record), self.spec
-        previous = self.newest.get(record.subject)
-        replaces = previous is not None and spec.retention is Retention.LAST_PER_SUBJECT
-        freed = stored_bytes(self.records[previous]) if previous and replaces else 0
+        if 0 < spec.max_message_bytes < len(record.payload):
+            msg = f"A message on {record.subject} is longer than {spec.max_message_bytes} bytes."
+            raise BusError(msg)
+        replaced = self._replaced_by(record)
+        freed = stored_bytes(self.records[replaced]) if replaced else 0
         if 0 < spec.max_bytes < self.bytes + size - freed:
             if spec.retention is not Retention.WINDOW or size > spec.max_bytes:
                 msg = f"Stream {spec.name} is full ({spec.max_bytes} bytes): raise its max_bytes."
                 raise StorageFull(msg)
             while spec.max_bytes < self.bytes + size:
                 self.drop(next(iter(self.records)))
-        if previous and replaces:
-            self.drop(previous)
+        if replaced:
+            self.drop(replaced)
         self.records[record.sequence] = record
         self.newest[record.subject] = self.last_seq = record.sequence
         self.bytes += size
         self.wake(record.subject)
+
+    def _replaced_by(self, record: Record) -> int:
+        """Return the sequence that the record's subject has no more room for, 0 for none."""
+        most = PER_SUBJECT.get(self.spec.retention, 0)
+        if most <= 1:
+            return self.newest.get(record.subject, 0) if most else 0
+        held = [s for s, r in self.records.items() if r.subject == record.subject]
+        return held[0] if len(held) >= most else 0
 
     def extent(self) -> Extent:
         """Return where the stream begins and ends."""

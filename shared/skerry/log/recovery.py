@@ -29,14 +29,13 @@ from skerry.log.base import Bus, Deliver, Expect, Record
 from skerry.log.ledger import (
     history_lost,
     last_commits,
-    members,
     read_run,
     same_run,
     state_lost,
     until_granted,
 )
 from skerry.log.reading import LOOK_PAUSES_S
-from skerry.log.run_records import NewestRecord, publish, readable_up_to
+from skerry.log.run_records import NewestRecord, newest_readable, publish, readable_up_to
 from skerry.log.state import read_manifest, read_manifests
 from skerry.protocol.messages import Commit, Manifest, MemberRecord, RunRecord, begins_history
 from skerry.protocol.records import decode
@@ -326,21 +325,26 @@ async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[st
     """Return the members' records for one who wants to join.
 
     Raises StateLost where this one must not, for records that are gone: manifests name a learner,
-    or a start of one, that the ledger does not. A start that was numbered a second time would send
+    or a start of one, that no record does. A start that was numbered a second time would send
     what counts as merged already, and a new name would be given a data shard that another reads.
-    Who has a record of its own, as new as manifests know, may join.
+    Who has a record of its own, as new as manifests know, may join. A learner that has written
+    something else over its own records bars itself alone.
     """
     lost: dict[str, int] = {}
     for pause_s in LOOK_PAUSES_S:
         await asyncio.sleep(pause_s)
         manifests = await read_manifests(bus, run, plan)
-        known = await members(bus, run)  # after them: who joins meanwhile is no loss
+        found = await newest_readable(bus, run, MemberRecord)  # after them: who joins is no loss
+        known = {item.value.learner: item.value for item in found if item.value is not None}
         lost = _unknown((m.commit for m in manifests.values()), known)
+        own = Subjects(run).member
+        spoiled = {item.subject for item in found if item.value is None} - {own(learner)}
+        lost = {name: start for name, start in lost.items() if own(name) not in spoiled}
         if not lost or (learner in known and learner not in lost):
             return known
     names = "; ".join(f"learner {name!r}, start {start}" for name, start in sorted(lost.items()))
     what = (
-        f"The ledger of run {run!r} has lost records of its members: {names}. Which data they read"
+        f"Run {run!r} has lost records of its members: {names}. Which data they read"
         " is not known without them, so they do not join, and no new name does."
     )
     raise await history_lost(bus, run, what)

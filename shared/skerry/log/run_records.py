@@ -148,7 +148,7 @@ class NewestRecord(Generic[T]):
 async def newest_readable(bus: Bus, run: str, kind: type[T]) -> list[NewestRecord[T]]:
     """Return the newest record of each subject that can be read, whatever lies above it.
 
-    The ledger denies deletes, so what somebody has written there stays: it must not bar readers.
+    What somebody has written stays for long or, in the ledger, for ever: it must not bar readers.
     """
     stored = await bus.last_each(PATTERNS[kind](Subjects(run)))
     return [await readable_up_to(bus, run, kind, record) for record in stored]

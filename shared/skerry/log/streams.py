@@ -6,13 +6,15 @@ from dataclasses import fields, replace
 
 from skerry.errors import BrokerUnfit, StreamDrift
 from skerry.log.base import Bus, Retention, Storage, StreamSpec
-from skerry.protocol.subjects import PREFIX, Subjects
+from skerry.protocol.subjects import PREFIX, RUN_HEADS, SHARD_HEADS, StreamKind, Subjects
 
 STREAM_PREFIX = f"{PREFIX.upper()}_"
 ENVELOPE_BYTES = 8192
 """Room for the header of a chunk; norms of a contribution are most of it."""
 SLICE_BYTES = 18
 """What a contribution says of each slice: a norm of 8 bytes, and a count of tokens of up to 10."""
+MEMBER_BYTES = 16 * 1024
+"""The longest record of a learner's start: with a thousand shards it has 10 KiB."""
 SEND_MOST, AHEAD_BYTES = 62, 32 * 1024**2
 """Chunks of contributions that a learner has on their way at once, at most, and bytes of them, or
 of what it reads. So many chunks are fewer than the bus lets out: pulses find a way past them."""
@@ -28,38 +30,44 @@ def specs(
     window_bytes: int = 4 * 1024**3,
     window_s: float = 24 * 3600.0,
 ) -> tuple[StreamSpec, ...]:
-    """Return the streams of a run: LEDGER and PULSE, then STATE and CONTRIB of each shard.
+    """Return the streams of a run: LEDGER, MEMBERS, PULSE, then STATE and CONTRIB of each shard.
 
     STATE has no bound on its size: a bound that drops the oldest message of *any* subject would
     drop live fragments, and one that refuses new messages would stop the run. ``window_bytes``
     is what all shards' contributions have together; the broker reserves it when the streams are
     created, whether it is ever filled or not. In a cluster, JetStream spreads them over the nodes.
+    Learners write into MEMBERS, which is bounded, and not into the ledger, which is kept for ever.
     """
     names = Subjects(run)
-    kept = [
-        (names.stream("LEDGER"), names.of_stream("LEDGER"), Retention.EVERYTHING, Storage.FILE),
-        (
-            names.stream("PULSE"),
-            names.of_stream("PULSE"),
-            Retention.LAST_PER_SUBJECT,
-            Storage.MEMORY,
+    bounds: dict[StreamKind, StreamSpec] = {
+        "LEDGER": StreamSpec("", (), Retention.EVERYTHING, Storage.FILE),
+        "MEMBERS": StreamSpec(
+            "",
+            (),
+            Retention.FEW_PER_SUBJECT,
+            Storage.FILE,
+            max_message_bytes=MEMBER_BYTES,
         ),
+        "PULSE": StreamSpec("", (), Retention.LAST_PER_SUBJECT, Storage.MEMORY),
+        "STATE": StreamSpec("", (), Retention.LAST_PER_SUBJECT, Storage.FILE),
+        "CONTRIB": StreamSpec(
+            "",
+            (),
+            Retention.WINDOW,
+            Storage.FILE,
+            max_bytes=window_bytes // shards,
+            max_age_s=window_s,
+        ),
+    }
+    of_run = [(names.stream(kind), names.of_stream(kind), bounds[kind]) for kind in RUN_HEADS]
+    of_shards = [
+        (shard.stream(kind), shard.of_stream(kind), bounds[kind])
+        for shard in map(names.shard, range(shards))
+        for kind in SHARD_HEADS
     ]
-    for shard in map(names.shard, range(shards)):
-        state = shard.stream("STATE"), shard.of_stream("STATE")
-        contrib = shard.stream("CONTRIB"), shard.of_stream("CONTRIB")
-        kept += [
-            (*state, Retention.LAST_PER_SUBJECT, Storage.FILE),
-            (*contrib, Retention.WINDOW, Storage.FILE),
-        ]
     return tuple(
-        StreamSpec(
-            *one,
-            max_bytes=window_bytes // shards if one[2] is Retention.WINDOW else -1,
-            max_age_s=window_s if one[2] is Retention.WINDOW else 0.0,
-            replicas=replicas,
-        )
-        for one in kept
+        replace(bound, name=name, subjects=subjects, replicas=replicas)
+        for name, subjects, bound in [*of_run, *of_shards]
     )
 
 
@@ -89,6 +97,7 @@ def normal(spec: StreamSpec) -> StreamSpec:
         spec,
         subjects=tuple(sorted(spec.subjects)),
         max_bytes=spec.max_bytes if spec.max_bytes > 0 else -1,
+        max_message_bytes=spec.max_message_bytes if spec.max_message_bytes > 0 else -1,
         duplicate_window_s=min(spec.duplicate_window_s, spec.max_age_s or spec.duplicate_window_s),
     )
 

@@ -51,9 +51,9 @@ READ: Mapping[Role, tuple[StreamKind, ...]] = {
     Role.LEARNER: STREAM_KINDS,
     Role.FOUNDER: STREAM_KINDS,
     Role.SYNCER: STREAM_KINDS,
-    Role.CHECKPOINTER: ("STATE", "LEDGER"),
+    Role.CHECKPOINTER: ("STATE", "LEDGER", "MEMBERS"),
     Role.EVALUATOR: ("STATE", "LEDGER"),
-    Role.HEALTH_MONITOR: ("LEDGER", "PULSE"),
+    Role.HEALTH_MONITOR: ("LEDGER", "MEMBERS", "PULSE"),
     Role.AUDIT: STREAM_KINDS,
 }
 LISTING = frozenset({Role.SYNCER, Role.HEALTH_MONITOR, Role.AUDIT})
@@ -99,7 +99,8 @@ class Grant:
 
     def mirrored(self) -> tuple[str, ...]:
         """Return the streams that a region keeps whole where it is a standby."""
-        return (*self.kept(), Subjects(self.run).stream("LEDGER"))
+        names = Subjects(self.run)
+        return (*self.kept(), names.stream("LEDGER"), names.stream("MEMBERS"))
 
     def mirrors(self) -> tuple[str, ...]:
         """Return the requests by which a region's broker fills its cache."""

@@ -18,11 +18,12 @@ OWN = "{{name()}}"
 
 Number = int | Literal["*"]
 START = "start"
-RunStream = Literal["LEDGER", "PULSE"]
+RunStream = Literal["LEDGER", "MEMBERS", "PULSE"]
 ShardStream = Literal["STATE", "CONTRIB"]
 StreamKind = RunStream | ShardStream
 RUN_HEADS: dict[RunStream, tuple[str, ...]] = {
     "LEDGER": ("ledger",),
+    "MEMBERS": ("member",),
     "PULSE": ("pulse", "round", "syncer"),
 }
 """Which subjects a stream of the run captures, by the token after the run."""
@@ -88,7 +89,7 @@ class Subjects:
         return f"{self.root}.ledger.commit.{fragment}"
 
     def member(self, learner: str = ANY) -> str:
-        return f"{self.root}.ledger.member.{_token(learner, 'learner')}"
+        return f"{self.root}.member.{_token(learner, 'learner')}"
 
     def quarantine(self, learner: str = ANY) -> str:
         return f"{self.root}.ledger.quarantine.{_token(learner, 'learner')}"

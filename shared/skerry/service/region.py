@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skerry.errors import ConfigError
+from skerry.log.base import PER_SUBJECT
+from skerry.log.streams import specs
 from skerry.protocol.roles import HUB_API, REGION_MARK, Grant, Role, delivers_to
 from skerry.protocol.subjects import Subjects
 from skerry.service.entry import bus_from
@@ -97,15 +99,16 @@ def mirrors_of(region: Grant, *, standby: bool = False) -> list[dict[str, Any]]:
     """Return the settings of the streams in which a region's broker keeps what learners all read.
 
     Each mirrors a part of a stream of the hub, under its name and with its sequences. A ``standby``
-    has all of the state and the ledger, from which the run can go on without the hub.
+    has all of the state, the ledger and the members, from which the run can go on without the hub.
     """
+    wanted = {spec.name: spec.retention for spec in specs(region.run, shards=region.shards)}
     external = {"api": HUB_API, "deliver": delivers_to(region.name)}
     mirrors: list[dict[str, Any]] = []
     for shard, stream in enumerate(region.mirrored() if standby else region.kept()):
         patterns = () if standby else Subjects(region.run).shard(shard).shared()
         parts = [{"src": pattern, "dest": ""} for pattern in patterns]
         mirror = {"name": stream, "external": external, "subject_transforms": parts}
-        most = 1 if stream in region.kept() else -1
+        most = PER_SUBJECT.get(wanted[stream], -1)
         settings = {"storage": "file", "max_msgs_per_subject": most, "allow_direct": True}
         mirrors.append({"name": stream, "mirror": mirror} | settings)
     return mirrors

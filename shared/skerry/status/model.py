@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -58,7 +58,7 @@ class RunModel:
     """The newest view of one run, its history, and the liveness last judged of each learner.
 
     ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it. ``sizes`` are
-    the parameters of each fragment. Records up to the ledger sequence ``known_to`` were there
+    the parameters of each fragment. Records of a kind up to the sequence ``known_to`` were there
     before we began.
     """
 
@@ -70,7 +70,7 @@ class RunModel:
         known_to: int = 0,
     ) -> None:
         self._clock_s = clock_s
-        self._known_to = known_to
+        self._known_to = defaultdict[type[RunMessage], int](lambda: known_to)
         self._liveness: dict[str, Liveness] = {}
         self.record = record
         self.config = config
@@ -90,7 +90,7 @@ class RunModel:
         """
         now_s = self._clock_s()
         if isinstance(message, MemberRecord | Commit):
-            now_s = seen_s(now_s, stored_ns, sequence, self._known_to)
+            now_s = seen_s(now_s, stored_ns, sequence, self._known_to[type(message)])
         match message:
             case Round():
                 self.history.timeline.opened(message)
@@ -110,7 +110,7 @@ class RunModel:
     def peek(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> None:
         """Take note of a newest message ahead of the history that leads to it."""
         if isinstance(message, MemberRecord | Commit):
-            self._known_to = max(self._known_to, sequence)
+            self._known_to[type(message)] = max(self._known_to[type(message)], sequence)
         match message:
             case Commit():
                 commit = corrected(message, stored_ns, self.record.created_ns)

@@ -52,7 +52,8 @@ class What(StrEnum):
 class Violation:
     """One broken promise; ``fragment`` and ``version`` are -1 and ``learner`` empty where none is.
 
-    ``sentence`` says it to a person; ``sequence`` is where in the ledger it shows, 0 if elsewhere.
+    ``sentence`` says it to a person; ``sequence`` is where in the ledger it shows, or in MEMBERS
+    for a learner's start, 0 if elsewhere.
     """
 
     what: What
@@ -180,11 +181,13 @@ class Starts:
 
     ``known`` is, by incarnation, how far its data is known to be used. ``cursor`` is where the
     newest incarnation that has said so began; ``begun`` says which that was, and ``inner`` counts
-    what became of the inner optimizer's state. ``data`` is the digest of what it reads.
+    what became of the inner optimizer's state. ``data`` is the digest of what it reads, ``joined``
+    the newest incarnation of which there is a record, wherever: the first ones may be dropped.
     """
 
     learner: str
     shard: int = -1
+    joined: int = -1
     incarnation: int = -1
     begun: int = -1
     cursor: int = 0
@@ -202,8 +205,9 @@ class Starts:
         if record.shard != self.shard:
             text = f"changed from data shard {self.shard} to {record.shard}"
             yield self._violation(What.MEMBER, text, sequence)
-        again = record.incarnation == self.incarnation
-        if again != (record.inner is not None) or record.incarnation < self.incarnation:
+        first, again = self.incarnation < 0, record.incarnation == self.incarnation
+        settled = record.inner is not None
+        if (again != settled and not first) or record.incarnation < self.incarnation:
             text = f"came as incarnation {record.incarnation} after {self.incarnation}"
             yield self._violation(What.MEMBER, text, sequence)
         self.incarnation = max(self.incarnation, record.incarnation)
@@ -237,8 +241,8 @@ class Starts:
                 f" incarnation {self.begun} had begun at {self.cursor}"
             )
             yield What.COUNTED_AGAIN, text
-        if item.incarnation > self.incarnation:
-            text = f"{named(id_of(item))} was consumed before that incarnation had joined"
+        if item.incarnation > self.joined:
+            text = f"{named(id_of(item))} was consumed, and no record says that it joined"
             yield What.MEMBER, text
 
     def gaps(self) -> Iterator[Violation]:

@@ -1,9 +1,10 @@
 """The promises of a run's log, checked record by record in ledger order.
 
-Pure and incremental: feed the contributions of the window, then members and commits as the ledger
-has them, then ask what is left. Memory is bounded by learners times fragments, plus one small
-record per contribution that the window holds. What a contribution may claim, what it weighs and
-what a commit makes of the learners' progress is the protocol's own definition.
+Pure and incremental: feed the contributions of the window, say who has joined, then members and
+commits by their time in the log, then ask what is left. Memory is bounded by learners times
+fragments, plus one small record per contribution that the window holds. What a contribution may
+claim, what it weighs and what a commit makes of the learners' progress is the protocol's own
+definition.
 """
 
 from __future__ import annotations
@@ -142,6 +143,11 @@ class Checks:
             history = self.histories.setdefault(header.fragment, FragmentHistory())
             history.waiting.setdefault(contribution.id, contribution)
             self.starts_of(header.learner).know(header.incarnation, header.cursor_to)
+
+    def joined(self, record: MemberRecord) -> None:
+        """Note that there is a record of a start, ahead of its place among the commits."""
+        starts = self.starts_of(record.learner)
+        starts.joined = max(starts.joined, record.incarnation)
 
     def member(self, record: MemberRecord, sequence: int) -> list[Violation]:
         """Take a start of a learner."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from skerry.algorithm.fragments import Plan
 from skerry.errors import StateLost, WireError
 from skerry.log.base import Bus, Record, StreamInfo
-from skerry.log.reading import read_up_to
+from skerry.log.reading import read_now, read_up_to
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -25,18 +26,21 @@ from skerry.settings.models import RunConfig
 
 LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Quarantine
 KINDS: dict[str, type[LedgerRecord]] = {
-    "run": RunRecord,
+    "ledger.run": RunRecord,
+    "ledger.commit": Commit,
+    "ledger.checkpoint": CheckpointRecord,
+    "ledger.eval": Evaluation,
+    "ledger.quarantine": Quarantine,
     "member": MemberRecord,
-    "commit": Commit,
-    "checkpoint": CheckpointRecord,
-    "eval": Evaluation,
-    "quarantine": Quarantine,
 }
+"""What lies where, by the subject behind the run: the ledger, and the learners' starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One record of the ledger; where it cannot be read ``value`` is None and ``problem`` why.
+    """One record of the ledger, or of a start.
+
+    Where it cannot be read ``value`` is None and ``problem`` why.
 
     ``kind`` is what a record on its subject has to be; None for a subject that is none of ours.
     """
@@ -89,6 +93,24 @@ class RunLog:
         )
         raise StateLost(msg)
 
+    async def members(self) -> list[LedgerEntry]:
+        """Return the learners' starts that the log holds, oldest first: the newest few of each."""
+        async with aclosing(read_now(self.bus, self.subjects.member())) as records:
+            return [self._entry(record) async for record in records]
+
+    async def history(
+        self, through: int, members: Sequence[LedgerEntry]
+    ) -> AsyncGenerator[LedgerEntry]:
+        """Yield the ledger up to a sequence and the learners' starts, by the broker's time."""
+        waiting = deque(members)
+        async with aclosing(self.ledger(through)) as entries:
+            async for entry in entries:
+                while waiting and waiting[0].raw.time_ns <= entry.raw.time_ns:
+                    yield waiting.popleft()
+                yield entry
+        for entry in waiting:
+            yield entry
+
     async def ledger(self, through: int, pattern: str | None = None) -> AsyncGenerator[LedgerEntry]:
         """Yield every record of the ledger, or those on a pattern, up to a sequence."""
         records = read_up_to(self.bus, pattern or self.subjects.of_stream("LEDGER")[0], through)
@@ -97,8 +119,9 @@ class RunLog:
                 yield self._entry(record)
 
     def _entry(self, record: Record) -> LedgerEntry:
-        kind, *name = record.subject.split(".")[3:]
-        expected = KINDS.get(kind)
+        tokens = record.subject.split(".")[2:]
+        size = 2 if tokens[0] == "ledger" else 1
+        expected, name = KINDS.get(".".join(tokens[:size])), tokens[size:]
         if expected is None:
             return LedgerEntry(record, None, None, "nothing of ours goes there")
         try:

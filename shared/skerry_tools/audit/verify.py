@@ -73,7 +73,10 @@ class AuditReport:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over the ledger; ``newest`` are each fragment's newest version and its digest."""
+    """One pass over ledger and starts.
+
+    ``newest`` are each fragment's newest version and its digest.
+    """
 
     checks: Checks
     ends: Ends
@@ -95,12 +98,13 @@ class _Walk:
     def take(self, entry: LedgerEntry) -> None:
         raw, value = entry.raw, entry.value
         self.records += 1
-        self.missing(raw.sequence)
-        self.sequence = raw.sequence
+        if entry.kind is not MemberRecord:
+            self.missing(raw.sequence)
+            self.sequence = raw.sequence
         if value is None:
-            text = f"Ledger record {raw.sequence} ({raw.subject}) is none: {entry.problem}"
+            text = f"Record {raw.sequence} ({raw.subject}) is none: {entry.problem}"
             if entry.kind is MemberRecord:
-                self.notes.append(f"{text}. Any learner may write there; nothing reads it.")
+                self.notes.append(f"{text}. Its learner may write there; nothing reads it.")
             else:
                 self.report([Violation(What.UNREADABLE, text, sequence=raw.sequence)])
         elif isinstance(value, MemberRecord):
@@ -259,7 +263,11 @@ async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
                     report("window messages", done, walk.survey.window.messages)
     info = await log.stream(log.subjects.stream("LEDGER"))
     through = await newest_sequence(log.bus, log.subjects.of_stream("LEDGER")[0])
-    entries = log.ledger(through)
+    members = await log.members()  # after the ledger's end: who is named there has joined
+    for entry in members:
+        if isinstance(entry.value, MemberRecord):
+            walk.checks.joined(entry.value)
+    entries = log.history(through, members)
     async with aclosing(entries):
         async for entry in entries:
             walk.take(entry)

@@ -1,4 +1,4 @@
-"""What anybody may write into the ledger bars nobody, and hides nothing."""
+"""What anybody may write into the log bars nobody, and hides nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import StateLost
 from skerry.log import ledger, recovery
+from skerry.log.base import PER_SUBJECT, Retention
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.door import MOST_COUNT
-from skerry.protocol.messages import RunState
+from skerry.protocol.messages import LearnerProgress, RunState
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from tests.support.builders import commit, run_record
@@ -35,12 +36,28 @@ async def test_a_junk_member_record_bars_no_joiner(name: str) -> None:
     bus = MemoryBroker().connect()
     await bus.declare(specs(RUN))
     await ledger.join(bus, RUN, "a", "host", 1)
-    await bus.publish(f"skerry.{RUN}.ledger.member.{name}", JUNK)
+    await bus.publish(f"skerry.{RUN}.member.{name}", JUNK)
     again = await ledger.join(bus, RUN, "a", "host", 2)
     other = await ledger.join(bus, RUN, "b", "host", 3)
     assert (again.incarnation, again.shard) == (2, 0)
     assert (other.incarnation, other.shard) == (1, 1)
     assert set(await ledger.members(bus, RUN)) == {"a", "b"}
+
+
+async def test_a_learner_that_writes_over_its_own_records_bars_itself_alone() -> None:
+    bus, run = await begun()
+    plan = run.plan
+    await ledger.join(bus, RUN, "b", "host", 1)
+    merged = LearnerProgress("b", 1, 4, 100, 40)
+    held = await run.commit(0)
+    told = replace(held, commit=replace(held.commit, progress=(merged,)))
+    await bus.publish(SUBJECTS.shard(0).manifest(0), encode(told))
+    for _ in range(PER_SUBJECT[Retention.FEW_PER_SUBJECT]):
+        await bus.publish(SUBJECTS.member("b"), JUNK)
+    assert "b" not in await ledger.members(bus, RUN)
+    await recovery.known_members(bus, RUN, plan, "c")
+    with pytest.raises(StateLost, match="learner 'b', start 1"):
+        await recovery.known_members(bus, RUN, plan, "b")
 
 
 async def test_a_member_that_claims_the_last_shard_leaves_others_theirs() -> None:

@@ -45,8 +45,9 @@ def bus_of(run: ScriptedRun) -> MemoryBus:
 
 
 def lose(run: ScriptedRun, prefix: str = "ledger.", last: int | None = None) -> None:
-    """Purge the ledger's records on these subjects; ``last``: only so many, from the end."""
-    stream = bus_of(run).broker.streams[SUBJECTS.stream("LEDGER")]
+    """Purge the records on these subjects; ``last``: only so many, from the end."""
+    kind = "MEMBERS" if prefix.startswith("member") else "LEDGER"
+    stream = bus_of(run).broker.streams[SUBJECTS.stream(kind)]
     found = [q for q, r in stream.records.items() if r.subject.startswith(f"skerry.{RUN}.{prefix}")]
     for sequence in found[-last if last else 0 :]:
         stream.drop(sequence)
@@ -182,20 +183,20 @@ class TestMembers:
         run = await begun(0)
         await merged(run, LearnerProgress("a", 2, 4, 100, 40))
         await check(run, "a")
-        lose(run, "ledger.member.a", last=1)
+        lose(run, "member.a", last=1)
         with pytest.raises(StateLost, match="learner 'a', start 2"):
             await check(run, "a")
 
     async def test_manifest_that_the_ledger_lacks_names_starts_too(self) -> None:
         run = await begun(2)
-        lose(run, "ledger.member.a", last=1)
+        lose(run, "member.a", last=1)
         lose(run, "ledger.commit")
         with pytest.raises(StateLost, match="learner 'a', start 2"):
             await check(run, "a")
 
     async def test_no_new_name_joins_a_run_that_has_lost_a_member(self) -> None:
         run = await begun(1)
-        lose(run, "ledger.member")
+        lose(run, "member")
         with pytest.raises(StateLost, match="and no new name does"):
             await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
         assert await ledger.members(run.bus, RUN) == {}
@@ -216,7 +217,7 @@ class TestMembers:
     async def test_new_name_is_given_no_data_shard_that_another_has(self) -> None:
         run = await begun(0)
         await ledger.join(run.bus, RUN, "b", "h", 1)
-        lose(run, "ledger.member.a")
+        lose(run, "member.a")
         await merged(run, LearnerProgress("a", 0, 0, 100, 40))
         found = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
         assert found.shard == 2
@@ -224,7 +225,7 @@ class TestMembers:
     async def test_start_that_nothing_was_merged_of_does_not_give_its_number_away(self) -> None:
         run = await begun(1)
         third = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
-        lose(run, "ledger.member.a", last=1)
+        lose(run, "member.a", last=1)
         fourth = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=2)
         assert [third.incarnation, fourth.incarnation] == [3, 4]
 

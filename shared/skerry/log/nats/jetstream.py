@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from skerry.errors import BrokerUnfit, BusError, StorageFull
 from skerry.log.base import (
     MSG_ID,
+    PER_SUBJECT,
     MirrorInfo,
     Record,
     Retention,
@@ -139,8 +140,9 @@ def config_of(spec: StreamSpec) -> dict[str, Any]:
         "retention": "limits",
         "storage": spec.storage.value,
         "discard": "old" if spec.retention is Retention.WINDOW else "new",
-        "max_msgs_per_subject": 1 if spec.retention is Retention.LAST_PER_SUBJECT else -1,
+        "max_msgs_per_subject": PER_SUBJECT.get(spec.retention, -1),
         "max_bytes": spec.max_bytes,
+        "max_msg_size": spec.max_message_bytes,
         "max_age": int(spec.max_age_s * NANOSECONDS),
         "num_replicas": spec.replicas,
         "duplicate_window": int(spec.duplicate_window_s * NANOSECONDS),
@@ -154,17 +156,16 @@ def config_of(spec: StreamSpec) -> dict[str, Any]:
 
 def spec_of(config: Mapping[str, Any]) -> StreamSpec:
     """Return what a stream's settings amount to."""
-    retention = Retention.WINDOW
-    if config.get("max_msgs_per_subject") == 1:
-        retention = Retention.LAST_PER_SUBJECT
-    elif config.get("discard") == "new":
-        retention = Retention.EVERYTHING
+    per_subject = {most: retention for retention, most in PER_SUBJECT.items()}
+    retention = Retention.EVERYTHING if config.get("discard") == "new" else Retention.WINDOW
+    retention = per_subject.get(config.get("max_msgs_per_subject", -1), retention)
     return StreamSpec(
         name=config["name"],
         subjects=tuple(config.get("subjects", ())),
         retention=retention,
         storage=Storage(config["storage"]),
         max_bytes=config.get("max_bytes", -1),
+        max_message_bytes=config.get("max_msg_size", -1),
         max_age_s=config.get("max_age", 0) / NANOSECONDS,
         replicas=config.get("num_replicas", 1),
         duplicate_window_s=config.get("duplicate_window", 0) / NANOSECONDS,

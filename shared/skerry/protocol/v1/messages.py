@@ -415,11 +415,11 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """ledger.member.<learner>: one start of a learner's process.
+    """member.<learner>: one start of a learner's process.
 
     Written once to join, and once more for the same incarnation when the learner knows where it
     goes on: only that second record has ``inner``, and the place where it starts. The data shard of
-    a learner is the rank of its name by first appearance in the ledger.
+    a learner is the rank of its name among those that have joined.
     """
 
     run: str

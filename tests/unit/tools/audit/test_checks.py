@@ -116,7 +116,11 @@ BROKEN = {
         What.COUNTED_AGAIN,
         "incarnation 1 had data counted up to 9",
     ),
-    "never joined": ([commit(1, item(1, 0, 4, incarnation=2))], What.MEMBER, "had joined"),
+    "never joined": (
+        [commit(1, item(1, 0, 4, incarnation=2))],
+        What.MEMBER,
+        "no record says that it joined",
+    ),
     "incarnation goes back": ([member(incarnation=0), SECOND, member()], What.MEMBER, "after 2"),
     "learner changes its data": ([replace(SECOND, shard=4)], What.MEMBER, "data shard"),
     "too stale": (
@@ -130,6 +134,11 @@ BROKEN = {
 @pytest.mark.parametrize("records", HOLDS.values(), ids=HOLDS)
 def test_what_is_accounted_for_is_no_violation(records: list[Record]) -> None:
     assert found_in(*records) == []
+
+
+def test_a_learner_whose_first_starts_the_log_has_dropped_breaks_no_promise() -> None:
+    again = commit(2, item(1, 4, 8, incarnation=2))
+    assert violations(tabled([FIRST, begun(2, 4), again])) == []
 
 
 @pytest.mark.parametrize(("records", "what", "words"), BROKEN.values(), ids=BROKEN)

@@ -135,7 +135,7 @@ async def test_ids_of_the_next_contributions_are_used_up() -> None:
 
 
 async def test_junk_goes_where_a_member_would_be() -> None:
-    (record,) = await struck(await at_work(), Kind.JUNK_MEMBER, "LEDGER")
+    (record,) = await struck(await at_work(), Kind.JUNK_MEMBER, "MEMBERS")
     assert record.subject == NAMES.member(INTRUDER)
 
 

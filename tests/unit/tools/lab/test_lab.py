@@ -49,9 +49,9 @@ def commits_of(lab: Lab) -> list[Commit]:
 
 
 def members_of(lab: Lab, name: str) -> list[MemberRecord]:
-    """Return everything a learner has said of itself in the ledger, in order."""
+    """Return everything a learner has said of its starts, in order."""
     subject = Subjects(RUN).member(name)
-    records = lab.broker.streams[Subjects(RUN).stream("LEDGER")].records.values()
+    records = lab.broker.streams[Subjects(RUN).stream("MEMBERS")].records.values()
     return [decode(MemberRecord, r.payload, run=RUN) for r in records if r.subject == subject]
 
 

@@ -104,7 +104,7 @@ function showCheckpoints() {
   say($("checkpoints-note"), store.facts.checkpoint_every_s ? `one each ${duration(store.facts.checkpoint_every_s)}` : "");
 }
 
-const KEEPS = { last_per_subject: "the newest", everything: "everything", window: "a window" };
+const KEEPS = { last_per_subject: "the newest", few_per_subject: "the newest few", everything: "everything", window: "a window" };
 
 class Stream {
   constructor(key) {
