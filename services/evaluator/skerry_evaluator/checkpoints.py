@@ -18,7 +18,7 @@ from skerry.algorithm.fragments import trainable
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.data.shards import MANIFEST
 from skerry.data.tokenizer import Words
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 from skerry.models.base import (
     Model,
     Params,
@@ -114,6 +114,9 @@ def print_scores(
     ``text`` are files and folders to judge on instead of a run's own: for a run that was trained on
     tokens prepared ones, or text for a ``tokenizer``. In JSON infinity and NaN are null.
     """
+    if tokenizer is not None and not text:
+        msg = "--tokenizer is that of other text: name the text with --text."
+        raise ConfigError(msg, path="text")
     folders.allow(map(str, filter(None, (*text, tokenizer))))
     corpora: dict[str, Corpus] = {}
     for path in paths:
@@ -146,6 +149,9 @@ def _on_other_text(data: DataConfig, text: Sequence[Path], tokenizer: Path | Non
     folder = str(tokenizer.absolute()) if tokenizer is not None else data.tokenizer_folder
     own: dict[str, Any] = {"paths": tuple(map(str, text)), "weights": (), "factory": ""}
     if data.of_bytes:
+        if tokenizer is not None:
+            msg = "The run was trained on bytes, not on tokens: leave --tokenizer out."
+            raise ConfigError(msg, path="tokenizer")
         own["source"] = "text"
     elif folder and not any((path / MANIFEST).is_file() for path in text):
         own |= {"source": "text", "tokenizer_folder": folder}

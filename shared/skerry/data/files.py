@@ -28,10 +28,13 @@ def find_files(named: Sequence[str], suffixes: Sequence[str]) -> list[Path]:
     """Return every named file, and those with these suffixes below every named folder.
 
     A name may be a pattern, such as ``logs/*.txt``, or the address of objects in a bucket. Raises
-    CorpusError for a name without any file.
+    CorpusError for a name without any file, and for a pipe, which cannot be read twice.
     """
     found: list[Path] = []
     for name in named:
+        if not name:
+            msg = f"One of the texts has no name (`.` is this folder): {CORRECT}"
+            raise CorpusError(msg, path="data.paths")
         files = copies(name, suffixes) if is_remote(name) else _local(name, suffixes)
         if not files and not is_remote(name) and not matching(name):
             msg = f"There is no {name}: {CORRECT}"
@@ -55,6 +58,9 @@ def _local(name: str, suffixes: Sequence[str]) -> list[Path]:
     for path in matching(name):
         if path.is_dir():
             found += sorted(p for p in _below(path) if p.suffix in suffixes and p.is_file())
+        elif path.is_fifo():
+            msg = f"{name} is a pipe, and text is read more than once: write it to a file first."
+            raise CorpusError(msg, path="data.paths")
         else:
             found.append(path)
     return found

@@ -78,7 +78,9 @@ def export_peft(
 
     ``source`` is the folder of the weights that they stand beside. Raises as ``export_hf``.
     """
-    del dtype  # adapters are stored in float32
+    if dtype not in (None, "float32"):
+        msg = f"Adapters are stored in float32, not in {dtype}: leave --dtype out."
+        raise ModelError(msg, path="dtype")
     saved, tensors = checkpoint.params(*locate(where, access))
     model = run_config_from_json(json.dumps(saved.config)).model
     if not model.lora_rank:

@@ -16,7 +16,7 @@ from skerry.errors import ConfigError, ModelError
 from skerry.log.memory import MemoryBroker
 from skerry.models import hf
 from skerry.models.arch import read_arch
-from skerry.models.export import FORMS, export_hf, export_tensors
+from skerry.models.export import FORMS, export_hf, export_peft, export_tensors
 from skerry.models.tensors import tensors_of
 from skerry.settings.local import StoreSettings
 from skerry.settings.models import RunConfig
@@ -114,6 +114,11 @@ def short_of_disk() -> Iterator[Callable[[], None]]:
     own, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
     resource.setrlimit(resource.RLIMIT_FSIZE, (own, most))
+
+
+def test_adapters_are_exported_in_float32_alone(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="stored in float32, not in bfloat16"):
+        export_peft("none", tmp_path / "out", StoreSettings(), dtype="bfloat16")
 
 
 async def test_a_tokenizer_that_is_no_folder_is_refused_before_anything_is_read(

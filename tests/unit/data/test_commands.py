@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +98,10 @@ def halved(folder: Path) -> None:
     (folder / "b.jsonl").write_text('{"text": "whole"}\n{"text": "\\ud83d"}\n')
 
 
+def piped(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+
+
 PREPARE = "prepare {} --tokenizer {} --out out"
 
 
@@ -107,6 +113,8 @@ PREPARE = "prepare {} --tokenizer {} --out out"
             PREPARE.format("nowhere", "words"),
             "There is no nowhere: correct data.paths, or the command.",
         ),
+        (None, PREPARE.format("''", "words"), "One of the texts has no name"),
+        (piped, PREPARE.format("pipe", "words"), "pipe is a pipe, and text is read more than once"),
         (None, PREPARE.format("a.txt", "corpus/x"), "cannot be read as a tokenizer"),
         (scribbled, PREPARE.format("b.parquet", "words"), "b.parquet cannot be read as Parquet"),
         (cut, PREPARE.format("b.parquet", "words"), "b.parquet cannot be read as Parquet"),
@@ -136,7 +144,7 @@ def test_a_command_says_one_sentence_and_leaves_nothing_behind(
     if before is not None:
         before(here)
     found = {path.name for path in here.iterdir()}
-    result: Result = CliRunner().invoke(app, command.split())
+    result: Result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code not in {0, 1}, result.output
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from skerry.errors import CheckpointCorrupt, ModelError
+from skerry.errors import CheckpointCorrupt, ConfigError, ModelError
 from skerry.protocol.messages import MOST_SAMPLE_BYTES
 from skerry.settings.models import DataConfig, RunConfig
 from skerry.store.base import MANIFEST
@@ -151,6 +151,17 @@ def test_other_text_is_read_as_a_run_reads_its_own_or_by_a_tokenizer(tmp_path: P
     assert (mine.source, mine.tokenizer_folder) == ("text", str(tmp_path / "words"))
     assert _on_other_text(on_the_fly, texts, None).tokenizer_folder == "words"
     assert _on_other_text(on_the_fly, corpora, None).source == "prepared"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [((), "name the text with --text"), (("a.txt",), "trained on bytes, not on")]
+)
+def test_a_tokenizer_that_nothing_would_be_read_with_is_refused(
+    folder: Path, tmp_path: Path, text: tuple[str, ...], said: str
+) -> None:
+    paths = [tmp_path / name for name in text]
+    with pytest.raises(ConfigError, match=said):
+        print_scores([folder], batches=1, as_json=False, text=paths, tokenizer=tmp_path)
 
 
 @pytest.mark.parametrize(("batches", "tokens"), [(None, 3 * 2 * 16), (1, 2 * 16)])
