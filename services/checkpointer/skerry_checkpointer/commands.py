@@ -44,13 +44,14 @@ def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
         return
     titles = ("run", "checkpoint", "written", "step", "tokens", "MB", "versions", "ledger")
     table = Table(*titles, box=None)
+    table.columns[2].no_wrap = True  # a date over two lines is hard to read
     for s in found:
         cells = ["unreadable", "", "", "", s.error, ""]
         if (held := s.checkpoint) is not None:
             written = datetime.fromtimestamp(held.created_ns / NANOSECONDS, UTC)
             size = f"{held.size_bytes / 1e6:.1f}"
             facts = (held.step, held.tokens, size, span(held.versions), held.ledger_sequence)
-            cells = [f"{written:%Y-%m-%d %H:%M:%S}", *map(str, facts)]
+            cells = [f"{written:%Y-%m-%d %H:%M}", *map(str, facts)]
         table.add_row(*map(escape, (s.run, s.name, *cells)))
     Console().print(table)
 
