@@ -6,12 +6,14 @@ Both commands reckon with the same hardware (``hardware``) and the same tables o
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from skerry_tools.plan.tables import ScenarioTables
 
-HALVINGS, LEAST = 60, 1e-12
+PARTS, LEAST = 2**60, 1e-12
+"""How finely what no formula gives is looked for, and the least goodput."""
 MOST_COUNTED, ALL = 600.0, 1 - 1e-9
 """Pauses of a round that are counted one by one, and what is as good as certain."""
 
@@ -100,14 +102,12 @@ def _halting(learner: FailingLearner) -> TimeShares:
 
 
 def _elastic(learner: FailingLearner) -> TimeShares:
-    """Go on without what failed: the rate of failures with which all is consistent, by halving."""
-    low, high, found = 0.0, learner.rate_s, _at(learner, 0.0)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        found = _at(learner, middle)
-        below = found.goodput * learner.rate_s > middle
-        low, high = (middle, high) if below else (low, middle)
-    return found
+    """Go on without what failed: the rate of failures with which all is consistent."""
+
+    def is_enough(part: int) -> bool:
+        return _at(learner, learner.rate_s * part / PARTS).goodput <= part / PARTS
+
+    return _at(learner, learner.rate_s * bisect_left(range(PARTS), x=True, key=is_enough) / PARTS)
 
 
 def _one_slice(learner: FailingLearner) -> TimeShares:

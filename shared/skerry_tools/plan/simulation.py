@@ -8,6 +8,7 @@ what goodput, running and uptime(K) are.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.schedule import Schedule, offset
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.failures import Absence, LearnerTimeline, TimeUse, walk
-from skerry_tools.plan.goodput import HALVINGS, hardware
+from skerry_tools.plan.goodput import PARTS, hardware
 from skerry_tools.plan.plan import make
 from skerry_tools.plan.question import Question, check_simulation
 from skerry_tools.plan.tables import DAY_S
@@ -189,26 +190,24 @@ def _kept(asked: Setup, timelines: Sequence[LearnerTimeline]) -> NDArray[np.floa
     for a round as it does alone, and all as long as the slowest. Outages, alike for all, are left
     out.
     """
-    sync, timing = asked.question.run.sync, asked.question.tables.timing
+    sync, tables, learners = asked.question.run.sync, asked.question.tables, asked.learners
     awake = [one.lengths * (one.uses != TimeUse.OUTAGE) for one in timelines]
     clocks = [np.append(0.0, np.cumsum(own)) for own in awake]
     ran = [
         np.append(0.0, np.cumsum(own * (one.shares > 0)))
         for own, one in zip(awake, timelines, strict=True)
     ]
-    steps_s = np.array([one.step_s for one in asked.learners])
-    reached = min(own[-1] / step_s for own, step_s in zip(ran, steps_s, strict=True))
-    most = min(asked.question.tables.simulation.rounds, MOST_WAITS // len(timelines))
+    reached = min(own[-1] / one.step_s for own, one in zip(ran, learners, strict=True))
+    most = min(tables.simulation.rounds, MOST_WAITS // len(timelines))
     ends = _due_steps(sync, int(min(reached, most * sync.h_steps)))[:most]
     if not len(ends):  # not one round in all that time
-        return np.asarray(steps_s / steps_s.max(), dtype=np.float64)
-    took, own = np.zeros(len(ends)), np.zeros(len(timelines))
-    for index, learner in enumerate(asked.learners):
-        done = np.interp(ends * learner.step_s, ran[index], clocks[index])
-        took = np.maximum(took, np.diff(done, prepend=0.0) + learner.upload_s)
-        own[index] = done[-1]
-    own /= float((took + timing.commit_s).sum())
-    return own
+        slowest_s = max(one.step_s for one in learners)
+        return np.array([one.step_s / slowest_s for one in learners])
+    each = zip(learners, ran, clocks, strict=True)
+    done = np.array([np.interp(ends * one.step_s, own, clock) for one, own, clock in each])
+    uploads_s = np.array([[one.upload_s] for one in learners])
+    took_s = (np.diff(done, prepend=0.0) + uploads_s).max(axis=0)
+    return np.asarray(done[:, -1] / (took_s + tables.timing.commit_s).sum(), dtype=np.float64)
 
 
 def _due_steps(sync: SyncConfig, until: int) -> NDArray[np.int64]:
@@ -233,11 +232,8 @@ def _reached(
         return None
     if tokens >= whole:
         return tokens / whole * end_s
-    low, high = 0.0, end_s
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if trained(middle) < tokens else (low, middle)
-    return high
+    parts = bisect_left(range(PARTS), tokens, key=lambda n: trained(end_s * n / PARTS))
+    return end_s * parts / PARTS
 
 
 def _half_width(timelines: Sequence[LearnerTimeline], chips: NDArray[np.float64]) -> float:
