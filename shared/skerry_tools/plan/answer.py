@@ -20,6 +20,7 @@ LEGEND = "(= input, ? extrapolated, all else derived; k, M, G, T are powers of 1
 PIPED_WIDTH = 200
 _MARKS = {"input": "=", "derived": "", "extrapolated": "?"}
 _SCALED = {"bit", "bit/s", "B", "B/s", "param", "token", "tokens/s", "chip", "FLOP"}
+_PLURAL = {"step", "core", "learner", "site"}
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _DURATIONS = ((365.25 * 86400, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -115,11 +116,6 @@ class Answer:
             console.print(part, markup=False, highlight=False, soft_wrap=is_line)
 
 
-def several(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 site``, ``4 sites``."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def shown(value: float, unit: str) -> str:
     """Return a number with its unit as people write it: ``8.00 Gbit/s``, ``3.1 d``, ``98.2 %``."""
     if unit == "share":
@@ -136,9 +132,8 @@ def shown(value: float, unit: str) -> str:
         power = min(int(math.log10(abs(value)) / 3 + 1e-12), len(_PREFIXES) - 1)
         return f"{_three_digits(value / 1000**power)} {_PREFIXES[power]}{unit}"
     plain = f"{value:,.0f}" if float(value).is_integer() else _three_digits(value)
-    return (
-        plain if unit == "1" else f"{plain} {unit}{'s' * (unit in {'step', 'core'} and value != 1)}"
-    )
+    plural = "s" * (unit in _PLURAL and value != 1)
+    return plain if unit == "1" else f"{plain} {unit}{plural}"
 
 
 def _three_digits(value: float) -> str:

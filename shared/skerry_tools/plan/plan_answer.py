@@ -8,7 +8,7 @@ from skerry.algorithm.schemes import AUTO, scheme_of
 from skerry.models.tensors import active_parameters
 from skerry.protocol.parts import INITIAL_BYTES
 from skerry_tools.plan import measured, memory
-from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, several, shown
+from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, shown
 from skerry_tools.plan.plan import RunPlan
 from skerry_tools.plan.question import CHOICES
 from skerry_tools.plan.traffic import Deployment, PlannedSite
@@ -49,8 +49,8 @@ def verdict(plan: RunPlan) -> str:
         out = f". All holds with {way}" if way else ""
         return f"Not feasible: {binding.text}: {fixed}{more}{out}."
     settings = (
-        f"{_sizes(at)} on {several(at.learners, 'learner')} at "
-        f"{several(len(at.sites), 'site')} with H={sync.h_steps} P={sync.fragments} "
+        f"{_sizes(at)} on {shown(at.learners, 'learner')} at "
+        f"{shown(len(at.sites), 'site')} with H={sync.h_steps} P={sync.fragments} "
         f"tau={sync.overlap_steps} K={sync.quorum}, "
         f"{sync.contribution_scheme} up and {at.load.down_scheme} down"
     )
