@@ -132,7 +132,7 @@ def _sited(asked: Question) -> Setup:
         learner = SimulatedLearner(name, site.table.chips, site.step_s, one.upload_s, tokens)
         learners += [learner] * site.table.learners
     known = {"commit_s": commit_s, "tokens": at.tables.plan.tokens}
-    known = {key: value for key, value in known.items() if key not in timing.model_fields_set}
+    known |= timing.model_dump(exclude_unset=True)
     steps, chips = sorted(one.step_s for one in learners), sum(one.chips for one in learners)
     timing = timing.model_copy(update={**known, "step": steps[len(steps) // 2]})
     fleet = asked.tables.fleet.model_copy(update={"chips": float(chips)})
