@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from skerry.errors import BrokerUnfit, StreamDrift
@@ -18,6 +19,13 @@ MEMBER_BYTES = 16 * 1024
 SEND_MOST, AHEAD_BYTES = 62, 32 * 1024**2
 """Chunks of contributions that a learner has on their way at once, at most, and bytes of them, or
 of what it reads. So many chunks are fewer than the bus lets out: pulses find a way past them."""
+KEPT: Mapping[StreamKind, tuple[Retention, Storage]] = {
+    "LEDGER": (Retention.EVERYTHING, Storage.FILE),
+    "MEMBERS": (Retention.FEW_PER_SUBJECT, Storage.FILE),
+    "PULSE": (Retention.LAST_PER_SUBJECT, Storage.MEMORY),
+    "STATE": (Retention.LAST_PER_SUBJECT, Storage.FILE),
+    "CONTRIB": (Retention.WINDOW, Storage.FILE),
+}
 FIXED = ("retention", "storage")
 """Settings that cannot be changed in place: the broker refuses, or messages would be lost."""
 
@@ -39,35 +47,23 @@ def specs(
     Learners write into MEMBERS, which is bounded, and not into the ledger, which is kept for ever.
     """
     names = Subjects(run)
-    bounds: dict[StreamKind, StreamSpec] = {
-        "LEDGER": StreamSpec("", (), Retention.EVERYTHING, Storage.FILE),
-        "MEMBERS": StreamSpec(
-            "",
-            (),
-            Retention.FEW_PER_SUBJECT,
-            Storage.FILE,
-            max_message_bytes=MEMBER_BYTES,
-        ),
-        "PULSE": StreamSpec("", (), Retention.LAST_PER_SUBJECT, Storage.MEMORY),
-        "STATE": StreamSpec("", (), Retention.LAST_PER_SUBJECT, Storage.FILE),
-        "CONTRIB": StreamSpec(
-            "",
-            (),
-            Retention.WINDOW,
-            Storage.FILE,
-            max_bytes=window_bytes // shards,
-            max_age_s=window_s,
-        ),
-    }
-    of_run = [(names.stream(kind), names.of_stream(kind), bounds[kind]) for kind in RUN_HEADS]
-    of_shards = [
-        (shard.stream(kind), shard.of_stream(kind), bounds[kind])
-        for shard in map(names.shard, range(shards))
-        for kind in SHARD_HEADS
-    ]
-    return tuple(
-        replace(bound, name=name, subjects=subjects, replicas=replicas)
-        for name, subjects, bound in [*of_run, *of_shards]
+    of_shards = [names.shard(shard) for shard in range(shards)]
+
+    def spec(kind: StreamKind, name: str, subjects: tuple[str, ...]) -> StreamSpec:
+        window = kind == "CONTRIB"
+        return StreamSpec(
+            name,
+            subjects,
+            *KEPT[kind],
+            max_bytes=window_bytes // shards if window else -1,
+            max_age_s=window_s if window else 0.0,
+            replicas=replicas,
+            max_message_bytes=MEMBER_BYTES if kind == "MEMBERS" else -1,
+        )
+
+    return (
+        *(spec(kind, names.stream(kind), names.of_stream(kind)) for kind in RUN_HEADS),
+        *(spec(kind, s.stream(kind), s.of_stream(kind)) for s in of_shards for kind in SHARD_HEADS),
     )
 
 
