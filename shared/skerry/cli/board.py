@@ -250,9 +250,7 @@ def _learners(rows: Sequence[LearnerRow], most: int, width: int) -> Table:
 
 
 def _learner(row: LearnerRow) -> tuple[str, ...]:
-    phase = row.phase.value.replace("_", " ")
-    state = phase if row.phase in ENDED or row.liveness is Liveness.ALIVE else row.liveness.value
-    state = "quarantined" if row.quarantine else state
+    state = "quarantined" if row.quarantine else row.state.replace("_", " ")
     colour = "dim" if row.phase in ENDED else COLOURS[row.liveness]
     return (
         f"{plain(row.name)}#{row.incarnation}",
@@ -316,7 +314,7 @@ def line(now: RunReport, seconds: float) -> str:
     if late and not run.finished and any(row.at_work for row in now.learners):
         parts.append(f"no round for {clock(ago_s)}: see the logs")
     parts += [
-        f"{clip(row.name)} {(row.phase if row.phase in ENDED else row.liveness).value}"
+        f"{clip(row.name)} {row.state}"
         for row in now.learners
         if row.liveness is not Liveness.ALIVE
     ]

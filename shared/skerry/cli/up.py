@@ -32,13 +32,14 @@ from skerry.cli.programs import argv_of
 from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
+from skerry.protocol.messages import RunState
 from skerry.service.control import CONTROL, listening
 from skerry.service.entry import bus_from
 from skerry.service.private import private_file, writing
 from skerry.settings import loading
 from skerry.settings.checks import masked_url, refuse_code, remark_on_rate
 from skerry.settings.models import ENDS, RunConfig
-from skerry.status.feed import RunFeed, is_finished
+from skerry.status.feed import RunFeed
 from skerry.status.format import clip, printable
 from skerry.tasks import TaskGroup
 
@@ -120,7 +121,7 @@ async def _up(cluster: Cluster, on: Screen, team: Team, *, fresh: bool) -> None:
             record = await ledger.read_run(bus, folder.run)
     config = cluster.settings.run
     if record is not None:
-        if is_finished(record):
+        if record.state is RunState.FINISHED:
             on.say(
                 f"Run {folder.run} is finished already: --run NAME starts another one, --fresh"
                 " discards this one and starts it again."

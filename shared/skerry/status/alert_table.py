@@ -200,22 +200,7 @@ OF_PROMETHEUS = (
     ),
 )
 """What only Prometheus reports, from a scrape or from its absence."""
-ALERTS = (
-    *(
-        BROKER,
-        NO_COMMIT,
-        GONE,
-        SUSPECT,
-        QUARANTINED,
-        FLAPPING,
-        LOSS,
-        MISMATCH,
-        HELD_OUT,
-        TEXTS,
-        GOODPUT,
-    ),
-    *(REFUSED, CHECKPOINT, STORE, MALFORMED),
-)
+ALERTS = tuple(value for value in tuple(globals().values()) if isinstance(value, AlertKind))
 """What the page and ``skerry top`` say, and the monitor exports."""
 
 HEAD = """\

@@ -102,11 +102,15 @@ def late_after_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) 
     return max(least_s, LATE_ROUNDS * round_s(gap_s, h_steps, rows))
 
 
+def checkpoint_due_s(gap_s: float | None, config: RunConfig, rows: Iterable[LearnerRow]) -> float:
+    """Return how often a checkpoint is due: between two rounds there is nothing new to write."""
+    return max(config.checkpoint.every_s, round_s(gap_s, config.sync.h_steps, rows))
+
+
 def _rounds(seen: Situation) -> Iterator[Alert]:
     run, gap_s, rows = seen.now.run, seen.gap_s, seen.now.learners
     timeout_s = seen.config.sync.round_timeout_s
-    ago_s = run.wall_s if run.last_round_s_ago is None else run.last_round_s_ago
-    missed_s = min(ago_s, _there_s(rows))
+    missed_s = min(run.commit_age_s, _there_s(rows))
     limit_s = late_after_s(gap_s, seen.config.sync.h_steps, rows)
     there = [row for row in rows if row.liveness is not Liveness.GONE]
     if all(row.phase is LearnerPhase.FINISHED for row in there):  # they wait for the run's end
@@ -114,12 +118,12 @@ def _rounds(seen: Situation) -> Iterator[Alert]:
     if missed_s > limit_s:
         usual = "" if gap_s is None else f", one is expected each {duration(gap_s)}"
         yield table.NO_COMMIT.alert(
-            f"Nothing has been committed since the run was created {duration(ago_s)} ago."
+            f"Nothing has been committed since the run was created {duration(run.wall_s)} ago."
             if run.last_round_s_ago is None
             else f"No round has been committed for {duration(missed_s)}{usual}."
         )
     elif coming := _awaited(there):
-        missed_s = min(ago_s, max(row.worked_s for row in there))
+        missed_s = min(run.commit_age_s, max(row.worked_s for row in there))
         if missed_s > max(STARTING_S, ENDING * timeout_s):
             yield table.NO_COMMIT.alert(
                 f"No round has been committed for {duration(missed_s)}: all others have finished,"
@@ -270,16 +274,14 @@ def diverged(rows: Iterable[LearnerRow]) -> list[LearnerRow]:
 
 def _checkpoints(seen: Situation) -> Iterator[Alert]:
     run, config, rows = seen.now.run, seen.config, seen.now.learners
-    ago_s = run.wall_s if run.checkpoint_s_ago is None else run.checkpoint_s_ago
-    # Between two rounds there is nothing new to write, however often one may be written.
-    due_s = max(config.checkpoint.every_s, round_s(seen.gap_s, config.sync.h_steps, rows))
+    due_s = checkpoint_due_s(seen.gap_s, config, rows)
     # Not by its age alone: after an outage the first commit is one that a checkpoint just lacks.
-    late_s = min(ago_s, run.checkpoint_lacks_s, _there_s(rows))
+    late_s = min(run.checkpoint_age_s, run.checkpoint_lacks_s, _there_s(rows))
     if run.checkpoint_lacks and late_s > max(CHECKPOINT_S, LATE_CHECKPOINTS * due_s):
         yield table.CHECKPOINT.alert(
-            f"There is no checkpoint after {duration(ago_s)}."
+            f"There is no checkpoint after {duration(run.wall_s)}."
             if run.checkpoint is None
-            else f"The newest checkpoint is {duration(ago_s)} old, one is due each"
+            else f"The newest checkpoint is {duration(run.checkpoint_age_s)} old, one is due each"
             f" {duration(due_s)}."
         )
 

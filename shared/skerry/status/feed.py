@@ -122,7 +122,9 @@ class RunFeed:
             async for stored, record in records:
                 if record.created_ns != model.record.created_ns:
                     return
-                if is_finished(record):  # its end may be read before its last commits are
+                if (
+                    record.state is RunState.FINISHED
+                ):  # its end may be read before its last commits are
                     await _look_ahead(model, sources, (Commit,))
                 self._take(model, stored, record)
         msg = "The log ended while it was followed."
@@ -178,8 +180,3 @@ async def read_model(bus: Bus, run: str, clock_s: Callable[[], float] = time.tim
         for stored, message in await sources.newest(kind):
             model.take(message, stored.sequence, stored.time_ns)
     return model
-
-
-def is_finished(record: RunRecord) -> bool:
-    """Return True if a run takes no more contributions."""
-    return record.state is RunState.FINISHED

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 
-from skerry.algorithm.liveness import Liveness
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -26,7 +25,7 @@ from skerry.status.recent import Recent
 from skerry.status.report import LearnerRow
 from skerry.status.sources import MOST_LEARNERS
 from skerry.status.timeline import Timeline, committed_round
-from skerry.status.view import ENDED, Message
+from skerry.status.view import Message
 
 MOST_TURNS = 32
 """Changes of state kept of each learner,"""
@@ -139,13 +138,11 @@ class History:
                 self.marks.append(MergedMark(self.numbered, consumed.learner, row.closed_s, late))
 
     def judged(self, rows: Iterable[LearnerRow], now_s: float) -> None:
-        """Note who has changed state: its liveness where that is in doubt, else its phase."""
+        """Note who has changed state."""
         for row in rows:
-            sure = row.liveness is Liveness.ALIVE or row.phase in ENDED
-            state = row.phase.value if sure else row.liveness.value
             turns = self._lane(row.name).turns
-            if not turns or turns[-1].state != state:
-                turns.append(Turn(now_s, state))
+            if not turns or turns[-1].state != row.state:
+                turns.append(Turn(now_s, row.state))
 
     def _lane(self, learner: str) -> Lane:
         return self.lanes.setdefault(learner, Lane())

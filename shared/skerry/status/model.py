@@ -82,6 +82,14 @@ class RunModel:
         self.view = RunView(record.run, record.fragments, config)
         self.view.take(record, clock_s())
 
+    @property
+    def gap_s(self) -> float | None:
+        """The interval of recent commits in seconds, None for too few of them.
+
+        While a long ledger is being read, its rounds say nothing of how often they come.
+        """
+        return None if self.view.counting else self.history.timeline.interval_s()
+
     def take(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> float:
         """Fold in one message of the log and return when it was there; twice changes nothing.
 
@@ -145,8 +153,7 @@ class RunModel:
         """Return the run as of now; nothing is wrong with one ``at_rest``, where no service runs.
 
         ``stores`` are how full the broker's stores are, ``away_s`` for how long it has not
-        answered, ``malformed`` counts the messages of the last RECENT_S that were left out. While
-        a long ledger is being read, its rounds say nothing of how often they come.
+        answered, ``malformed`` counts the messages of the last RECENT_S that were left out.
         """
         now_s, view = self._clock_s(), self.view
         now = report(view, now_s)
@@ -159,7 +166,7 @@ class RunModel:
                 now_s=now_s,
                 now=now,
                 lately=self.history.lately,
-                gap_s=None if view.counting else self.history.timeline.interval_s(),
+                gap_s=self.gap_s,
                 config=self.config,
                 stores=stores,
                 broker_away_s=away_s,

@@ -75,6 +75,12 @@ class LearnerRow:
     """Model FLOPs utilisation: its tokens a second over those of its devices' dense bf16 peak."""
 
     @property
+    def state(self) -> str:
+        """Its liveness where that is in doubt, else its phase."""
+        sure = self.liveness is Liveness.ALIVE or self.phase in ENDED
+        return self.phase.value if sure else self.liveness.value
+
+    @property
     def at_work(self) -> bool:
         """Whether it is not gone and says that it trains, though it may stand still."""
         return self.phase is LearnerPhase.TRAINING and self.liveness is not Liveness.GONE
@@ -153,6 +159,16 @@ class RunRow:
     f32_bytes_up: int
     f32_bytes_down: int
     time: dict[str, float]
+
+    @property
+    def commit_age_s(self) -> float:
+        """Time since the newest commit; since the run was created before there is one."""
+        return self.wall_s if self.last_round_s_ago is None else self.last_round_s_ago
+
+    @property
+    def checkpoint_age_s(self) -> float:
+        """Time since the newest checkpoint; since the run was created before there is one."""
+        return self.wall_s if self.checkpoint_s_ago is None else self.checkpoint_s_ago
 
 
 @dataclass(frozen=True, slots=True)

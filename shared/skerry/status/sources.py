@@ -45,11 +45,6 @@ MOST_LEARNERS = 1000
 MOST_LATELY = 1000
 
 
-def kind_name(kind: type[object]) -> str:
-    """Return what a kind of message is counted as: ``pulse``, ``member``."""
-    return kind.__name__.removesuffix("Record").lower()
-
-
 @dataclass(slots=True)
 class MessageCounts:
     """How many messages of each kind were read, and how many were malformed.
@@ -113,7 +108,8 @@ class Sources:
 
     async def follow(self, kind: type[T]) -> AsyncGenerator[tuple[Record, T]]:
         """Yield the messages of a kind for ever."""
-        name, pattern = kind_name(kind), PATTERNS[kind](Subjects(self.run))
+        name = kind.__name__.removesuffix("Record").lower()  # as metrics have it: pulse, member
+        pattern = PATTERNS[kind](Subjects(self.run))
         deliver = Deliver.ALL if kind in READ_WHOLE else Deliver.LAST_PER_SUBJECT
         known_to, before = await newest_sequence(self.bus, pattern), 0
         records = self.bus.follow(pattern, deliver=deliver)

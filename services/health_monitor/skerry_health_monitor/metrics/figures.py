@@ -11,7 +11,7 @@ import xxhash
 
 from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
-from skerry.status.alerts import diverged, held_out, missed, round_s
+from skerry.status.alerts import checkpoint_due_s, diverged, held_out, missed, round_s
 from skerry.status.pulse_metrics import PULSE_METRICS
 from skerry.status.sources import MOST_LEARNERS, MessageCounts
 from skerry.status.view import ENDED
@@ -67,9 +67,6 @@ def figures(seen: Observed) -> list[Figure]:
 def _run(now: RunSnapshot) -> Iterator[Figure]:
     row, rows, model = now.report.run, now.report.learners, now.model
     config, run = model.config, model.record.run
-    age_s = row.wall_s if row.checkpoint_s_ago is None else row.checkpoint_s_ago
-    gap_s = None if row.counting else model.history.timeline.interval_s()
-    interval_s = round_s(gap_s, config.sync.h_steps, rows)
     checkpoint = model.view.checkpoint
     values: dict[Metric, float | None] = {
         metrics.RUN_FINISHED: row.finished,
@@ -77,13 +74,13 @@ def _run(now: RunSnapshot) -> Iterator[Figure]:
         metrics.RUN_STEP_TARGET: row.steps,
         metrics.RUN_TIME_LEFT: row.eta_s,
         metrics.RUN_LOSS: row.loss,
-        metrics.CHECKPOINT_AGE: age_s,
-        metrics.CHECKPOINT_INTERVAL: max(config.checkpoint.every_s, interval_s),
+        metrics.CHECKPOINT_AGE: row.checkpoint_age_s,
+        metrics.CHECKPOINT_INTERVAL: checkpoint_due_s(model.gap_s, config, rows),
         metrics.CHECKPOINT_BEHIND: row.checkpoint_lacks,
-        metrics.CHECKPOINT_BEHIND_TIME: min(age_s, row.checkpoint_lacks_s),
+        metrics.CHECKPOINT_BEHIND_TIME: min(row.checkpoint_age_s, row.checkpoint_lacks_s),
         metrics.CHECKPOINT_SIZE: None if checkpoint is None else checkpoint.size_bytes,
-        metrics.COMMIT_AGE: row.wall_s if row.last_round_s_ago is None else row.last_round_s_ago,
-        metrics.ROUND_INTERVAL: interval_s or None,
+        metrics.COMMIT_AGE: row.commit_age_s,
+        metrics.ROUND_INTERVAL: round_s(model.gap_s, config.sync.h_steps, rows) or None,
         metrics.GOODPUT: row.time[TRAIN],
         metrics.LEARNERS_MISSED: len(missed(rows)),
         metrics.LEARNERS_TARGET: config.sync.learners,
