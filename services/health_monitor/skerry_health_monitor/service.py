@@ -31,7 +31,7 @@ from skerry.telemetry.metrics import Figure, flat
 from skerry_health_monitor.alert_log import AlertLog
 from skerry_health_monitor.metrics.broker import Brokers
 from skerry_health_monitor.metrics.exporting import export, metrics_route
-from skerry_health_monitor.metrics.figures import Observed, figures
+from skerry_health_monitor.metrics.figures import figures
 from skerry_health_monitor.metrics.outlets import Outlet, Row, write_rows
 from skerry_health_monitor.web.faults import Inject, fault_route, inject
 from skerry_health_monitor.web.gate import gate_for, read_token
@@ -67,7 +67,7 @@ class Monitor:
         self.alert_log = AlertLog()
         self.streams: list[StreamInfo] = []
         self.rooms: tuple[Room, ...] = ()
-        self.facts: dict[str, object] = {}
+        self.trace_url = ""
         self.may_inject = False
         self._created_ns = 0
 
@@ -164,8 +164,8 @@ class Monitor:
 
     def figures(self) -> list[Figure]:
         """Return every metric as of now."""
-        known = self.streams, self.rooms, self.brokers.servers()
-        return figures(Observed(self.snapshot(), self.feed.counts, *known))
+        servers = self.brokers.servers()
+        return figures(self.snapshot(), self.feed.counts, self.streams, self.rooms, servers)
 
     def row(self) -> Row | None:
         """Return what outlets are given now, None before the run is in the log."""
@@ -180,7 +180,8 @@ class Monitor:
         now = self.snapshot()
         if now is None:
             return PageFrame(None, None, lambda _: [], head)
-        more = {**self.facts, "actions": self.may_inject and self.allows_chaos}
+        may_inject = self.may_inject and self.allows_chaos
+        more = {"trace_url": self.trace_url, "actions": may_inject}
         shown = sections(now, self.alert_log, self.streams, self.link.away_since_s, more)
         return PageFrame(now.model, shown, lambda after: marks(now.model, after), head)
 
@@ -194,11 +195,8 @@ def page_of(
     """
     feed = monitor.feed
     hub = Hub(monitor.frame, feed.changed)
-    monitor.facts["trace_url"] = health.trace_url
-    more: list[BaseRoute] = [
-        stream_route(hub),
-        metrics_route(monitor.figures),
-    ]
+    monitor.trace_url = health.trace_url
+    more: list[BaseRoute] = [stream_route(hub), metrics_route(monitor.figures)]
     if faults is not None and health.token_file is not None:
         token = read_token(health.token_file)
         more.append(fault_route(faults, token, lambda: monitor.allows_chaos))

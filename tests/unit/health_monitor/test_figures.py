@@ -39,7 +39,7 @@ from skerry.telemetry.metrics import (
 )
 from skerry_health_monitor.metrics.broker import Server, parsed
 from skerry_health_monitor.metrics.exporting import exposition
-from skerry_health_monitor.metrics.figures import Observed, figures
+from skerry_health_monitor.metrics.figures import figures
 from tests.support.builders import (
     checkpoint_record,
     commit,
@@ -113,7 +113,7 @@ def model(*messages: RunMessage, later_s: float = 0.0) -> RunModel:
 
 
 def reported(*messages: RunMessage, later_s: float = 0.0) -> list[Figure]:
-    return figures(Observed(model(*messages, later_s=later_s).snapshot()))
+    return figures(model(*messages, later_s=later_s).snapshot(), MessageCounts())
 
 
 def values(found: list[Figure], metric: Metric) -> dict[tuple[str, ...], float]:
@@ -141,14 +141,13 @@ def everything() -> list[Figure]:
     """The figures of a run in which everything has happened."""
     wrong = closed(refused=(refused(learner="b"),))
     saved = checkpoint_record("/c", written_ns=ns(NOW_S - 9))
-    seen = Observed(
+    return figures(
         model(PULSE, closed(1), wrong, saved, judged()).snapshot(),
         MessageCounts(Counter(pulse=1), Counter(pulse=3)),
         [StreamInfo("SKERRY_r_STATE_0", 7, 900, 1, 7, SPEC)],
         [Room(Storage.FILE, 950, 1000), Room(Storage.MEMORY, 30)],
         [parsed(VARZ, JSZ, "n1")],
     )
-    return figures(seen)
 
 
 def test_every_metric_of_the_monitor_is_reported_once_with_a_value_for_every_label(
@@ -210,7 +209,7 @@ def test_an_account_without_a_limit_is_reported_without_one(everything: list[Fig
 
 def test_what_has_not_happened_yet_is_0_so_that_its_first_time_is_seen() -> None:
     counts = MessageCounts(Counter(pulse=1))
-    found = figures(Observed(model(PULSE).snapshot(), counts))
+    found = figures(model(PULSE).snapshot(), counts)
     assert values(found, metrics.CONTRIBUTIONS)["r", "refused", "too_stale"] == 0
     assert values(found, metrics.MONITOR_MALFORMED) == {("r", "pulse"): 0}
 
@@ -252,7 +251,7 @@ def test_a_round_that_never_had_its_quorum_counts_in_no_wait_for_it() -> None:
 def test_sums_of_the_ledger_are_left_out_while_its_history_is_still_read() -> None:
     half = model(PULSE)
     half.peek(closed(9), 9, ns(NOW_S))
-    found = {f.metric for f in figures(Observed(half.snapshot()))}
+    found = {f.metric for f in figures(half.snapshot(), MessageCounts())}
     assert not {metrics.ROUND_DURATION, metrics.CONTRIBUTIONS} & found
     assert metrics.FRAGMENT_VERSION in found
 
@@ -269,7 +268,9 @@ def test_the_interval_between_commits_follows_commits_and_before_them_the_longes
     read = RunModel(run_record("r", CUT), CONFIG, lambda: NOW_S)
     for version, at_ns in enumerate(times, 1):
         read.take(closed(version, closed_ns=at_ns), version, at_ns)
-    assert values(figures(Observed(read.snapshot())), metrics.ROUND_INTERVAL) == {("r",): 10.0}
+    assert values(figures(read.snapshot(), MessageCounts()), metrics.ROUND_INTERVAL) == {
+        ("r",): 10.0
+    }
 
 
 def test_a_checkpoint_is_due_no_more_often_than_rounds_come() -> None:
@@ -299,7 +300,9 @@ def test_held_out_loss_is_reported_with_what_it_is_judged_by() -> None:
 
 
 def test_before_there_is_a_run_only_the_broker_is_reported() -> None:
-    assert flat(figures(Observed(servers=[Server("n1")]))) == {"skerry.broker.up{server=n1}": 0}
+    assert flat(figures(None, MessageCounts(), servers=[Server("n1")])) == {
+        "skerry.broker.up{server=n1}": 0
+    }
 
 
 def families(found: list[Figure]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.status.model import RunModel, RunSnapshot
-from skerry.status.sources import RunMessage
+from skerry.status.sources import MessageCounts, RunMessage
 from skerry_health_monitor.alert_log import AlertLog
 from skerry_health_monitor.metrics.exporting import exposition
-from skerry_health_monitor.metrics.figures import Observed, figures
+from skerry_health_monitor.metrics.figures import figures
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.stream import event
@@ -123,7 +123,7 @@ def test_the_page_and_the_metrics_take_it(kind: str) -> None:
     now = model.snapshot()
     text = event("whole", {"sections": sections(now, AlertLog()), "marks": marks(model)})
     assert len(text) < 200_000
-    scrape, _ = exposition(figures(Observed(now)))
+    scrape, _ = exposition(figures(now, MessageCounts()))
     assert b"skerry_run_step" in scrape
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,54 +12,55 @@ from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
 from skerry.status.alerts import checkpoint_due_s, diverged, held_out, missed, round_s
 from skerry.status.pulse_metrics import PULSE_METRICS
-from skerry.status.sources import MOST_LEARNERS, MessageCounts
+from skerry.status.sources import MOST_LEARNERS
 from skerry.status.view import ENDED
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Point
 from skerry_health_monitor.metrics.broker import MOST_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from skerry.log.base import Room, StreamInfo
     from skerry.status.model import RunSnapshot
     from skerry.status.report import LearnerRow
+    from skerry.status.sources import MessageCounts
     from skerry.status.view import RunView
     from skerry.telemetry.metrics import Figure, Metric
     from skerry_health_monitor.metrics.broker import Server
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What is known: of the run, if there is one, of the messages that were read, of the broker."""
+def figures(
+    now: RunSnapshot | None,
+    counts: MessageCounts,
+    streams: Iterable[StreamInfo] = (),
+    rooms: Iterable[Room] = (),
+    servers: Sequence[Server] = (),
+) -> list[Figure]:
+    """Return everything there is to report: of a run, if there is one, its log and the broker.
 
-    now: RunSnapshot | None = None
-    counts: MessageCounts = field(default_factory=MessageCounts)
-    streams: Sequence[StreamInfo] = ()
-    rooms: Sequence[Room] = ()
-    servers: Sequence[Server] = ()
-
-
-def figures(seen: Observed) -> list[Figure]:
-    """Return everything there is to report.
-
-    While an old ledger is still being read, what it adds up to is left out: a sum that begins
-    again at 0 and jumps up would look like as much work done in no time.
+    ``counts`` are of the messages that were read, ``streams`` those of the run, ``rooms`` the
+    account's share of the broker's stores. While an old ledger is still being read, what it adds up
+    to is left out: a sum that begins again at 0 and jumps up would look like as much work done in
+    no time.
     """
     found: list[Figure] = []
-    for server in seen.servers:
+    for server in servers:
         label = (server.name[:MOST_NAME],)
         found += [Point(metrics.BROKER_UP, server.up, label), *server.figures]
         for room in server.rooms:
             storage = (metrics.BROKER_STORAGE, metrics.BROKER_STORAGE_LIMIT)
             found += _room(room, label, *storage)
-    if seen.now is None:
+    if now is None:
         return found
-    found += [*_run(seen.now), *_held_out(seen.now), *_log(seen)]
-    if not seen.now.report.run.counting:
-        found += seen.now.model.totals.figures()
-    for row in islice(seen.now.report.learners, MOST_LEARNERS):
-        found += _learner(seen.now.model.view, row)
+    run = now.report.run.run
+    found += [*_run(now), *_held_out(now), *_read(run, counts), *_streams(run, streams, servers)]
+    for room in rooms:
+        found += _room(room, (run,), metrics.ACCOUNT_STORAGE, metrics.ACCOUNT_STORAGE_LIMIT)
+    if not now.report.run.counting:
+        found += now.model.totals.figures()
+    for row in islice(now.report.learners, MOST_LEARNERS):
+        found += _learner(now.model.view, row)
     return found
 
 
@@ -134,24 +134,25 @@ def _learner(view: RunView, row: LearnerRow) -> Iterator[Figure]:
             yield Point(metric, value, (*labels, label[:MOST_NAME]) if key else labels)
 
 
-def _log(seen: Observed) -> Iterator[Figure]:
-    assert seen.now is not None
-    run, counts = seen.now.report.run.run, seen.counts
+def _read(run: str, counts: MessageCounts) -> Iterator[Figure]:
     for kind, count in counts.read.items():
         yield Point(metrics.MONITOR_MESSAGES, count, (run, kind))
     for kind in counts.read.keys() | counts.malformed.keys():
         yield Point(metrics.MONITOR_MALFORMED, counts.malformed[kind], (run, kind))
-    for stream in seen.streams:
+
+
+def _streams(
+    run: str, streams: Iterable[StreamInfo], servers: Iterable[Server]
+) -> Iterator[Figure]:
+    for stream in streams:
         labels = (run, stream.name.rpartition("_")[2])
         yield Point(metrics.STREAM_MESSAGES, stream.messages, labels)
         yield Point(metrics.STREAM_SIZE, stream.bytes, labels)
         if stream.spec.max_bytes > 0:
             yield Point(metrics.STREAM_LIMIT, stream.spec.max_bytes, labels)
-        lags = [s.lags[stream.name] for s in seen.servers if stream.name in s.lags]
+        lags = [s.lags[stream.name] for s in servers if stream.name in s.lags]
         if lags:
             yield Point(metrics.STREAM_LAG, max(lags), labels)
-    for room in seen.rooms:
-        yield from _room(room, (run,), metrics.ACCOUNT_STORAGE, metrics.ACCOUNT_STORAGE_LIMIT)
 
 
 def _room(room: Room, labels: tuple[str, ...], used: Metric, limit: Metric) -> Iterator[Figure]:

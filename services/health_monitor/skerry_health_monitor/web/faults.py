@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import CONTROL, ask
-from skerry_health_monitor.web.gate import has_token
+from skerry_health_monitor.web.gate import has_token, refusal
 
 log = structlog.get_logger()
 
@@ -50,23 +50,19 @@ def fault_route(inject: Inject, token: str, allowed: Callable[[], bool]) -> Rout
 
     async def answer(request: Request) -> JSONResponse:
         if not allowed():
-            return _no(403, "This run was not created with --set chaos.allow=true.")
+            return refusal(403, "This run was not created with --set chaos.allow=true.")
         if not has_token(request.headers, token):
-            return _no(401, "This needs the token that `skerry up` printed with the address.")
+            return refusal(401, "This needs the token that `skerry up` printed with the address.")
         name, action = request.path_params["name"], request.path_params["action"]
         if action not in {*FAULTS, HEAL}:
-            return _no(404, f"There is no such action: use {', '.join([*FAULTS, HEAL])}.")
+            return refusal(404, f"There is no such action: use {', '.join([*FAULTS, HEAL])}.")
         try:
             said = await inject(name, action, await _duration_s(request))
         except SkerryError as error:
-            return _no(409, str(error))
+            return refusal(409, str(error))
         return JSONResponse({"said": said})
 
     return Route("/api/learners/{name}/{action}", answer, methods=["POST"])
-
-
-def _no(status: int, why: str) -> JSONResponse:
-    return JSONResponse({"error": why}, status)
 
 
 async def _duration_s(request: Request) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -63,6 +63,11 @@ def has_token(headers: Headers, token: str, *, basic: bool = False) -> bool:
         with suppress(ValueError, binascii.Error):
             kind, given = "bearer", base64.b64decode(given).decode().partition(":")[2]
     return kind.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode())
+
+
+def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return an answer that says why there is no other."""
+    return JSONResponse({"error": why}, status, headers)
 
 
 def share_key(token: str) -> str:
@@ -123,17 +128,18 @@ class Gate:
         """Return what the application must not answer, or does not know."""
         headers = request.headers
         if not self._is_ours(headers.get("host", "")):
-            what = "This page is not reached by that host name: add it to health.names."
-            return JSONResponse({"error": what}, 421)
+            return refusal(
+                421, "This page is not reached by that host name: add it to health.names."
+            )
         foreign = headers.get("sec-fetch-site", "none") not in OURS
         if foreign and headers.get("sec-fetch-mode") != "navigate":
-            return JSONResponse({"error": "Another site's page may ask nothing here."}, 403)
+            return refusal(403, "Another site's page may ask nothing here.")
         if self.token and path == "/" and (shared := self._shared(request)):
             return shared
         known = not self.token or has_token(headers, self.token, basic=True) or self._reads(request)
         if path != OPEN and not known:
             what = "This needs the token in the file that health.token_file names."
-            return JSONResponse({"error": what}, 401, {"www-authenticate": REALM})
+            return refusal(401, what, {"www-authenticate": REALM})
         return self._link() if path == LINK else None
 
     def _link(self) -> JSONResponse:

@@ -30,6 +30,7 @@ from skerry.log import ledger
 from skerry.protocol.messages import Commit, why
 from skerry.status.format import clip
 from skerry_health_monitor.web.connections import ACCEPTED_AT_ONCE, PageProtocol
+from skerry_health_monitor.web.gate import refusal
 
 if TYPE_CHECKING:
     from skerry.status.feed import RunFeed
@@ -69,7 +70,7 @@ def application(feed: RunFeed, more: Sequence[BaseRoute] = ()) -> Starlette:
         now = feed.report()
         if now is None:
             what = f"There is no run {feed.name!r} in this log yet"
-            return _error(503, f"{what}: it appears with its first learner.")
+            return refusal(503, f"{what}: it appears with its first learner.")
         return JSONResponse(asdict(now))
 
     async def index(_: Request) -> Response:
@@ -90,31 +91,27 @@ def application(feed: RunFeed, more: Sequence[BaseRoute] = ()) -> Starlette:
     )
 
 
-def _error(status: int, text: str) -> JSONResponse:
-    return JSONResponse({"error": text}, status)
-
-
 async def _round(feed: RunFeed, *texts: str) -> Response:
     """Return the ledger record behind a round, by the fragment and version in an address."""
     missing = "The ledger has no version {1} of fragment {0}.".format(*map(clip, texts))
     if not all(NUMBER.fullmatch(text) for text in texts):
-        return _error(404, missing)
+        return refusal(404, missing)
     fragment, version = map(int, texts)
     if (model := feed.model) is None:
-        return _error(503, "The log is not read yet: try again.")
+        return refusal(503, "The log is not read yet: try again.")
     place = model.history.timeline.place(fragment, version)
     if place is None:
         view = model.view
         unread = view.counting and 0 < version <= view.versions.get(fragment, 0)
         still = "Still reading the history, which has not come to this round: try again."
-        return _error(503, still) if unread else _error(404, missing)
+        return refusal(503, still) if unread else refusal(404, missing)
     try:
         async with asyncio.timeout(LOOK_UP_S):
             found = await _look_up(feed, fragment, version, place - 1)
     except (BrokerUnavailable, TimeoutError):
-        return _error(503, "The broker does not answer: try again.")
+        return refusal(503, "The broker does not answer: try again.")
     if found is None:
-        return _error(404, missing)
+        return refusal(404, missing)
     shown = {**as_json(found[1]), "ledger_sequence": found[0]}
     text = json.dumps(shown, indent=1, ensure_ascii=False)
     return Response(text, media_type="application/json")
