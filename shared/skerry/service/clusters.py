@@ -19,8 +19,6 @@ ANNOUNCEMENT = "cluster.json"
 """The file in a run's folder that says where its cluster is, while it runs."""
 LOCK = "lock"
 """The file beside it that a cluster keeps locked."""
-
-
 LOGIN = ("credentials", "user", "password_file", "inbox_prefix")
 """The settings that say who a client is."""
 
@@ -59,7 +57,7 @@ def running(root: Path = ROOT) -> list[RunningCluster]:
     it: only a process that runs holds the lock beside it.
     """
     found: list[tuple[float, RunningCluster]] = []
-    for path in root.glob("*/cluster.json"):
+    for path in root.glob(f"*/{ANNOUNCEMENT}"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             cluster = RunningCluster(**json.loads(path.read_text("utf-8")))
             if _is_held(path.with_name(LOCK)):

@@ -114,13 +114,12 @@ class BrokerWatch:
     """
 
     away_since_s: float | None = None
-    clock_s: Callable[[], float] = time.time
     report: Callable[[str, Mapping[str, str]], None] = broker_event
 
     def on_event(self, event: str, fields: Mapping[str, str]) -> None:
         """Take an event of the bus."""
         if event == "disconnected" and self.away_since_s is None:
-            self.away_since_s = self.clock_s()
+            self.away_since_s = time.time()
         elif event == "reconnected":
             self.away_since_s = None
         self.report(event, fields)

@@ -85,13 +85,12 @@ class TurnTrace:
     record: RunRecord
     name: str
     then: str
-    wall_ns: Callable[[], int] = time.time_ns
     began_ns: int = field(init=False)
     read_ns: int = field(init=False)
     root: SpanContext = field(init=False)
 
     def __post_init__(self) -> None:
-        self.began_ns = self.read_ns = self.wall_ns()
+        self.began_ns = self.read_ns = time.time_ns()
         run = self.record
         self.root = tracing.context(
             tracing.turn_id(run.run, run.created_ns, self.name, self.began_ns)
@@ -103,13 +102,13 @@ class TurnTrace:
 
     def has_read(self) -> None:
         """Note that the reading is over."""
-        self.read_ns = self.wall_ns()
+        self.read_ns = time.time_ns()
 
     def over(self, commits: Iterable[Commit], attributes: Attributes) -> None:
         """Emit the spans of a turn that did its work, with a link to each commit that it read."""
         if not self.root.trace_flags.sampled:
             return
-        ended_ns, root = self.wall_ns(), self.root
+        ended_ns, root = time.time_ns(), self.root
         shards = self.record.shards
         found = (_link(commit, shards) for commit in commits)
         links = tuple(link for link in found if link.context.is_valid)

@@ -50,12 +50,6 @@ class FaultControl:
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out one command; SkerryError says why it cannot be."""
-        try:
-            return self._answer(request)
-        except ProcessLookupError as error:
-            raise ControlError(str(error)) from error
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.get("op"):
             case "show":
                 routes = {} if self.proxy is None else self.proxy.show()
@@ -113,7 +107,7 @@ class FaultControl:
         await asyncio.sleep(duration_s)
         try:
             self._end(name, fault)
-        except (SkerryError, ProcessLookupError) as error:
+        except SkerryError as error:
             self.say(f"The {fault} of {name} could not be ended: {error}")
         del self._active[name, fault]
 

@@ -37,6 +37,10 @@ class ServiceError(SkerryError):
         self.exit_code = exit_code
 
 
+class NotRunning(SkerryError, ProcessLookupError):
+    """A process that was to be signalled does not run."""
+
+
 class Need(StrEnum):
     """When the end of a process ends the whole cluster.
 
@@ -218,7 +222,7 @@ class Supervisor:
     def kill(self, name: str, *, back_after_s: float) -> int:
         """SIGKILL one process and return its pid; it is started again after ``back_after_s``.
 
-        Raises ProcessLookupError if it does not run, KeyError for an unknown name.
+        Raises NotRunning if it does not run, KeyError for an unknown name.
         """
         pid = self.signal(name, signal.SIGKILL)
         self._slots[name].delay_once_s = back_after_s
@@ -229,7 +233,7 @@ class Supervisor:
         process = self._slots[name].process
         if process is None:
             msg = f"{name} is not running."
-            raise ProcessLookupError(msg)
+            raise NotRunning(msg)
         send_signal(process, number)
         return process.pid
 
