@@ -132,7 +132,7 @@ async def _read(
             continue
         manifest = cut.manifests[fragment]
         try:
-            snapshot = await _snapshot(bus, plan, manifest, cut.sequences[fragment])
+            snapshot = await _snapshot(bus, plan, manifest)
             vector = await GlobalReader(bus, run, plan).read(manifest)
         except Overtaken:
             return False
@@ -141,8 +141,8 @@ async def _read(
     return True
 
 
-async def _snapshot(bus: Bus, plan: Plan, manifest: Manifest, sequence: int) -> Snapshot:
-    """Read the newest snapshot that a manifest names, whose commit the ledger has at ``sequence``.
+async def _snapshot(bus: Bus, plan: Plan, manifest: Manifest) -> Snapshot:
+    """Read the newest snapshot that a manifest names.
 
     Raises Corrupt for one that is not whole, or is not what the ledger says of its version.
     """
@@ -156,14 +156,14 @@ async def _snapshot(bus: Bus, plan: Plan, manifest: Manifest, sequence: int) -> 
         msg = f"The manifest of fragment {fragment} of run {run!r} has no whole master."
         raise Corrupt(msg)
     if master.version != commit.version:
-        earlier = await commit_of(bus, run, fragment, master.version, sequence)
-        if earlier is None or earlier.master_digest != master.digest:
+        earlier = await commit_of(bus, run, fragment, master.version)
+        if earlier is None or earlier[1].master_digest != master.digest:
             msg = (
                 f"The master of fragment {fragment} of run {run!r} is not what the ledger says of"
                 f" version {master.version}: the next snapshot can be saved."
             )
             raise Corrupt(msg)
-        commit = earlier
+        commit = earlier[1]
     return Snapshot(commit, found)
 
 

@@ -20,6 +20,7 @@ from skerry.errors import (
     WireError,
 )
 from skerry.log.base import Deliver, Expect
+from skerry.log.reading import newest_sequence, read_up_to
 from skerry.log.run_records import newest_readable, publish, read_all, readable
 from skerry.protocol.messages import (
     CheckpointRecord,
@@ -41,7 +42,7 @@ CAS_ATTEMPTS = 100
 MOST_LOST = 1000
 """Members whose records may be gone: a data shard further beyond the known ones is a lie."""
 FIRST_SPAN = 256
-"""Records of the ledger that are looked at first for a commit of a few versions ago."""
+"""Records of the ledger among which a commit is looked for one by one: the newest ones first."""
 
 
 async def until_granted(attempt: Callable[[], Awaitable[T]], about: str) -> T:
@@ -240,21 +241,33 @@ async def follow_commits(
                 yield record.sequence, commit
 
 
-async def commit_of(bus: Bus, run: str, fragment: int, version: int, before: int) -> Commit | None:
-    """Return the commit of a fragment's version; None where the ledger has none.
+async def commit_of(bus: Bus, run: str, fragment: int, version: int) -> tuple[int, Commit] | None:
+    """Return (ledger sequence, commit) of a fragment's version; None where the ledger has none.
 
-    It is looked for backwards from ``before``, the sequence of a later commit of the fragment.
+    Versions grow with the sequence: one that is not among the newest records is found by halving.
     """
-    span, after = FIRST_SPAN, before
-    while after:
-        after = max(0, before - span)
-        async with aclosing(follow_commits(bus, run, after, fragment=fragment)) as commits:
-            async for sequence, commit in commits:
-                if commit.version == version:
-                    return commit
-                if commit.version > version or sequence >= before:
-                    break
-        span *= 2
+    pattern = Subjects(run).commit(fragment)
+
+    async def between(after: int, through: int) -> AsyncGenerator[tuple[int, Commit]]:
+        async with aclosing(read_up_to(bus, pattern, through, after)) as records:
+            async for record in records:
+                if (commit := readable(Commit, record, run)) is not None:
+                    yield record.sequence, commit
+
+    after, through = 0, await newest_sequence(bus, pattern)
+    middle = max(0, through - FIRST_SPAN)
+    while middle > after:
+        async with aclosing(between(middle, through)) as commits:
+            first = await anext(commits, None)
+        if first is None or first[1].version > version:
+            through = middle
+        else:
+            after = middle
+        middle = (after + through) // 2 if through - after > FIRST_SPAN else after
+    async with aclosing(between(after, through)) as commits:
+        async for sequence, commit in commits:
+            if commit.version == version:
+                return sequence, commit
     return None
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from operator import itemgetter
 
 from skerry.protocol.messages import (
     CloseReason,
@@ -20,9 +18,6 @@ from skerry.protocol.messages import (
 from skerry.status import recent
 
 MOST_ROUNDS = 160
-SPARSE, MOST_PLACES = 64, 1024
-"""Of each fragment, the place in the ledger of one in so many versions is remembered, at most so
-many of them: beyond, of one in twice as many versions."""
 AHEAD_S, WRITTEN_S = 1.0, 60.0
 """A syncer's clock may be so far ahead of the broker's, and a round may have closed so long, and
 its merge, before the broker has its record."""
@@ -136,31 +131,8 @@ def arrivals(commit: Commit) -> tuple[float, ...]:
 
 
 @dataclass(slots=True)
-class Places:
-    """Where one fragment's versions lie in the ledger: of one each ``span`` versions."""
-
-    most: int = MOST_PLACES
-    span: int = SPARSE
-    known: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Version and sequence."""
-
-    def add(self, version: int, sequence: int) -> None:
-        """Note where the next version lies; one near the last one is near enough."""
-        if not self.known or version >= self.known[-1][0] + self.span:
-            self.known.append((version, sequence))
-        if len(self.known) > self.most:
-            del self.known[1::2]
-            self.span *= 2
-
-    def at_or_before(self, version: int) -> int:
-        """Return a sequence at or before a version's; a restored run's ledger begins anywhere."""
-        behind = bisect_right(self.known, version, key=itemgetter(0))
-        return self.known[max(0, behind - 1)][1]
-
-
-@dataclass(slots=True)
 class Timeline:
-    """The newest rounds by fragment and version, those in the air, and where older ones lie.
+    """The newest rounds by fragment and version, and those in the air.
 
     ``reported`` are the versions that each learner's last pulse named, ``held`` the highest that
     any of its pulses did: one that starts again names 0 first. ``ahead`` is the highest of
@@ -171,7 +143,6 @@ class Timeline:
     rounds: dict[Key, CommittedRound] = field(default_factory=dict[Key, CommittedRound])
     open: dict[int, Round] = field(default_factory=dict[int, "Round"])
     newest: dict[int, CommittedRound] = field(default_factory=dict[int, CommittedRound])
-    places: dict[int, Places] = field(default_factory=dict[int, Places])
     reported: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     held: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     ahead: dict[int, int] = field(default_factory=dict[int, int])
@@ -179,7 +150,6 @@ class Timeline:
     def committed(self, row: CommittedRound) -> None:
         """Take in the next commit of a fragment."""
         fragment, version = row.fragment, row.version
-        self.places.setdefault(fragment, Places()).add(version, row.sequence)
         if self.ahead.get(fragment, 0) >= version:  # pulses came before the ledger
             row.adopted = sum(
                 fragment < len(held) and held[fragment] >= version for held in self.held.values()
@@ -217,13 +187,6 @@ class Timeline:
                     row.adopted += 1
                     if row.stored_s >= began_s:
                         row.adopted_s = now_s
-
-    def place(self, fragment: int, version: int) -> int | None:
-        """Return a ledger sequence at or before a commit's, None for a commit that was not seen."""
-        newest = self.newest.get(fragment)
-        if newest is None or not 0 < version <= newest.version:
-            return None
-        return self.places[fragment].at_or_before(version)
 
     def interval_s(self) -> float | None:
         """Return the mean seconds between recent commits, None for fewer than three of them.

@@ -13,7 +13,6 @@ from skerry.algorithm.fragments import BLOCK, Fragment
 from skerry.errors import Overtaken, StateLost, WireError
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.ledger import commit_of
-from skerry.log.reading import newest_sequence
 from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, kind_of, newest
@@ -144,9 +143,8 @@ async def _check_snapshot(log: RunLog, manifest: Manifest, known: Survey) -> Vio
     if {p.version for p in manifest.parts if kind_of(p.name) == "snapshot"} != {master.version}:
         return _state(index, version, "its snapshot is of several versions")
     if first <= version:
-        end = await newest_sequence(log.bus, log.subjects.commit(index))
-        earlier = await commit_of(log.bus, log.run, index, master.version, end)
-        if earlier is None or earlier.master_digest != master.digest:
+        earlier = await commit_of(log.bus, log.run, index, master.version)
+        if earlier is None or earlier[1].master_digest != master.digest:
             text = f"its snapshot is not what the ledger says of version {master.version}"
             return _state(index, version, text)
     if first > (last := known.base.get(index, 0)):

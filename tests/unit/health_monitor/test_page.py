@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -15,10 +13,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from skerry.log.memory import MemoryBroker
-from skerry.protocol.messages import Commit
 from skerry.settings.local import HealthSettings
 from skerry.settings.models import ModelConfig, RunConfig
-from skerry.status.sources import RunMessage, Sources
 from skerry_health_monitor.service import Monitor, page_of
 from skerry_health_monitor.web.faults import Inject
 from skerry_health_monitor.web.gate import Gate
@@ -98,37 +94,12 @@ async def test_a_round_leads_to_its_ledger_record() -> None:
     for _ in range(3):
         await scripted.commit_all()
     async with served(scripted) as client:
-        async with asyncio.timeout(DEADLINE_S):
-            while (answer := await client.get("/api/rounds/2/3")).status_code != 200:  # noqa: ASYNC110 - it reads the log
-                await asyncio.sleep(0)
-        told = answer.json()
+        told = (await client.get("/api/rounds/2/3")).json()
         assert (told["fragment"], told["version"], told["reason"]) == (2, 3, "all_arrived")
         assert told["plan_digest"] == f"{scripted.plan.digest:016x}"
         record = await scripted.bus.get("SKERRY_run_LEDGER", told["ledger_sequence"])
         assert record is not None
         assert record.subject == "skerry.run.ledger.commit.2"
-
-
-async def test_a_round_that_is_known_but_not_read_yet_is_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scripted = await begun()
-    for _ in range(3):
-        await scripted.commit_all()
-
-    follow = Sources.follow
-
-    async def the_first(self: Sources, kind: type[RunMessage]) -> AsyncGenerator[Any]:
-        async for found in follow(self, kind):
-            yield found
-            if kind is Commit:
-                await asyncio.Event().wait()
-
-    monkeypatch.setattr(Sources, "follow", the_first)
-    async with served(scripted) as client:
-        answers = [await client.get(f"/api/rounds/{path}") for path in ("0/1", "1/3", "1/5", "7/1")]
-    assert [answer.status_code for answer in answers] == [200, 503, 404, 404]
-    assert "Still reading the history" in answers[1].json()["error"]
 
 
 @pytest.mark.parametrize(

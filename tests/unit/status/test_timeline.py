@@ -1,17 +1,13 @@
-"""The timeline of rounds: what is kept of each, where older ones lie, who has adopted them."""
+"""The timeline of rounds: what is kept of each, and who has adopted them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from skerry.protocol.messages import Commit, CommitOrigin, Consumed, Pulse
 from skerry.status.timeline import (
     AHEAD_S,
-    SPARSE,
     WRITTEN_S,
-    Places,
     Timeline,
     arrivals,
     committed_round,
@@ -42,53 +38,6 @@ def filled(most: int, versions: int) -> Timeline:
 
 def test_only_the_newest_rounds_are_kept() -> None:
     assert list(filled(3, 10).rounds) == [(0, 8), (0, 9), (0, 10)]
-
-
-def test_an_older_round_is_found_from_a_place_at_or_before_it() -> None:
-    timeline = filled(3, 300)
-    for version in (1, 63, 64, 65, 299, 300):
-        place = timeline.place(0, version)
-        assert place is not None
-        assert 100 + version - 64 < place <= 100 + version
-
-
-def test_there_is_no_place_for_what_nobody_has_committed() -> None:
-    timeline = filled(3, 5)
-    assert [timeline.place(0, 6), timeline.place(0, 0), timeline.place(1, 1)] == [None] * 3
-
-
-def test_a_ledger_that_begins_late_has_places_too() -> None:
-    timeline = Timeline()
-    for version in range(500, 520):
-        timeline.committed(committed_round(closed(version), version, 1.0))
-    assert timeline.place(0, 519) in range(500, 520)
-
-
-def test_a_version_that_jumps_takes_no_more_room_than_another() -> None:
-    timeline = filled(3, 5)
-    timeline.committed(committed_round(closed(2**62), 106, 1.0))
-    assert timeline.place(0, 2**62) == 106
-    assert timeline.place(0, 5) == 101
-    assert len(timeline.places[0].known) == 2
-
-
-def test_places_are_bounded_and_lead_to_every_version_all_the_same() -> None:
-    places, first, last = Places(most=8), 1000, 9000
-    for version in range(first, last + 1):
-        places.add(version, 10 * version)
-        assert len(places.known) <= 8
-    assert places.known[0] == (first, 10 * first)
-    for version in (first, first + 1, 4095, 4096, 5000, last):
-        assert 10 * (version - places.span) < places.at_or_before(version) <= 10 * version
-
-
-@pytest.mark.parametrize("jump", [1, 2**40])
-def test_places_of_versions_that_jump_are_bounded_too(jump: int) -> None:
-    places = Places(most=4)
-    for version in range(1, 100):
-        places.add(SPARSE * version * jump, version)
-    assert len(places.known) <= 4
-    assert places.at_or_before(SPARSE * jump) == 1
 
 
 def test_a_syncer_whose_clock_is_off_closes_no_round_before_the_run_or_in_the_future() -> None:

@@ -11,7 +11,7 @@ import json
 import re
 import socket
 from collections.abc import Callable, Generator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,8 +58,8 @@ NUMBER = re.compile(r"[0-9]{1,20}")
 def application(feed: RunFeed, more: Sequence[BaseRoute] = ()) -> Starlette:
     """Return the ASGI application over a feed's run; ``more`` are other routes.
 
-    ``/healthz`` says that the monitor works; ``/api/run`` answers 503 until the run is in the log,
-    ``/api/rounds`` until its ledger is read that far.
+    ``/healthz`` says that the monitor works; ``/api/run`` and ``/api/rounds`` answer 503 until the
+    run is in the log.
     """
 
     async def healthz(_: Request) -> JSONResponse:
@@ -97,17 +97,11 @@ async def _round(feed: RunFeed, *texts: str) -> Response:
     if not all(NUMBER.fullmatch(text) for text in texts):
         return refusal(404, missing)
     fragment, version = map(int, texts)
-    if (model := feed.model) is None:
+    if feed.model is None:
         return refusal(503, "The log is not read yet: try again.")
-    place = model.history.timeline.place(fragment, version)
-    if place is None:
-        view = model.view
-        unread = view.counting and 0 < version <= view.versions.get(fragment, 0)
-        still = "Still reading the history, which has not come to this round: try again."
-        return refusal(503, still) if unread else refusal(404, missing)
     try:
         async with asyncio.timeout(LOOK_UP_S):
-            found = await _look_up(feed, fragment, version, place - 1)
+            found = await ledger.commit_of(feed.bus, feed.name, fragment, version)
     except (BrokerUnavailable, TimeoutError):
         return refusal(503, "The broker does not answer: try again.")
     if found is None:
@@ -115,18 +109,6 @@ async def _round(feed: RunFeed, *texts: str) -> Response:
     shown = {**as_json(found[1]), "ledger_sequence": found[0]}
     text = json.dumps(shown, indent=1, ensure_ascii=False)
     return Response(text, media_type="application/json")
-
-
-async def _look_up(
-    feed: RunFeed, fragment: int, version: int, after: int
-) -> tuple[int, Commit] | None:
-    """Read on behind a place in the ledger up to this version; None if it was left out."""
-    commits = ledger.follow_commits(feed.bus, feed.name, after, fragment=fragment)
-    async with aclosing(commits):
-        async for sequence, commit in commits:
-            if commit.version >= version:
-                return (sequence, commit) if commit.version == version else None
-    return None
 
 
 def as_json(commit: Commit) -> dict[str, Any]:
