@@ -112,7 +112,8 @@ def print_scores(
     """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
 
     ``text`` are files and folders to judge on instead of a run's own: for a run that was trained on
-    tokens prepared ones, or text for a ``tokenizer``. In JSON infinity and NaN are null.
+    tokens prepared ones, or text for a ``tokenizer``, from the column that ``data.field`` in
+    ``sets`` names. In JSON infinity and NaN are null.
     """
     if tokenizer is not None and not text:
         msg = "--tokenizer is that of other text: name the text with --text."
@@ -123,7 +124,7 @@ def print_scores(
         restored = restore(path, sets)
         data = restored.config.data
         if text:
-            data = _on_other_text(data, text, tokenizer)
+            data = _on_other_text(data, text, tokenizer, sets)
         refuse_data(data, by="--text")
         key = data.model_dump_json()
         if key not in corpora:
@@ -144,10 +145,14 @@ def print_scores(
         )
 
 
-def _on_other_text(data: DataConfig, text: Sequence[Path], tokenizer: Path | None) -> DataConfig:
+def _on_other_text(
+    data: DataConfig, text: Sequence[Path], tokenizer: Path | None, sets: Sequence[str] = ()
+) -> DataConfig:
     """Return a run's data settings with other text, read as the run's is."""
+    given = loading.load(None, sets).run.data
     folder = str(tokenizer.absolute()) if tokenizer is not None else data.tokenizer_folder
     own: dict[str, Any] = {"paths": tuple(map(str, text)), "weights": (), "factory": ""}
+    own |= given.model_dump(include={"field"}, exclude_unset=True)
     if data.of_bytes:
         if tokenizer is not None:
             msg = "The run was trained on bytes, not on tokens: leave --tokenizer out."

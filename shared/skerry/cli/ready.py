@@ -152,19 +152,20 @@ def _check_model(run: RunConfig) -> int | None:
 
 def _check_data(run: RunConfig, vocab: int | None) -> None:
     from skerry.data.corpus import load_corpus
-    from skerry.data.files import find_files, is_remote
-    from skerry.data.source import read_source
+    from skerry.data.documents import find_sources
+    from skerry.data.files import is_remote
+    from skerry.data.source import read_source, text_files
 
     data = run.data
     if data.factory or data.source == "stdlib" or any(map(is_remote, data.paths)):
         return
     if data.source == "text":
-        files = find_files(data.paths, data.suffixes)
         if data.tokenizer_folder:
+            find_sources(data.paths, data.suffixes)
             if not Path(data.tokenizer_folder).expanduser().is_dir():
                 msg = f"There is no folder {data.tokenizer_folder}: correct data.tokenizer_folder."
                 raise CorpusError(msg, path="data.tokenizer_folder")
-        elif sum(file.stat().st_size for file in files) <= READ_BYTES:
+        elif sum(file.stat().st_size for file in text_files(data)) <= READ_BYTES:
             load_corpus(data)
         return
     for document in read_source(data):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from skerry.data.cache import tokenised
 from skerry.data.packing import Packed, digest_of
-from skerry.data.source import Document, Places, Tokens, read_source
+from skerry.data.source import Document, Places, Tokens, read_source, with_tokenizer
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 
@@ -185,20 +185,39 @@ class Corpus:
 
 
 def load_corpus(config: DataConfig) -> Corpus:
-    """Read the text and split it; CorpusError when it is unreadable, empty or too short."""
-    config = tokenised(config)
-    whole = split(read_source(config), config)
+    """Read the text and split it; CorpusError when it is unreadable, empty or too short.
+
+    The parts of a mixture are cut and held out as its whole text is: what is trained on of a part
+    is nowhere held out, and a small part need hold out nothing.
+    """
+    config = with_tokenizer(tokenised(config))
+    named = [(path,) for path in config.paths] if config.weights else [config.paths]
+    parts = [config.model_copy(update={"paths": paths, "weights": ()}) for paths in named]
+    documents = [read_source(part) for part in parts]
+    cuts, bound = _cut(list(chain.from_iterable(documents)), config)
+    whole = _corpus(cuts, bound, config)
     if not config.weights:
         return whole
-    parts = (config.model_copy(update={"paths": (p,), "weights": ()}) for p in config.paths)
-    return replace(whole, mixed=tuple(load_corpus(part) for part in parts))
+    left, mixed = iter(cuts), list[Corpus]()
+    for part, own in zip(parts, documents, strict=True):
+        mixed.append(_corpus(list(islice(left, len(own))), bound, part, part.paths[0]))
+    return replace(whole, mixed=tuple(mixed))
 
 
 def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
     """Cut documents into pieces and sort them by content hash into training and held-out text."""
+    return _corpus(*_cut(documents, config), config)
+
+
+def _cut(documents: Sequence[Document], config: DataConfig) -> tuple[list[_Cut], np.uint64]:
+    """Return documents cut into pieces, and the largest hash of those that are held out."""
     total = sum(len(document.tokens) for document in documents)
     cuts = [_Cut.of(document, config.seq_len, total) for document in documents]
-    bound = np.uint64(_bound(cuts, config))
+    return cuts, np.uint64(_bound(cuts, config))
+
+
+def _corpus(cuts: Sequence[_Cut], bound: np.uint64, config: DataConfig, part: str = "") -> Corpus:
+    """Return the corpus of pieces; ``part`` is its name in a mixture, which holds out for it."""
     apart = config.packing != "stream"
     chosen, left_out = (
         list(chain.from_iterable(cut.stretches(cut.hashes > bound) for cut in cuts)),
@@ -210,19 +229,21 @@ def split(documents: Sequence[Document], config: DataConfig) -> Corpus:
         train = Packed(chosen, config.seq_len)
     else:
         train = Sequences(_usable(chosen, config.seq_len), config.seq_len, apart=apart)
-    if not len(train) or not len(held_out):
+    name = part or "The corpus"
+    if not len(train) or not (part or len(held_out)):
+        total = sum(len(cut.document.tokens) for cut in cuts)
         msg = (
-            f"The corpus has {total} tokens in {sum(len(cut.ends) for cut in cuts)} pieces, too few"
+            f"{name} has {total} tokens in {sum(len(cut.ends) for cut in cuts)} pieces, too few"
             f" to train on and hold out one sequence of {config.seq_len + 1} each: add text that"
             " differs (prepared text is held out by whole documents), or lower data.seq_len."
         )
         raise CorpusError(msg, path="data.seq_len")
     written = _bytes_per_token(cuts, bound)
     corpus = Corpus(train, held_out, config, _digest(cuts), bytes_per_token=written)
-    corpus = replace(corpus, vocab=max((document.vocab for document in documents), default=0))
+    corpus = replace(corpus, vocab=max((cut.document.vocab for cut in cuts), default=0))
     if corpus.sequences_per_shard == 0:
         msg = (
-            f"The corpus has {len(corpus.train)} training sequences for data.streams ="
+            f"{name} has {len(corpus.train)} training sequences for data.streams ="
             f" {config.streams}: add text, lower data.streams or lower data.seq_len."
         )
         raise CorpusError(msg, path="data.streams")

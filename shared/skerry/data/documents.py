@@ -18,6 +18,7 @@ from skerry.errors import CorpusError
 Messages: TypeAlias = list[dict[str, str]]
 TEXT, LINES, TABLES = (".txt", ".md", ".rst", ".py"), (".jsonl", ".ndjson"), (".parquet",)
 MESSAGES = "messages"
+FIELD = "--field, or data.field in a run's settings"
 MOST_LINE_BYTES = 256 << 20
 MOST_FILE_BYTES = 1 << 30
 """Of a text file, which is one document."""
@@ -81,6 +82,9 @@ def _lines(file: Path, field: str) -> Iterator[Article]:
         number = 0
         while line := lines.readline(MOST_LINE_BYTES):
             number += 1
+            if len(line) == MOST_LINE_BYTES:
+                msg = f"{file}, line {number} has {MOST_LINE_BYTES >> 20} MiB or more: split it."
+                raise CorpusError(msg, path="source")
             if not line.strip():
                 continue
             try:
@@ -104,7 +108,7 @@ def _rows(file: Path, field: str) -> Iterator[Article]:
         with pq.ParquetFile(file) as table:
             if field not in table.schema_arrow.names:
                 names = ", ".join(table.schema_arrow.names[:20])
-                msg = f"{file} has no column {field!r}, but {names}: name one with --field."
+                msg = f"{file} has no column {field!r}, but {names}: name one with {FIELD}."
                 raise CorpusError(msg, path="--field")
             row = 0
             for batch in table.iter_batches(batch_size=ROWS, columns=[field]):
@@ -136,7 +140,7 @@ def article(value: object, place: str, field: str) -> Iterator[Article]:
         messages.append({"role": role, "content": _whole(content, place)})
     if not messages:
         kind = "list of messages with role and content" if field == MESSAGES else "text"
-        msg = f"{place} has no {kind} in {field!r}: correct it, or name another with --field."
+        msg = f"{place} has no {kind} in {field!r}: correct it, or name another with {FIELD}."
         raise CorpusError(msg, path="--field")
     yield Article(messages=tuple(messages))
 

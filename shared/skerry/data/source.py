@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from skerry.data.documents import TABLES
 from skerry.data.files import copied_folder, find_files, is_remote, unreadable
 from skerry.data.shards import MANIFEST, SUFFIXES, open_shards, read_manifest
 from skerry.data.tokenizer import digest_of
@@ -53,11 +54,24 @@ def read_source(config: DataConfig) -> list[Document]:
         msg = f"data.source is {config.source!r} but data.paths is empty: name files or folders."
         raise CorpusError(msg, path="data.paths")
     if config.source == "text":
-        return [_join(find_files(config.paths, config.suffixes))]
+        return [_join(text_files(config))]
     if config.source == "prepared":
         return _prepared(config)
     shards = find_files(config.paths, (".bin", ".npy"))
     return [Document(_map(path, config.token_dtype)) for path in shards]
+
+
+def text_files(config: DataConfig) -> list[Path]:
+    """Return the files that are read byte by byte; CorpusError for one whose bytes are no text."""
+    files = find_files(config.paths, config.suffixes)
+    for file in files:
+        if file.suffix in TABLES:
+            msg = (
+                f"{file} is a table, whose bytes are no text: name a tokenizer's folder with"
+                " data.tokenizer_folder, or prepare it with `skerry data prepare`."
+            )
+            raise CorpusError(msg, path="data.paths")
+    return files
 
 
 def _prepared(config: DataConfig) -> list[Document]:

@@ -10,7 +10,7 @@ import pytest
 
 from skerry import folders
 from skerry.cli import ready
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, CorpusError
 from skerry.settings import loading
 from skerry.store.local import LocalStore
 from tests.support.checkpoints import begun, save, store
@@ -72,3 +72,12 @@ async def test_a_run_that_begins_anew_is_told_of_its_earlier_checkpoints(tmp_pat
     options = f"--run again --from '{where}' --set allow_data=/its/text"
     assert f"{options}` goes on from step 7" in left_behind(fresh=False)
     assert left_behind(fresh=True) == ""
+
+
+def test_a_folder_of_json_lines_is_text_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n')
+    assigned = ["data.source=text", f"data.paths={tmp_path}"]
+    with pytest.raises(CorpusError, match="names no file"):
+        ready.check(loading.load(None, assigned), "nats://broker:4222")
+    assigned.append(f"data.tokenizer_folder={tmp_path}")
+    ready.check(loading.load(None, assigned), "nats://broker:4222")

@@ -262,6 +262,24 @@ def test_held_out_text_is_never_trained_on() -> None:
     assert not _rows(corpus) & {row.tobytes() for row in trained}
 
 
+def test_a_mixture_trains_on_nothing_that_it_holds_out(tmp_path: Path) -> None:
+    for name, lines in (("small", 600), ("large", 6000)):
+        text = (f"line {n} of {name}: {n * n}, {n % 97}\n" for n in range(lines))
+        (tmp_path / f"{name}.txt").write_text("".join(text))
+    paths = tuple(str(tmp_path / f"{name}.txt") for name in ("small", "large"))
+    config = DataConfig(source="text", paths=paths, weights=(1, 1), seq_len=64, held_out=0.3)
+    corpus = load_corpus(config)
+    held_out, trained = (
+        {line for one in stretches for line in one.tokens.tobytes().splitlines() if b":" in line}
+        for stretches in (
+            corpus.held_out.stretches,
+            [one for part in corpus.mixed for one in part.train.stretches],
+        )
+    )
+    assert any(b"small" in line for line in held_out)
+    assert not held_out & trained
+
+
 @pytest.mark.parametrize("partition", ["interleaved", "contiguous"])
 def test_no_learner_of_any_rank_reads_held_out_text(
     partition: Literal["interleaved", "contiguous"],
@@ -336,6 +354,13 @@ def test_a_corpus_that_cannot_be_used_is_one_clear_error(
         path.write_text(text)
     with pytest.raises(CorpusError, match=r"data\."):
         load_corpus(DataConfig.model_validate({"source": "text", "paths": [str(path)], **config}))
+
+
+def test_a_table_is_not_read_byte_by_byte(tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1" * 4000)
+    config = DataConfig(source="text", paths=(str(tmp_path / "rows.parquet"),), seq_len=16)
+    with pytest.raises(CorpusError, match=r"rows\.parquet is a table.*data\.tokenizer_folder"):
+        load_corpus(config)
 
 
 def test_a_folder_in_place_of_a_token_shard_is_refused(tmp_path: Path) -> None:

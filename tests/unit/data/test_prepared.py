@@ -194,6 +194,14 @@ def test_a_mixture_of_folders_is_read_by_weight(tmp_path: Path, words: Words) ->
     assert sum(row.tobytes() in own for row in rows) == 30
 
 
+def test_a_mixture_takes_a_source_of_a_single_document(tmp_path: Path, words: Words) -> None:
+    counts = {"many": 60, "single": 1}
+    folders = [prepared(tmp_path, words, texts(n, name), name) for name, n in counts.items()]
+    corpus = load_corpus(config_of(*folders, weights=[3, 1]))
+    assert len(corpus.mixed[1].train) > 0
+    assert len(corpus.mixed[1].held_out) == 0
+
+
 def test_a_run_names_its_tokenizer_and_refuses_another(tmp_path: Path, words: Words) -> None:
     mine = config_of(prepared(tmp_path, words, texts(60), "a"))
     run = with_tokenizer(mine)
@@ -202,6 +210,8 @@ def test_a_run_names_its_tokenizer_and_refuses_another(tmp_path: Path, words: Wo
     theirs = prepared(tmp_path, other, texts(60), "b")
     with pytest.raises(CorpusError, match="prepare it with the same one"):
         load_corpus(run.model_copy(update={"paths": (str(theirs),)}))
+    with pytest.raises(CorpusError, match="prepare it with the same one"):
+        load_corpus(config_of(tmp_path / "a", theirs, weights=[1, 1]))
 
 
 def test_what_a_folder_says_must_be_so(tmp_path: Path, words: Words) -> None:

@@ -151,6 +151,9 @@ def test_other_text_is_read_as_a_run_reads_its_own_or_by_a_tokenizer(tmp_path: P
     assert (mine.source, mine.tokenizer_folder) == ("text", str(tmp_path / "words"))
     assert _on_other_text(on_the_fly, texts, None).tokenizer_folder == "words"
     assert _on_other_text(on_the_fly, corpora, None).source == "prepared"
+    chats = on_the_fly.model_copy(update={"field": "messages"})
+    assert _on_other_text(chats, texts, None).field == "messages"
+    assert _on_other_text(chats, texts, None, ["data.field=body"]).field == "body"
 
 
 @pytest.mark.parametrize(
