@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -12,9 +11,10 @@ from opentelemetry.trace import Link, SpanContext
 
 from skerry.log.run_records import Rejections
 from skerry.protocol.contribution import Contribution, ContributionId, Refusal, id_of
-from skerry.protocol.messages import Commit, RefusalCause, Round, RunRecord, why
+from skerry.protocol.messages import Commit, Round, RunRecord, why
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.protocol.subjects import Subjects, contributor
+from skerry.status.commit_totals import measured
 from skerry.telemetry import instruments, metrics, spans, tracing
 from skerry.telemetry.spans import FinishedSpan, Interval, Messages, SpanEvent, seconds
 
@@ -115,7 +115,7 @@ class RoundTelemetry:
         with tracing.within(root):
             _log(commit, spent)
             if instruments.on():
-                _measure(commit, opened, spent)
+                _measure(commit, spent)
         if root.trace_flags.sampled:
             shard = Subjects(commit.run).of_fragment(commit.fragment, self.run.shards)
             subject = shard.manifest(commit.fragment)
@@ -140,27 +140,13 @@ def _log(commit: Commit, spent: CommitTimes) -> None:
     )
 
 
-def _measure(commit: Commit, opened: Round | None, spent: CommitTimes) -> None:
-    run, record = {metrics.RUN: commit.run}, instruments.record
-    record(metrics.COMMIT_DURATION, spent.commit_s, run)
-    fragment = {**run, metrics.FRAGMENT: str(commit.fragment)}
-    record(metrics.FRAGMENT_VERSION, commit.version, fragment)
-    if opened is None:  # no round asked for genesis, or waited for it
-        return
-    lasted_s = seconds(commit.opened_ns, commit.closed_ns)
-    record(metrics.ROUND_DURATION, lasted_s, {**run, metrics.REASON: why(commit)})
-    if commit.reason not in WITHOUT_QUORUM:
-        record(metrics.QUORUM_WAIT, commit.quorum_s, run)
-        record(metrics.GRACE_WAIT, commit.grace_s, run)
-    record(metrics.MERGE_DURATION, spent.merge_s, run)
-    for merged in commit.consumed:
-        record(metrics.STALENESS, merged.staleness, run)
-    found = Counter(("stale" if merged.staleness else "accepted", "") for merged in commit.consumed)
-    # A second offer of initial parameters is no trouble.
-    refused = (r.cause for r in commit.refused if r.cause is not RefusalCause.GENESIS)
-    found.update(("refused", cause.value) for cause in refused)
-    for (outcome, cause), many in found.items():
-        record(metrics.CONTRIBUTIONS, many, {**run, metrics.OUTCOME: outcome, metrics.CAUSE: cause})
+def _measure(commit: Commit, spent: CommitTimes) -> None:
+    run, fragment = {metrics.RUN: commit.run}, {metrics.FRAGMENT: str(commit.fragment)}
+    instruments.record(metrics.COMMIT_DURATION, spent.commit_s, run)
+    instruments.record(metrics.FRAGMENT_VERSION, commit.version, run | fragment)
+    for metric, value, labels in measured(commit):
+        about = dict(zip(metric.attributes, (commit.run, *labels), strict=True))
+        instruments.record(metric, value, about)
 
 
 def _trace(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from skerry.protocol.messages import CloseReason, Commit, RefusalCause, is_round
+from skerry.protocol.messages import Commit, RefusalCause, is_round
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.telemetry import metrics
-from skerry.telemetry.metrics import Figure, Point, Spread
+from skerry.telemetry.metrics import Figure, Metric, Point, Spread
 
 ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
 CAUSES = tuple(cause for cause in RefusalCause if cause is not RefusalCause.GENESIS)
@@ -105,44 +105,55 @@ class Curves:
         return {"run": self.run, "day": self.day, "hour": self.hour}
 
 
+def measured(commit: Commit) -> Iterator[tuple[Metric, float, tuple[str, ...]]]:
+    """Yield what a commit adds to metrics of rounds: each with a value and its labels behind run.
+
+    Nothing of initial and restored parameters, which are no round.
+    """
+    if not is_round(commit) or commit.reason is None:
+        return
+    lasted_s = max(0.0, (commit.closed_ns - commit.opened_ns) / 1e9)
+    yield metrics.ROUND_DURATION, lasted_s, (commit.reason.value,)
+    if commit.reason not in WITHOUT_QUORUM:
+        yield metrics.QUORUM_WAIT, commit.quorum_s, ()
+        yield metrics.GRACE_WAIT, commit.grace_s, ()
+    if commit.merge_s > 0:  # syncers of earlier releases do not say
+        yield metrics.MERGE_DURATION, commit.merge_s, ()
+    for consumed in commit.consumed:
+        yield metrics.STALENESS, consumed.staleness, ()
+        yield metrics.CONTRIBUTIONS, 1, (STALE if consumed.staleness else ACCEPTED, "")
+    for refused in commit.refused:
+        if refused.cause is not RefusalCause.GENESIS:
+            yield metrics.CONTRIBUTIONS, 1, (REFUSED, refused.cause.value)
+
+
 class CommitTotals:
-    """A fold over one run's commits."""
+    """A fold over one run's commits; each is to be taken once."""
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._rounds: dict[CloseReason, Spread] = {}
-        self._quorum = Spread(metrics.QUORUM_WAIT, (run,))
-        self._grace = Spread(metrics.GRACE_WAIT, (run,))
-        self._merge = Spread(metrics.MERGE_DURATION, (run,))
-        self._staleness = Spread(metrics.STALENESS, (run,))
-        begun = [(ACCEPTED, ""), (STALE, ""), *((REFUSED, cause.value) for cause in CAUSES)]
-        self._outcomes = dict.fromkeys(begun, 0)
+        begun = (metrics.QUORUM_WAIT, metrics.GRACE_WAIT, metrics.MERGE_DURATION, metrics.STALENESS)
+        self._spreads: dict[tuple[Metric, tuple[str, ...]], Spread] = {
+            (metric, ()): Spread(metric, (run,)) for metric in begun
+        }
+        outcomes = [(ACCEPTED, ""), (STALE, ""), *((REFUSED, cause.value) for cause in CAUSES)]
+        self._outcomes: dict[tuple[str, ...], float] = dict.fromkeys(outcomes, 0)
 
     def take(self, commit: Commit) -> None:
-        """Count a commit, once; initial and restored parameters are no round."""
-        if not is_round(commit) or commit.reason is None:
-            return
-        at_s, trace_id = commit.closed_ns / 1e9, commit.trace_id
-        duration_s = max(0.0, (commit.closed_ns - commit.opened_ns) / 1e9)
-        if commit.reason not in self._rounds:
-            labels = self._run, commit.reason.value
-            self._rounds[commit.reason] = Spread(metrics.ROUND_DURATION, labels)
-        self._rounds[commit.reason].add(duration_s, trace_id=trace_id, at_s=at_s)
-        if commit.reason not in WITHOUT_QUORUM:
-            self._quorum.add(commit.quorum_s, trace_id=trace_id, at_s=at_s)
-            self._grace.add(commit.grace_s, trace_id=trace_id, at_s=at_s)
-        if commit.merge_s > 0:  # syncers of earlier releases do not say
-            self._merge.add(commit.merge_s, trace_id=trace_id, at_s=at_s)
-        for consumed in commit.consumed:
-            self._staleness.add(consumed.staleness)
-            self._outcomes[STALE if consumed.staleness else ACCEPTED, ""] += 1
-        for refused in commit.refused:
-            if refused.cause is not RefusalCause.GENESIS:
-                self._outcomes[REFUSED, refused.cause.value] += 1
+        """Count a commit."""
+        for metric, value, labels in measured(commit):
+            if metric is metrics.CONTRIBUTIONS:
+                self._outcomes[labels] += value
+                continue
+            if (metric, labels) not in self._spreads:
+                self._spreads[metric, labels] = Spread(metric, (self._run, *labels))
+            # No examples of staleness: contributions are many.
+            trace_id = "" if metric is metrics.STALENESS else commit.trace_id
+            at_s = commit.closed_ns / 1e9
+            self._spreads[metric, labels].add(value, trace_id=trace_id, at_s=at_s)
 
     def figures(self) -> Iterator[Figure]:
         """Yield what has been counted."""
-        yield from self._rounds.values()
-        yield from (self._quorum, self._grace, self._merge, self._staleness)
+        yield from self._spreads.values()
         for outcome, count in self._outcomes.items():
             yield Point(metrics.CONTRIBUTIONS, count, (self._run, *outcome))

@@ -14,6 +14,7 @@ from skerry.protocol.contribution import Contribution, Refusal, id_of
 from skerry.protocol.messages import (
     CloseReason,
     Commit,
+    CommitOrigin,
     Consumed,
     ContributionHeader,
     ContributionKind,
@@ -129,7 +130,8 @@ def test_a_round_that_never_had_its_quorum_reports_no_wait_for_it(
 def test_genesis_is_no_round_and_a_clock_set_back_makes_no_negative_time(
     telemetry: RoundTelemetry, collected: Collected
 ) -> None:
-    telemetry.committed(committed(), None, {}, CommitTimes(3, 2, 1))
+    genesis = committed(origin=CommitOrigin.GENESIS)
+    telemetry.committed(genesis, None, {}, CommitTimes(3, 2, 1))
     found = collected.metrics()
     assert found.keys() == {"skerry.commit.duration", "skerry.fragment.version"}, "genesis"
     assert min(value for points in found.values() for _, value in points) >= 0
