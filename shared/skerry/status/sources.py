@@ -27,8 +27,8 @@ from skerry.protocol.messages import (
     Round,
     RunRecord,
 )
-from skerry.protocol.records import decode
-from skerry.protocol.subjects import TOKEN, Subjects
+from skerry.protocol.records import read
+from skerry.protocol.subjects import Subjects
 from skerry.status.view import seen_s
 
 RunMessage = (
@@ -65,25 +65,19 @@ class MessageCounts:
         """Return how many malformed messages came since then, as far as they are remembered."""
         return sum(came_s >= at_s for came_s in self.lately)
 
-    def fits(self, message: RunMessage, subject: str, fragments: int) -> bool:
-        """Return True if a run of so many fragments can have this message on this subject."""
-        named = subject.rpartition(".")[2]
+    def fits(self, message: RunMessage, fragments: int) -> bool:
+        """Return True if a run of so many fragments can have this message."""
         match message:
             case Pulse(learner=learner, versions=versions):
-                fits = learner == named and len(versions) <= fragments
-                return fits and self._known(learner, joined=False)
-            case Quarantine(learner=learner):
-                return learner == named and TOKEN.fullmatch(learner) is not None
+                return len(versions) <= fragments and self._known(learner, joined=False)
             case MemberRecord(learner=learner):
-                return learner == named and self._known(learner, joined=True)
+                return self._known(learner, joined=True)
             case Commit(fragment=fragment) | Round(fragment=fragment):
-                return str(fragment) == named and fragment < fragments
+                return fragment < fragments
             case _:
                 return True
 
     def _known(self, learner: str, *, joined: bool) -> bool:
-        if TOKEN.fullmatch(learner) is None:
-            return False
         if learner in self.joined or (learner in self.heard and not joined):
             return True
         names = self.joined if joined else self.heard
@@ -142,8 +136,7 @@ class Sources:
 
     def _read(self, kind: type[T], record: Record) -> T | None:
         try:
-            message = decode(kind, record.payload, run=self.run)
+            message = read(kind, record, run=self.run)
         except WireError:
             return None
-        fits = self.counts.fits(message, record.subject, self.fragments)
-        return message if fits else None
+        return message if self.counts.fits(message, self.fragments) else None

@@ -63,9 +63,7 @@ async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
         await bus.publish(NAMES.pulse(told.learner), encode(told))
     assert [p.learner for p in await pulses(bus, counts, 3)] == ["l1", "l2", "l3"]
     joined = member("late")
-    assert counts.fits(joined, "skerry.members.late", P), (
-        "names that only pulse keep out nobody who joins"
-    )
+    assert counts.fits(joined, P), "names that only pulse keep out nobody who joins"
     await bus.publish(NAMES.pulse("l1"), encode(replace(PULSE, learner="l1", steps=9)))
     assert (await pulses(bus, counts, 3))[-1].steps == 9
     assert counts.malformed == {"pulse": 2}
