@@ -29,7 +29,6 @@ from skerry.errors import ConfigError, Denied, SkerryError
 from skerry.log.streams import check_payload
 from skerry.service.clusters import ROOT
 from skerry.service.entry import bus_from, settings_from
-from skerry.settings import loading
 from skerry.settings.checks import masked_url
 from skerry.settings.local import NatsSettings
 
@@ -158,7 +157,7 @@ def jax_devices() -> Found:
 
 def nats_server() -> Found:
     try:
-        path = find_server(loading.control_variable("SKERRY_NATS_SERVER"))
+        path = find_server()
     except SkerryError as error:
         return WARN, "not found", str(error)
     asked = [str(path), "--version"]

@@ -48,7 +48,7 @@ def check(
     for service in INSTALLED:
         require(service)
     if nats is None:
-        find_server(loading.control_variable("SKERRY_NATS_SERVER"))
+        find_server()
     devices.refuse_missing()
     sizes_of(settings.local.learner.mesh, MOST_DEVICES)
     for path, value in named_code(settings.run):

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TextIO, cast
@@ -34,27 +34,19 @@ STOP_S = 2.0
 
 
 class ForgivingStream:
-    """A stream that drops what cannot be written: a full disk under a log must not end a service.
-
-    ``lost`` counts the writes that failed.
-    """
+    """A stream that drops what cannot be written: a full disk must not end a service."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self.lost = 0
 
     def write(self, text: str) -> int:
-        try:
-            return self.stream.write(text)
-        except OSError:
-            self.lost += 1
-            return len(text)
+        with suppress(OSError):
+            self.stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
+        with suppress(OSError):
             self.stream.flush()
-        except OSError:
-            self.lost += 1
 
 
 def configure(level: str, *, service: str) -> None:

@@ -27,7 +27,6 @@ from skerry.log.streams import specs
 from skerry.protocol.chunks import PlaneAssembler, seal_chunk, unseal
 from skerry.protocol.codec import pack
 from skerry.protocol.subjects import Subjects
-from skerry.settings.loading import control_variable
 from skerry.settings.models import SyncConfig
 from skerry_tools.plan.measured import DEFAULT, MERGE_CHECKED, NEAR, Speeds
 from skerry_tools.plan.traffic import SyncLoad
@@ -92,7 +91,7 @@ async def _published(sync: SyncConfig) -> float:
     """Return bytes a second that a broker on this machine's disk takes, durably."""
     payload, shard = np.random.default_rng(1).bytes(sync.chunk_bytes), Subjects(RUN).shard(0)
     with tempfile.TemporaryDirectory(prefix="skerry-") as folder:
-        broker = LocalBroker(Path(folder), find_server(control_variable("SKERRY_NATS_SERVER")))
+        broker = LocalBroker(Path(folder), find_server())
         async with Supervisor([[broker.command()]], lambda _event: None).running():
             options = NatsOptions(credentials=broker.credentials)
             async with NatsBus(broker.url, options=options) as bus:

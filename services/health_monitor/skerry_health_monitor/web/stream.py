@@ -93,7 +93,6 @@ class Hub:
         self._said_s = 0.0
         self._marked = 0
         self.clients: set[Client] = set()
-        self.dropped = 0
 
     def join(self) -> Client | None:
         """Return a new client with the whole frame before it; None where there are too many."""
@@ -155,7 +154,6 @@ class Hub:
         for client in tuple(self.clients):
             if not client.offer(message):
                 self.clients.discard(client)
-                self.dropped += 1
                 log.warning("page_client_dropped", reason="it does not read")
 
 

@@ -13,18 +13,20 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skerry import installing
 from skerry.cli.cluster.folder import size_of
 from skerry.cli.cluster.processes import BROKER
+from skerry.cli.cluster.proxy import HOST
 from skerry.cli.cluster.supervisor import Command, RestartPolicy
 from skerry.errors import BrokerUnavailable, ConfigError
 from skerry.protocol.roles import Grant, Role
 from skerry.service.keyring import ACCOUNTS, Keyring
 from skerry.service.private import write_private
+from skerry.settings.loading import control_variable
 
 ADMIN = "admin"
 """The name of the key that commands of this user log in with."""
@@ -41,12 +43,12 @@ LOOK_S = 0.5
 ROOM_BYTES = 1024**2
 
 
-def find_server(override: str | None = None) -> Path:
-    """Return the nats-server binary: the override, the one beside Python, or the one on PATH.
+def find_server() -> Path:
+    """Return the nats-server binary: as SKERRY_NATS_SERVER says, beside Python, or on the PATH.
 
     Raises ConfigError that says how to get one.
     """
-    if override:
+    if override := control_variable("SKERRY_NATS_SERVER"):
         path = Path(override)
         if path.is_file() and os.access(path, os.X_OK):
             return path
@@ -77,7 +79,6 @@ class LocalBroker:
 
     folder: Path
     binary: Path
-    host: str = "127.0.0.1"
     port: int = 0
     monitor_port: int = 0
     keyring: Keyring = field(init=False)
@@ -93,11 +94,11 @@ class LocalBroker:
 
     @property
     def url(self) -> str:
-        return f"nats://{self.host}:{self.port}"
+        return f"nats://{HOST}:{self.port}"
 
     @property
     def monitor_url(self) -> str:
-        return f"http://{self.host}:{self.monitor_port}"
+        return f"http://{HOST}:{self.monitor_port}"
 
     def command(self) -> Command:
         """Return how a supervisor runs the server."""
@@ -116,8 +117,8 @@ class LocalBroker:
     def _prepare(self) -> None:
         """Write the server's configuration and its keys, for our own user alone."""
         text = (
-            f'listen: "{self.host}:{self.port or -1}"\n'
-            f'http: "{self.host}:{self.monitor_port or -1}"\n'
+            f'listen: "{HOST}:{self.port or -1}"\n'
+            f'http: "{HOST}:{self.monitor_port or -1}"\n'
             f"ports_file_dir: {json.dumps(str(self.folder))}\n"
             f"jetstream {{ store_dir: {json.dumps(str(self.folder / 'jetstream'))} }}\n"
             f"include {KEYS}/{ACCOUNTS}\n"
@@ -151,25 +152,24 @@ class LocalBroker:
         if self._pid:  # 0 would be this process and those beside it
             with contextlib.suppress(ProcessLookupError):  # it is about to start again
                 os.kill(self._pid, signal.SIGHUP)
-        try:
-            async with asyncio.timeout(READY_S):
-                while not says(log, offset, READS_KEYS):  # noqa: ASYNC110 - files send no event
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError as error:
-            msg = f"nats-server did not read its keys within {READY_S:g} s: {log} says why."
-            raise BrokerUnavailable(msg, url=self.url) from error
+        late = f"nats-server did not read its keys within {READY_S:g} s: {log} says why."
+        await self._until(lambda: says(log, offset, READS_KEYS), late)
 
     async def _ready(self, pid: int) -> None:
         """Return once the server has written its ports, which it does when it takes connections."""
         self._pid, ports = pid, self.folder / f"nats-server_{pid}.ports"
+        late = f"nats-server did not answer within {READY_S:g} s."
+        await self._until(lambda: read_port(ports), late)
+        self.port, self.monitor_port = read_port(ports), read_port(ports, "monitoring")
+
+    async def _until(self, happened: Callable[[], object], late: str) -> None:
+        """Wait for what the server's files show; BrokerUnavailable says it is ``late``."""
         try:
             async with asyncio.timeout(READY_S):
-                while not read_port(ports):  # noqa: ASYNC110 - its start sends no event
+                while not happened():  # noqa: ASYNC110 - files send no event
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
-            msg = f"nats-server did not answer within {READY_S:g} s."
-            raise BrokerUnavailable(msg, url=self.url) from error
-        self.port, self.monitor_port = read_port(ports), read_port(ports, "monitoring")
+            raise BrokerUnavailable(late, url=self.url) from error
 
     async def _unwell(self) -> str:
         """Return once the server has complained that it could not write, and there is room."""

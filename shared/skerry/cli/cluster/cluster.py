@@ -32,7 +32,7 @@ from skerry.protocol.roles import Grant, Role
 from skerry.service.clusters import reached
 from skerry.service.private import write_private
 from skerry.settings.checks import refuse_secret
-from skerry.settings.loading import child_environment, control_variable, to_toml
+from skerry.settings.loading import child_environment, to_toml
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -191,7 +191,7 @@ async def served(
         refuse_secret(external, otherwise="")
         yield ServedBroker(local.nats.model_copy(update={"url": external}), table)
         return
-    ours = LocalBroker(folder.broker, find_server(control_variable("SKERRY_NATS_SERVER")))
+    ours = LocalBroker(folder.broker, find_server())
 
     def on_event(event: ProcessEvent) -> None:
         note(table, BROKER, event)

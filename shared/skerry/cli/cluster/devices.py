@@ -14,7 +14,7 @@ from skerry import installing
 from skerry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PLATFORMS = "JAX_PLATFORMS"
@@ -23,6 +23,7 @@ MOST_MEMORY = 0.9
 """Of an accelerator's memory, for all learners that share it."""
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_S = 10.0
+GPU = frozenset({"cuda", "gpu"})
 KNOWN = ("cpu", "cuda", "gpu", "tpu", "rocm")
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -70,38 +71,42 @@ def shared(learners: int, devices: int) -> str:
     )
 
 
-def refuse_missing(environ: Mapping[str, str] | None = None) -> None:
+def _platforms() -> list[str]:
+    """Return the platforms that JAX is to try, in lower case; none where it takes what there is."""
+    return [name for name in os.environ.get(PLATFORMS, "").lower().split(",") if name]
+
+
+def refuse_missing() -> None:
     """Raise ConfigError where ``JAX_PLATFORMS`` is mistyped, or wants a GPU that is not here."""
-    source = os.environ if environ is None else environ
-    platforms = source.get(PLATFORMS, "")
-    for name in platforms.lower().split(","):
+    platforms = _platforms()
+    said = f"{PLATFORMS} is {os.environ.get(PLATFORMS)}, which"
+    for name in platforms:
         near = get_close_matches(name, KNOWN, 1)
         if near and name not in KNOWN:
-            msg = f"{PLATFORMS} is {platforms}, which JAX does not know: did you mean {near[0]}?"
+            msg = f"{said} JAX does not know: did you mean {near[0]}?"
             raise ConfigError(msg, path=PLATFORMS)
-    if not {"cuda", "gpu"} & set(platforms.lower().split(",")):
+    if not GPU & set(platforms):
         return
     why = ""
     if not any(map(find_spec, PLUGINS)):
         why = f"JAX has no plugin for it: run `{installing.command(extra='cuda')}`, or"
-    elif not (visible(source) or any(map(Path.exists, DRIVERS))):
+    elif not (visible() or any(map(Path.exists, DRIVERS))):
         why = "this machine shows none (`nvidia-smi` lists them): see to its driver, or"
     if why:
-        msg = f"{PLATFORMS} is {platforms}, which asks for a GPU, but {why} unset {PLATFORMS}."
+        msg = f"{said} asks for a GPU, but {why} unset {PLATFORMS}."
         raise ConfigError(msg, path=PLATFORMS)
 
 
-def visible(environ: Mapping[str, str] | None = None) -> list[str]:
+def visible() -> list[str]:
     """Return the accelerators that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them.
 
     What is set counts: nothing is looked for where it is, or where JAX is kept on other platforms.
     """
-    source = os.environ if environ is None else environ
-    platforms = source.get(PLATFORMS, "").lower()
-    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+    platforms = _platforms()
+    if platforms and not GPU & set(platforms):
         return []
-    if VISIBLE in source:
-        names = [name.strip() for name in source[VISIBLE].split(",")]
+    if VISIBLE in os.environ:
+        names = [name.strip() for name in os.environ[VISIBLE].split(",")]
         return [name for name in names if name and name != "-1"]
     if shutil.which(LIST[0]) is None:
         return []

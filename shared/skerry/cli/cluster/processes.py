@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 
 @dataclass(frozen=True, slots=True)
 class ProcessEntry:
-    """One process; ``kind`` is its service or ``broker``, ``started_ns`` wall clock.
+    """One process; ``kind`` is its service or ``broker``.
 
     ``since_boot_s`` is when the kernel started it: setting the wall clock does not change that.
     """
@@ -31,8 +30,7 @@ class ProcessEntry:
     name: str
     kind: str
     pid: int
-    started_ns: int
-    since_boot_s: float = 0.0
+    since_boot_s: float
 
     @property
     def which(self) -> str:
@@ -81,7 +79,7 @@ class ProcessTable:
     def started(self, name: str, kind: str, pid: int) -> None:
         """Add a process, or replace the one of that name."""
         with contextlib.suppress(psutil.NoSuchProcess):  # its end is reported next
-            self._entries[name] = ProcessEntry(name, kind, pid, time.time_ns(), since_boot_s(pid))
+            self._entries[name] = ProcessEntry(name, kind, pid, since_boot_s(pid))
         self._write()
 
     def ended(self, name: str, pid: int) -> None:

@@ -26,7 +26,7 @@ def merged(fragment: int = 0, **tokens: int) -> Commit:
 
 def entry(name: str = "a", kind: str = "learner", *, alive: bool = True) -> ProcessEntry:
     pid = os.getpid()
-    return ProcessEntry(name, kind, pid, 0, since_boot_s(pid) if alive else -1.0)
+    return ProcessEntry(name, kind, pid, since_boot_s(pid) if alive else -1.0)
 
 
 def test_faults_that_cost_nothing_but_learners_leave_goodput_at_one() -> None:
@@ -99,7 +99,7 @@ class Stopped(ProcessEntry):
 
 def test_only_learners_that_run_have_time() -> None:
     meter, held = GoodputMeter(phase=Phase.FAULTS), entry()
-    stopped = Stopped(held.name, held.kind, held.pid, 0, held.since_boot_s)
+    stopped = Stopped(held.name, held.kind, held.pid, held.since_boot_s)
     meter.sample([entry("s", "syncer"), entry("broker", "broker"), stopped], 10.0)
     assert meter.result().up_s == 0.0
 
