@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skerry.algorithm.outer import outer_of
 from skerry.errors import ConfigError
 from skerry.log import ledger, state
 from skerry.log.memory import MemoryBroker, MemoryBus
@@ -368,8 +369,7 @@ async def test_a_fork_without_a_learner_merges_the_others_alone(tmp_path: Path) 
     written = await fork(log, ReplayMoment(version=3), "clean", store, without="b")
     for saved, vectors in checkpoint.fragments(store, written.name):
         fragment = PLAN.fragments[saved.commit.fragment]
-        outer = WhatIfPolicy().make_outer(CONFIG, PLAN)
-        fold = FragmentFold.of(outer, PLAN, fragment, CONFIG.sync.merge)
+        fold = FragmentFold.of(outer_of(CONFIG, PLAN), PLAN, fragment, CONFIG.sync.merge)
         assembler, sent = ContributionAssembler(RUN, PLAN), {}
         records = bus.broker.streams[STREAMS["CONTRIB"]].records.values()
         for got in map(assembler.feed, records):

@@ -11,7 +11,7 @@ import structlog
 
 from skerry.algorithm import liveness, schedule
 from skerry.algorithm.merge import rule_of
-from skerry.algorithm.outer import adamw_of, make_outer
+from skerry.algorithm.outer import outer_of
 from skerry.errors import Denied
 from skerry.log import run_records
 from skerry.log.streams import specs
@@ -75,13 +75,7 @@ class ServedRun:
         config = run_config_from_json(record.config_json, record.skerry_version)
         plan = plan_of(record)
         rule_of(config.sync.merge)
-        outer = make_outer(
-            config.outer.preset,
-            lr=config.outer.lr,
-            momentum=config.outer.momentum,
-            h_steps=config.sync.h_steps,
-            adamw=adamw_of(config.train, plan),
-        )
+        outer = outer_of(config, plan)
         blocking = not config.sync.overlap_steps
         policy = liveness.LivenessPolicy(**config.liveness.model_dump(), blocking=blocking)
         learners = LearnerTable(policy, config.sync.round_timeout_s)

@@ -189,6 +189,18 @@ class Moments(NamedTuple):
     steps: int
 
 
+def outer_of(config: Any, plan: Plan) -> Outer:
+    """Return the outer optimizer of a run by its settings; raises as ``make_outer`` does."""
+    given = config.outer
+    return make_outer(
+        given.preset,
+        lr=given.lr,
+        momentum=given.momentum,
+        h_steps=config.sync.h_steps,
+        adamw=adamw_of(config.train, plan),
+    )
+
+
 def adamw_of(training: Any, plan: Plan) -> Outer | None:
     """Return the learner's own AdamW as a step on averaged gradients; None unless it can be one.
 

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from skerry import code
 from skerry.algorithm.fragments import Plan, scatter
+from skerry.algorithm.outer import outer_of
 from skerry.algorithm.presets import MERGES
 from skerry.cli.local_log import RunChoice
 from skerry.errors import ConfigError, HistoryBroken, StoreError
@@ -112,7 +113,7 @@ async def _replayed(choice: RunChoice, options: ReplayOptions) -> Replayed:
         log = RunLog.of(bus, await ledger.read_run(bus, run))
         moment = parse(options.to) if options.to else ReplayMoment()
         policy = None if options.policy == WhatIfPolicy() else options.policy
-        options.policy.make_outer(log.config, log.plan)  # says what is wrong with it at once
+        outer_of(options.policy.applied(log.config), log.plan)  # says what is wrong with it at once
         found = await survey(log, moment)
         bases: Bases = from_genesis
         if options.origin is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skerry.algorithm.fragments import BLOCK, Fragment
+from skerry.algorithm.outer import outer_of
 from skerry.errors import Overtaken, StateLost, WireError
 from skerry.log.global_fragments import GlobalReader, Meters
 from skerry.log.ledger import commit_of
@@ -19,7 +20,6 @@ from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, kind_of, newes
 from skerry.protocol.records import decode, encode
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.survey import Survey
-from skerry_tools.audit.whatif import WhatIfPolicy
 
 if TYPE_CHECKING:
     from skerry_tools.audit.log import RunLog
@@ -168,7 +168,7 @@ def _wanted_blocks(log: RunLog, fragment: Fragment) -> dict[str, int]:
     parts: dict[str, int] = {KEYFRAME: whole, MASTER: whole}
     if ":" in log.config.outer.preset:
         return parts
-    outer = WhatIfPolicy().make_outer(log.config, log.plan)
+    outer = outer_of(log.config, log.plan)
     leaves = outer.leaves(outer.init(np.zeros(fragment.padded_size, np.float32)))
     return parts | {OUTER + name: vector.size // BLOCK for name, vector in leaves.items()}
 

@@ -25,12 +25,10 @@ from skerry.log.reading import read_now
 from skerry.log.replay import FragmentFold, Payloads, redo
 from skerry.log.state import read_manifest
 from skerry.protocol.chunks import VectorHash, vector_digest
-from skerry.protocol.containment import containment_rules
 from skerry.protocol.contribution import ContributionAssembler, id_of
 from skerry.protocol.messages import Commit, RefusalCause
 from skerry.protocol.parts import KEYFRAME, MASTER, OUTER
 from skerry.protocol.parts import newest as newest_part
-from skerry.protocol.shard import StalenessRule
 from skerry.settings.local import StoreSettings
 from skerry.store import checkpoint
 from skerry.store.checkpoint import SavedFragment
@@ -38,7 +36,7 @@ from skerry.store.finding import FROM_ENVIRONMENT, locate
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.survey import ReplayMoment, Survey, survey
-from skerry_tools.audit.whatif import Branch, Drift, WhatIfPolicy
+from skerry_tools.audit.whatif import Branch, Drift, WhatIfPolicy, fold_of
 
 Vector = NDArray[np.float32]
 Sink = Callable[[FragmentFold, Commit], None]
@@ -203,20 +201,8 @@ class _Worker:
     def of(
         cls, log: RunLog, fragment: Fragment, found: Survey, policy: WhatIfPolicy | None
     ) -> _Worker:
-        sync = log.config.sync
-
-        def fold(under: WhatIfPolicy) -> FragmentFold:
-            outer = under.make_outer(log.config, log.plan)
-            return FragmentFold.of(outer, log.plan, fragment, under.merge or sync.merge)
-
-        branch = None
-        if policy is not None:
-            most = sync.max_staleness if policy.max_staleness is None else policy.max_staleness
-            rule = StalenessRule(most, policy.staleness_discount or sync.staleness_discount)
-            contain = containment_rules(log.config.contain)
-            branch = Branch.of(log.run, log.plan, fold(policy), rule, contain)
-            branch.without = policy.without
-        return cls(log, found, fold(WhatIfPolicy()), branch)
+        branch = None if policy is None else Branch.of(log, fragment, policy)
+        return cls(log, found, fold_of(log.config, log.plan, fragment), branch)
 
     @property
     def index(self) -> int:

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from skerry.algorithm.fragments import Plan
+from skerry.algorithm.fragments import Fragment, Plan
 from skerry.algorithm.merge import largest
-from skerry.algorithm.outer import Outer, adamw_of, make_outer
+from skerry.algorithm.outer import outer_of
 from skerry.errors import ConfigError, Diverged
 from skerry.log.replay import FragmentFold
 from skerry.protocol.commit import Batch, weigh, without
-from skerry.protocol.containment import ContainmentRules, FragmentMemory, examine
+from skerry.protocol.containment import FragmentMemory, containment_rules, examine
 from skerry.protocol.contribution import Contribution, ContributionRules
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
+from skerry.settings.models import OuterConfig, RunConfig
 
 if TYPE_CHECKING:
-    from skerry.settings.models import RunConfig
+    from skerry_tools.audit.log import RunLog
 
     Vector = NDArray[np.float32]
 
@@ -48,18 +49,37 @@ class WhatIfPolicy:
     staleness_discount: float | None = None
     without: str | None = None
 
-    def make_outer(self, config: RunConfig, plan: Plan) -> Outer:
-        """Return the outer optimizer; another preset brings its own learning rate and momentum."""
-        given, same = config.outer, self.outer is None
-        return make_outer(
-            self.outer or given.preset,
-            lr=given.lr if self.outer_lr is None and same else self.outer_lr,
-            momentum=(
-                given.momentum if self.outer_momentum is None and same else self.outer_momentum
-            ),
-            h_steps=config.sync.h_steps,
-            adamw=adamw_of(config.train, plan),
+    def applied(self, config: RunConfig) -> RunConfig:
+        """Return a run's settings with these in place of its own, unchecked.
+
+        Another outer preset brings its own learning rate and momentum.
+        """
+        sync: dict[str, object] = {
+            "merge": self.merge,
+            "max_staleness": self.max_staleness,
+            "staleness_discount": self.staleness_discount,
+        }
+        outer: dict[str, object] = {
+            "preset": self.outer,
+            "lr": self.outer_lr,
+            "momentum": self.outer_momentum,
+        }
+        held = config.outer if self.outer is None else OuterConfig()
+        return config.model_copy(
+            update={
+                "sync": config.sync.model_copy(update=_given(sync)),
+                "outer": held.model_copy(update=_given(outer)),
+            }
         )
+
+
+def _given(values: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def fold_of(config: RunConfig, plan: Plan, fragment: Fragment) -> FragmentFold:
+    """Return the fold of a fragment by a run's settings, which has not begun."""
+    return FragmentFold.of(outer_of(config, plan), plan, fragment, config.sync.merge)
 
 
 class Drift(NamedTuple):
@@ -106,17 +126,13 @@ class Branch:
     without: str | None = None
 
     @classmethod
-    def of(
-        cls,
-        run: str,
-        plan: Plan,
-        fold: FragmentFold,
-        rule: StalenessRule,
-        containment: ContainmentRules,
-    ) -> Branch:
-        shard = Shard.of(run, plan, rule, ContributionRules(), [])
-        shard.containment = containment
-        return cls(fold, shard)
+    def of(cls, log: RunLog, fragment: Fragment, policy: WhatIfPolicy) -> Branch:
+        """Return a fragment of a run under another policy, which has not begun."""
+        config = policy.applied(log.config)
+        stale = StalenessRule(config.sync.max_staleness, config.sync.staleness_discount)
+        shard = Shard.of(log.run, log.plan, stale, ContributionRules(), [])
+        shard.containment = containment_rules(config.contain)
+        return cls(fold_of(config, log.plan, fragment), shard, without=policy.without)
 
     def begin(self, master: Vector, leaves: Mapping[str, Vector] | None) -> None:
         """Begin where the committed history begins; another optimizer's state begins cold."""

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from skerry.algorithm.goodput import goodput
+from skerry.algorithm.outer import outer_of
 from skerry.client.joining import create
 from skerry.errors import LabError, first_cause
 from skerry.log import ledger
@@ -33,7 +34,6 @@ from skerry.tasks import TaskGroup
 from skerry_learner.trainer.trainer import Programs
 from skerry_learner.work import Work, prepare
 from skerry_syncer.service import stand_by
-from skerry_tools.audit.whatif import WhatIfPolicy
 from skerry_tools.lab.learner import Ground, IslandLifecycle
 from skerry_tools.lab.link import DistantLink
 from skerry_tools.lab.progress import LabEvaluation, LabEvaluator, Loss, Rho, RunProgress
@@ -163,8 +163,7 @@ class Lab:
     async def _main(self) -> LabResult:
         record = await create(self.connect(), RUN, self.config, self.work.plan, self.wall_ns())
         evaluator = LabEvaluator(self.connect(), RUN, self.work, self.loss, self.scenario.judging)
-        outer = WhatIfPolicy().make_outer(self.config, self.work.plan)
-        rho = Rho(self.connect(), RUN, self.work.plan, outer)
+        rho = Rho(self.connect(), RUN, self.work.plan, outer_of(self.config, self.work.plan))
         syncer = stand_by(self.connect(), RUN, "syncer", wall_ns=self.wall_ns, instance="syncer/0")
         ground = Ground(
             record=record,

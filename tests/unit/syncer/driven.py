@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
-from skerry.algorithm.outer import Outer, adamw_of, make_outer
+from skerry.algorithm.outer import Outer, outer_of
 from skerry.log import ledger
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
@@ -61,13 +61,7 @@ class DrivenSyncer:
         bus, cut = MemoryBroker(clock_ns=lambda: 1).connect(), plan(LEAVES, fragments)
         await bus.declare(specs(RUN, window_bytes=window_bytes))
         await ledger.create_run(bus, run_record(RUN, cut, config.model_dump_json()))
-        made = make_outer(
-            *(outer.preset,),
-            lr=outer.lr,
-            momentum=outer.momentum,
-            h_steps=8,
-            adamw=adamw_of(config.train, cut),
-        )
+        made = outer_of(config, cut)
         learners = {n: ScriptedLearner(bus, RUN, cut, n, scheme="int4") for n in "abc"}
         loaded, committer = await _loaded(bus, config, cut, made, 1)
         driven = cls(bus, config, cut, made, learners, loaded.shard, committer, fences=1)
