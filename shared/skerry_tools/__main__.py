@@ -78,7 +78,7 @@ def replay(  # noqa: PLR0913 - one option each
     A what-if merges the same contributions under another policy and says how far it drifts.
     """
     from skerry.cli.local_log import RunChoice
-    from skerry_tools.audit.command import ReplayOptions, run_replay
+    from skerry_tools.audit.command import run_replay
     from skerry_tools.audit.whatif import WhatIfPolicy
 
     with exit_on_error():
@@ -86,7 +86,7 @@ def replay(  # noqa: PLR0913 - one option each
             merge, outer, outer_lr, outer_momentum, max_staleness, staleness_discount
         )
         choice = RunChoice(config, set_ or (), run, nats)
-        run_replay(choice, ReplayOptions(to, from_, out, policy), as_json=json)
+        run_replay(choice, policy, to=to, origin=from_, out=out, as_json=json)
 
 
 New = Annotated[str | None, typer.Option("--as", help="Run id of what is written.", metavar="ID")]

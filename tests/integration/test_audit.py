@@ -31,7 +31,7 @@ from skerry_tools.audit.accounts import What
 from skerry_tools.audit.checks import ANYTHING, Rules
 from skerry_tools.audit.fork import fork
 from skerry_tools.audit.log import RunLog
-from skerry_tools.audit.replay import from_checkpoint, replay
+from skerry_tools.audit.replay import bases_of, replay
 from skerry_tools.audit.survey import ReplayMoment, survey
 from skerry_tools.audit.verify import AuditReport, verify
 from skerry_tools.audit.whatif import Drift, WhatIfPolicy
@@ -338,7 +338,8 @@ async def test_replay_to_a_version_gives_what_was_committed_then() -> None:
         assert last.version == 3
         vectors[fold.fragment.index] = fold.master
 
-    replayed = await replay(await log_of(bus), moment=ReplayMoment(version=3), sink=keep)
+    log = await log_of(bus)
+    replayed = await replay(log, known=await survey(log, ReplayMoment(version=3)), sink=keep)
     assert replayed.whole
     assert replayed.wrong == ()
     for index in (0, 1):
@@ -393,12 +394,13 @@ async def test_a_fork_without_a_learner_merges_the_others_alone(tmp_path: Path) 
 async def test_replay_to_a_sequence_is_a_cut_of_the_ledger() -> None:
     bus = await trained()
     sequence, commit = commits_of(bus, 1)[2]
-    replayed = await replay(await log_of(bus), moment=ReplayMoment(sequence=sequence))
+    log = await log_of(bus)
+    replayed = await replay(log, known=await survey(log, ReplayMoment(sequence=sequence)))
     other = [c.version for s, c in commits_of(bus, 0) if s <= sequence]
     assert [f.reached for f in replayed.fragments] == [other[-1], commit.version]
     assert replayed.whole
     with pytest.raises(ConfigError, match="choose a later one"):
-        await replay(await log_of(bus), moment=ReplayMoment(sequence=1))
+        await survey(log, ReplayMoment(sequence=1))
 
 
 async def test_a_version_that_no_fragment_has_come_to_is_refused() -> None:
@@ -456,7 +458,7 @@ async def test_checkpoint_is_where_a_replay_begins_when_the_window_has_moved_on(
         drop(bus, "CONTRIB", sequence)
     await train(bus, RUN, 7)
     log = await log_of(bus)
-    replayed = await replay(log, bases=from_checkpoint(path, log))
+    replayed = await replay(log, bases=bases_of(path, log))
     assert replayed.wrong == ()
     assert replayed.whole
     assert min(f.reached - f.base for f in replayed.fragments) > 0
@@ -467,5 +469,5 @@ async def test_checkpoint_of_another_history_is_found_by_its_digest(tmp_path: Pa
     path = await saved(await trained(3), tmp_path)
     forged = await trained(6, config=CONFIG.model_copy(update={"outer": OuterConfig(lr=0.1)}))
     log = await log_of(forged)
-    replayed = await replay(log, bases=from_checkpoint(path, log))
+    replayed = await replay(log, bases=bases_of(path, log))
     assert "name one of this run" in replayed.wrong[0].sentence

@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from collections.abc import Generator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import reduce
 from math import prod
@@ -30,13 +30,11 @@ from skerry.log import ledger
 from skerry.store import tensorfile
 from skerry.store.checkpoint import PARAMS_FILE
 from skerry_tools.audit import verify as verifying
-from skerry_tools.audit.log import RunLog
-from skerry_tools.audit.replay import Bases, Replayed, Sink, from_checkpoint, from_genesis, replay
+from skerry_tools.audit.log import OnProgress, RunLog
+from skerry_tools.audit.replay import Replayed, Sink, bases_of, replay
 from skerry_tools.audit.survey import ReplayMoment, Survey, parse, survey
 from skerry_tools.audit.verify import AuditReport
 from skerry_tools.audit.whatif import Drift, WhatIfPolicy
-
-OnProgress = Callable[[str, int, int], None]
 
 NANOSECONDS = 1e9
 MEGABYTE = 1e6
@@ -46,29 +44,6 @@ ASSUMED = (
     " global state would have sent others, so a real run would have gone further apart."
 )
 SUFFIX = ".safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """The command's options; ``policy`` without any other value asks for no what-if."""
-
-    to: str | None
-    origin: str | None
-    out: Path | None
-    policy: WhatIfPolicy
-
-    def refuse_policy(self) -> None:
-        """Raise ConfigError for a policy that cannot be; allow the code that it names."""
-        merge, discount = self.policy.merge, self.policy.staleness_discount
-        if merge not in {None, *MERGES}:
-            if not (module := code.module_of(str(merge))):
-                known = " or ".join(MERGES)
-                msg = f"--merge {merge!r} is not known: use {known}, or module:function."
-                raise ConfigError(msg, path="merge")
-            code.allow([module])
-        if discount is not None and not 0 < discount <= 1:
-            msg = f"--staleness-discount is {discount}: give a number above 0, at most 1."
-            raise ConfigError(msg, path="staleness_discount")
 
 
 def run_verify(choice: RunChoice, *, rebuilds: bool, as_json: bool) -> None:
@@ -90,45 +65,67 @@ async def _verified(choice: RunChoice, *, rebuilds: bool) -> AuditReport:
             return await verifying.verify(bus, run, replay=rebuilds, on_progress=on_progress)
 
 
-def run_replay(choice: RunChoice, options: ReplayOptions, *, as_json: bool) -> None:
-    """Replay a run; HistoryBroken for a version that does not, StateLost where the window ends."""
-    options.refuse_policy()
-    replayed = asyncio.run(_replayed(choice, options))
+def run_replay(
+    choice: RunChoice,
+    policy: WhatIfPolicy,
+    *,
+    to: str | None,
+    origin: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Replay a run; HistoryBroken for a version that does not, StateLost where the window ends.
+
+    A ``policy`` without any value asks for no what-if.
+    """
+    refuse_policy(policy)
+    replayed = asyncio.run(_replayed(choice, policy, to, origin, out))
     if as_json:
         print(json.dumps(_to_json(replayed), indent=2))
     else:
-        _show_replayed(replayed, options)
-    _refuse_wrong(replayed)
-
-
-def _refuse_wrong(replayed: Replayed) -> None:
-    if replayed.wrong:
-        raise HistoryBroken(replayed.wrong[0].sentence)
+        _show_replayed(replayed, out)
     replayed.require_whole()
 
 
-async def _replayed(choice: RunChoice, options: ReplayOptions) -> Replayed:
+def refuse_policy(policy: WhatIfPolicy) -> None:
+    """Raise ConfigError for a policy that cannot be; allow the code that it names."""
+    merge, discount = policy.merge, policy.staleness_discount
+    if merge not in {None, *MERGES}:
+        if not (module := code.module_of(str(merge))):
+            known = " or ".join(MERGES)
+            msg = f"--merge {merge!r} is not known: use {known}, or module:function."
+            raise ConfigError(msg, path="merge")
+        code.allow([module])
+    if discount is not None and not 0 < discount <= 1:
+        msg = f"--staleness-discount is {discount}: give a number above 0, at most 1."
+        raise ConfigError(msg, path="staleness_discount")
+
+
+async def _replayed(
+    choice: RunChoice, policy: WhatIfPolicy, to: str | None, origin: str | None, out: Path | None
+) -> Replayed:
     given = choice.load()
     async with choice.reached(given, "replay") as (bus, run):
         log = RunLog.of(bus, await ledger.read_run(bus, run))
-        moment = parse(options.to) if options.to else ReplayMoment()
-        policy = None if options.policy == WhatIfPolicy() else options.policy
-        outer_of(options.policy.applied(log.config), log.plan)  # says what is wrong with it at once
+        moment = parse(to) if to else ReplayMoment()
+        outer_of(policy.applied(log.config), log.plan)  # says what is wrong with it at once
         found = await survey(log, moment)
-        bases: Bases = from_genesis
-        if options.origin is not None:
-            access = given.local.store
-            bases = await asyncio.to_thread(from_checkpoint, options.origin, log, access)
-        with contextlib.ExitStack() as stack:
-            on_progress, sink = stack.enter_context(progress()), None
-            if options.out is not None:
-                metadata = {"run": log.run, "ledger_sequence": str(found.sequence)}
-                sink = stack.enter_context(parameters(options.out, log.plan, metadata))
+        bases = await asyncio.to_thread(bases_of, origin, log, given.local.store)
+        writing: contextlib.AbstractContextManager[Sink | None] = contextlib.nullcontext()
+        if out is not None:
+            metadata = {"run": log.run, "ledger_sequence": str(found.sequence)}
+            writing = parameters(out, log.plan, metadata)
+        with progress() as on_progress, writing as sink:
             replayed = await replay(
-                log, bases=bases, known=found, policy=policy, sink=sink, on_progress=on_progress
+                log,
+                known=found,
+                bases=bases,
+                policy=None if policy == WhatIfPolicy() else policy,
+                sink=sink,
+                on_progress=on_progress,
             )
-            if options.out is not None:
-                _refuse_wrong(replayed)  # what is not right is not written
+            if out is not None:
+                replayed.require_whole()  # what is not right is not written
             return replayed
 
 
@@ -208,8 +205,8 @@ def _drift_to_json(drift: Drift | None) -> dict[str, float | None] | None:
     return {"distance": drift.distance, "cosine": drift.cosine} if drift is not None else None
 
 
-def _sentences(found: Survey) -> list[str]:
-    """Return what the window of contributions holds, and what can be replayed for it."""
+def _show_survey(console: Console, found: Survey) -> None:
+    """Print what the window of contributions holds, and what can be replayed for it."""
     window = found.window
     since = datetime.fromtimestamp(window.since_ns / NANOSECONDS, UTC)
     oldest = f" since {since:%Y-%m-%d %H:%M:%SZ}" if window.since_ns else ""
@@ -218,11 +215,11 @@ def _sentences(found: Survey) -> list[str]:
     bases = sorted(found.base.items())
     shown = ", ".join(f"f{index} from v{base}" for index, base in bases[:MOST_SHOWN])
     more = f" and {len(bases) - MOST_SHOWN} more" if len(bases) > MOST_SHOWN else ""
-    reach = f"from a checkpoint ({shown}{more})" if any(found.base.values()) else "from genesis"
-    return [
-        f"Window: {held} ({window.messages:,} messages){oldest}.",
-        f"Replay: {'' if any(found.base.values()) else 'every version, '}{reach}.",
-    ]
+    reach = "every version, from genesis"
+    if any(found.base.values()):
+        reach = f"from a checkpoint ({shown}{more})"
+    console.print(f"Window: {held} ({window.messages:,} messages){oldest}.")
+    console.print(f"Replay: {reach}.")
 
 
 def _show(report: AuditReport) -> None:
@@ -246,8 +243,7 @@ def _show(report: AuditReport) -> None:
         starts = f"{row.incarnation}" + (f" ({starts})" if starts else "")
         table.add_row(row.learner, *counts, refused or "0", starts, row.data[:16])
     console.print(table)
-    for sentence in _sentences(report.survey):
-        console.print(sentence)
+    _show_survey(console, report.survey)
     if report.replayed is not None:
         _show_fragments(console, report.replayed)
 
@@ -271,7 +267,7 @@ def _drift_words(drift: Drift) -> tuple[str, str]:
     return f"{drift.distance:.3e}", "" if drift.cosine is None else f"{drift.cosine:.4f}"
 
 
-def _show_replayed(replayed: Replayed, options: ReplayOptions) -> None:
+def _show_replayed(replayed: Replayed, out: Path | None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     _show_fragments(console, replayed)
     if (drift := _overall(replayed)) is not None:
@@ -280,13 +276,12 @@ def _show_replayed(replayed: Replayed, options: ReplayOptions) -> None:
         console.print(f"Drift over all fragments: {distance} of the norm, cosine {cosine or '-'}.")
         if any(f.cold for f in replayed.fragments):
             console.print("The other outer optimizer began without the state of the run's own.")
-    for sentence in _sentences(replayed.survey):
-        console.print(sentence)
+    _show_survey(console, replayed.survey)
     if replayed.whole and not replayed.wrong:
         steps = sum(f.reached - f.base for f in replayed.fragments)
         console.print(
             f"Run {replayed.run} rebuilt as of ledger sequence {replayed.survey.sequence}:"
             f" {steps:,} versions, each with the digest that was committed."
         )
-    if options.out is not None:
-        console.print(f"Parameters are in {_file_of(options.out)}.")
+    if out is not None:
+        console.print(f"Parameters are in {_file_of(out)}.")

@@ -8,17 +8,15 @@ state is not known; they go on from this one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from skerry.algorithm import closed_loop
 from skerry.algorithm.backend import decoder
 from skerry.cli.local_log import RunChoice
-from skerry.errors import ConfigError, HistoryBroken
+from skerry.errors import ConfigError
 from skerry.log import ledger
 from skerry.log.replay import FragmentFold
 from skerry.protocol.chunks import vector_digest
@@ -31,8 +29,8 @@ from skerry.store.checkpoint import SavedLearner
 from skerry.store.finding import store_of
 from skerry.store.writer import CheckpointWriter, Snapshot, Written
 from skerry_tools.audit.command import progress
-from skerry_tools.audit.log import RunLog
-from skerry_tools.audit.replay import Bases, from_checkpoint, from_genesis, replay
+from skerry_tools.audit.log import OnProgress, RunLog
+from skerry_tools.audit.replay import Bases, bases_of, from_genesis, replay
 from skerry_tools.audit.survey import ReplayMoment, parse, survey
 from skerry_tools.audit.whatif import WhatIfPolicy
 
@@ -45,7 +43,7 @@ async def fork(
     *,
     without: str | None = None,
     bases: Bases = from_genesis,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: OnProgress = lambda _what, _done, _of: None,
 ) -> Written:
     """Write a checkpoint of run ``run``: the log's run as it was at a moment, without a learner.
 
@@ -79,8 +77,6 @@ async def fork(
         done = await replay(
             log, bases=bases, known=found, policy=policy, sink=keep, on_progress=on_progress
         )
-        if done.wrong:
-            raise HistoryBroken(done.wrong[0].sentence)
         done.require_whole()
         return await asyncio.to_thread(
             writer.finish,
@@ -106,12 +102,9 @@ def run_fork(
             log = RunLog.of(bus, await ledger.read_run(bus, run))
             left = "" if without is None else f"-without-{without}"
             new = name or f"{run}-{re.sub('[^A-Za-z0-9_-]', '-', at)}{left}"
-            bases: Bases = from_genesis
             store = store_of(given.local.store, new)
-            if origin is not None:
-                bases = await asyncio.to_thread(from_checkpoint, origin, log, given.local.store)
-            with contextlib.ExitStack() as stack:
-                on_progress = stack.enter_context(progress())
+            bases = await asyncio.to_thread(bases_of, origin, log, given.local.store)
+            with progress() as on_progress:
                 written = await fork(
                     log, moment, new, store, without=without, bases=bases, on_progress=on_progress
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -24,6 +24,8 @@ from skerry.protocol.subjects import ShardSubjects, Subjects
 from skerry.settings.loading import run_config_from_json
 from skerry.settings.models import RunConfig
 
+OnProgress = Callable[[str, int, int], None]
+"""Hears what is being done, how much is done, and of how much (0: unknown)."""
 LedgerRecord = RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Quarantine
 KINDS: dict[str, type[LedgerRecord]] = {
     "ledger.run": RunRecord,

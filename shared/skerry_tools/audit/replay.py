@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from skerry.algorithm import closed_loop
 from skerry.algorithm.fragments import Fragment
 from skerry.algorithm.planes import Planes
-from skerry.errors import ContributionGone, Diverged, RunMismatch, StateLost
+from skerry.errors import ContributionGone, Diverged, HistoryBroken, RunMismatch, StateLost
 from skerry.log.reading import read_now
 from skerry.log.replay import FragmentFold, Payloads, redo
 from skerry.log.state import read_manifest
@@ -34,15 +34,12 @@ from skerry.store import checkpoint
 from skerry.store.checkpoint import SavedFragment
 from skerry.store.finding import FROM_ENVIRONMENT, locate
 from skerry_tools.audit.accounts import Violation, What
-from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.log import OnProgress, RunLog
 from skerry_tools.audit.survey import ReplayMoment, Survey, survey
 from skerry_tools.audit.whatif import Branch, Drift, WhatIfPolicy, fold_of
 
 Vector = NDArray[np.float32]
 Sink = Callable[[FragmentFold, Commit], None]
-OnProgress = Callable[[str, int, int], None]
-
-
 T = TypeVar("T")
 
 
@@ -67,14 +64,17 @@ def from_genesis(_fragment: int) -> Base | None:
     return None
 
 
-def from_checkpoint(
-    where: str | Path, log: RunLog, access: StoreSettings = FROM_ENVIRONMENT
+def bases_of(
+    where: str | Path | None, log: RunLog, access: StoreSettings = FROM_ENVIRONMENT
 ) -> Bases:
     """Return the fragments of a checkpoint, or of the newest one of a run's folder, as bases.
 
-    Each is read and verified when it is asked for. Raises StoreError where there is no checkpoint,
-    RunMismatch for one of another model.
+    Each is read and verified when it is asked for. Without a checkpoint there is none: all begins
+    at genesis. Raises StoreError where there is no checkpoint, RunMismatch for one of another
+    model.
     """
+    if where is None:
+        return from_genesis
     store, name = locate(where, access)
     origin = store.where(name)
     if checkpoint.read_manifest(store, name).plan_digest != log.plan.digest:
@@ -131,7 +131,12 @@ class Replayed:
         return all(f.whole for f in self.fragments)
 
     def require_whole(self) -> None:
-        """Raise StateLost with the first reason why the replay could not reach its moment."""
+        """Raise HistoryBroken for the first version that is not what was committed.
+
+        Raises StateLost with the first reason why the replay could not reach its moment.
+        """
+        if self.wrong:
+            raise HistoryBroken(self.wrong[0].sentence)
         for result in self.fragments:
             if not result.whole:
                 raise StateLost(result.stopped)
@@ -140,12 +145,11 @@ class Replayed:
 async def replay(
     log: RunLog,
     *,
-    moment: ReplayMoment | None = None,
-    bases: Bases = from_genesis,
     known: Survey | None = None,
+    bases: Bases = from_genesis,
     policy: WhatIfPolicy | None = None,
     sink: Sink | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda _what, _done, _of: None,
 ) -> Replayed:
     """Rebuild the parameters as they were at a moment, and compare every version on the way.
 
@@ -153,16 +157,15 @@ async def replay(
 
     Args:
         log: the run's log.
-        moment: None: the newest commits.
+        known: the survey for the moment; by default for the newest commits.
         bases: where each fragment begins.
-        known: the survey for that moment, where the caller has made it already.
         policy: also fold the same contributions under another policy, and measure the drift.
         sink: takes each fragment that was rebuilt whole, or its what-if where there is a policy,
             with its last commit.
-        on_progress: hears what is done, how much, and of how much.
+        on_progress: hears of each fragment.
 
     """
-    found = known or await survey(log, moment or ReplayMoment())
+    found = known or await survey(log, ReplayMoment())
     done: list[FragmentReplay] = []
     wrong: list[Violation] = []
     for fragment in log.plan.fragments:
@@ -173,8 +176,7 @@ async def replay(
         if sink is not None and worker.last is not None and result.whole:
             fold = worker.branch.fold if worker.branch else worker.fold
             await asyncio.to_thread(sink, fold, worker.last)
-        if on_progress is not None:
-            on_progress("fragments", len(done), len(log.plan.fragments))
+        on_progress("fragments", len(done), len(log.plan.fragments))
     return Replayed(log.run, found, tuple(done), tuple(wrong))
 
 

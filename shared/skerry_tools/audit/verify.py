@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -16,14 +15,12 @@ from skerry.log.reading import newest_sequence, read_now
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
 from skerry.protocol.subjects import START
+from skerry_tools.audit import replay as replaying
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
-from skerry_tools.audit.log import LedgerEntry, RunLog
-from skerry_tools.audit.replay import Replayed
+from skerry_tools.audit.log import LedgerEntry, OnProgress, RunLog
 from skerry_tools.audit.survey import Survey, Window
-
-OnProgress = Callable[[str, int, int], None]
 
 MOST_KEPT = 1000
 """Violations that a report names; the rest is counted."""
@@ -68,7 +65,7 @@ class AuditReport:
     notes: tuple[str, ...]
     learners: tuple[LearnerReport, ...]
     survey: Survey
-    replayed: Replayed | None = None
+    replayed: replaying.Replayed | None = None
 
 
 @dataclass(slots=True)
@@ -202,7 +199,7 @@ async def verify(
         run: the run's id; RunNotFound if there is none.
         replay: also rebuild every version that the window still holds, and compare digests.
         rules: what to hold the log to; by default what the run's config says.
-        on_progress: hears what is being done, how much is done, and of how much (0: unknown).
+        on_progress: hears of what is read and replayed.
 
     """
     began, read_bytes = time.monotonic(), 0
@@ -221,8 +218,6 @@ async def verify(
     walk.report(wrong)
     replayed = None
     if replay:
-        from skerry_tools.audit import replay as replaying
-
         known = walk.survey if walk.survey.versions else None
         replayed = await replaying.replay(log, known=known, on_progress=on_progress)
         walk.report(list(replayed.wrong))

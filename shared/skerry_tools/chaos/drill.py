@@ -17,6 +17,7 @@ from skerry.log import ledger, run_records
 from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.replay import replay
 from skerry_tools.audit.verify import verify
 from skerry_tools.chaos.checks import Check, CommitCheck, Convergence, LivenessCheck
 from skerry_tools.chaos.drilled import DrilledRun, beside
@@ -259,8 +260,6 @@ class FaultDrill:
 
     async def _replayed(self) -> str:
         """Rebuild from genesis what the window still holds, and compare each version's digest."""
-        from skerry_tools.audit.replay import replay
-
         record = await ledger.read_run(self.drilled.bus, self.drilled.run)
         done = await replay(RunLog.of(self.drilled.bus, record))
         if done.wrong:

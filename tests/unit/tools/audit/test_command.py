@@ -24,7 +24,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.store.kinds.s3 import S3Store
 from skerry_checkpointer.service import Checkpointer
-from skerry_tools.audit.command import ReplayOptions
+from skerry_tools.audit.command import refuse_policy
 from skerry_tools.audit.survey import ReplayMoment, parse
 from skerry_tools.audit.whatif import WhatIfPolicy
 from tests.support.audited import CONFIG, PLAN, WHOLE, WINDOW_BYTES, create, train
@@ -216,4 +216,4 @@ def test_what_is_no_moment_is_refused_with_the_forms(text: str) -> None:
 )
 def test_policy_that_cannot_be_is_refused(policy: WhatIfPolicy) -> None:
     with pytest.raises(ConfigError):
-        ReplayOptions(None, None, None, policy).refuse_policy()
+        refuse_policy(policy)
