@@ -24,6 +24,7 @@ from skerry.protocol.messages import (
     Consumed,
     ContributionHeader,
     ContributionKind,
+    LearnerProgress,
     RefusalCause,
     Refused,
     Start,
@@ -54,8 +55,8 @@ class ContributionId(NamedTuple):
     identity: int
 
 
-def id_of(item: ContributionHeader | Consumed | Refused) -> ContributionId:
-    """Return the id of a contribution that was sent, merged or refused."""
+def id_of(item: ContributionHeader | Consumed | Refused | LearnerProgress) -> ContributionId:
+    """Return the id of a contribution that was sent, merged, refused or counted as the newest."""
     return ContributionId(item.learner, item.incarnation, item.identity)
 
 

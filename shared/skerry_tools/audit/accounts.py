@@ -101,7 +101,7 @@ class Account:
 
     def follow(self, row: LearnerProgress) -> None:
         """Go on after a row of a table: what lies before it is accounted for."""
-        self.newest = max(self.newest, ContributionId(row.learner, row.incarnation, row.identity))
+        self.newest = max(self.newest, id_of(row))
         self.holes.clear()
         self.place = 0
 
@@ -112,7 +112,7 @@ class Account:
         the data.
         """
         number = id_of(item)
-        last = ContributionId(before.learner, before.incarnation, before.identity)
+        last = id_of(before)
         if number <= self.newest and number not in self.holes:
             yield What.TWICE, f"{named(number)} was consumed though it had been resolved before"
         elif number < last:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from skerry.settings.models import RunConfig
 
 WEIGHT_TOLERANCE = 1e-6
-ANYTHING = ContributionRules()
 
 Found = tuple[What, str, str]
 """Which promise a commit breaks, the learner that it is about or none, and how."""
@@ -46,15 +45,12 @@ Found = tuple[What, str, str]
 class Rules:
     """What of a run's settings the promises depend on.
 
-    ``staleness`` is None where the versions and weights of what was merged are not checked.
-    ``counted`` says that learners number their contributions to a fragment 1, 2, 3 without leaving
-    one out. ``share`` is the setting ``contain.share``.
+    ``share`` is the setting ``contain.share``.
     """
 
-    shards: int = 1
-    claims: ContributionRules = ANYTHING
-    staleness: StalenessRule | None = None
-    counted: bool = True
+    shards: int
+    claims: ContributionRules
+    staleness: StalenessRule
     share: float = 0.0
 
     @classmethod
@@ -198,7 +194,7 @@ class Checks:
     def finish(self) -> list[Violation]:
         """Return what only the end of the ledger shows: gaps in data, and what was left out."""
         found = [gap for starts in self.starts.values() for gap in starts.gaps()]
-        for fragment, history in sorted(self.histories.items() if self.rules.counted else ()):
+        for fragment, history in sorted(self.histories.items()):
             for learner, account in sorted(history.accounts.items()):
                 missing = account.missing(history.waiting)
                 if not missing:
@@ -294,23 +290,23 @@ def _claims(history: FragmentHistory, commit: Commit, *, begins: bool) -> Iterat
         yield What.VERSIONS, "", text
 
 
-def _merge(commit: Commit, rule: StalenessRule | None, most: float) -> Iterator[Found]:
+def _merge(commit: Commit, rule: StalenessRule, most: float) -> Iterator[Found]:
     """Check staleness and weights of what a commit merged."""
     work: list[float] = []
     for item in commit.consumed:
         late = commit.version - 1 - item.base_version
+        discount, _ = weighting.discounted(item.base_version, commit.version - 1, *rule)
         if item.staleness != late or late < 0:
             text = (
                 f"a contribution to version {item.base_version} counts as {item.staleness}"
                 f" behind version {commit.version - 1}"
             )
             yield What.STALENESS, item.learner, text
-        elif rule is not None and late > rule.most:
+        elif discount is None:
             text = f"a contribution {late} versions behind was merged: {rule.most} may"
             yield What.STALENESS, item.learner, text
-        elif rule is not None:
-            discount, _ = weighting.discounted(item.base_version, commit.version - 1, *rule)
-            counted = (discount or 0.0) * (1.0 - item.uncounted)
+        else:
+            counted = discount * (1.0 - item.uncounted)
             work.append(weighting.weight(item.tokens, item.steps) * counted)
     if not commit.consumed:
         return
@@ -347,9 +343,7 @@ def _went_back(history: FragmentHistory, table: dict[str, LearnerProgress]) -> I
     for learner, held in history.rows.items():
         row = table.get(learner)
         if row is None or (
-            (row.incarnation, row.identity) < (held.incarnation, held.identity)
-            or row.tokens < held.tokens
-            or row.cursor < held.cursor
+            id_of(row) < id_of(held) or row.tokens < held.tokens or row.cursor < held.cursor
         ):
             text = f"the table went back to {_counts(row)}, though {_counts(held)} were counted"
             yield What.PROGRESS, learner, text
@@ -358,5 +352,4 @@ def _went_back(history: FragmentHistory, table: dict[str, LearnerProgress]) -> I
 def _counts(row: LearnerProgress | None) -> str:
     if row is None:
         return "nothing"
-    newest = f"contribution {row.identity} of incarnation {row.incarnation}"
-    return f"{row.tokens} tokens up to {row.cursor} with {newest} as the newest"
+    return f"{row.tokens} tokens up to {row.cursor} with {named(id_of(row))} as the newest"

@@ -185,7 +185,6 @@ async def verify(
     run: str,
     *,
     replay: bool = False,
-    rules: Rules | None = None,
     on_progress: OnProgress = lambda _what, _done, _of: None,
 ) -> AuditReport:
     """Walk the log of a run and return everything that is wrong with it.
@@ -198,13 +197,12 @@ async def verify(
         bus: a connected bus.
         run: the run's id; RunNotFound if there is none.
         replay: also rebuild every version that the window still holds, and compare digests.
-        rules: what to hold the log to; by default what the run's config says.
         on_progress: hears of what is read and replayed.
 
     """
     began, read_bytes = time.monotonic(), 0
     log = RunLog.of(bus, await ledger.read_run(bus, run))
-    walk = await _walk(log, rules or Rules.of(log.config), on_progress)
+    walk = await _walk(log, on_progress)
     walk.report(walk.checks.finish())
     wrong, notes = walk.ends.compare(walk.survey.versions)
     walk.report(wrong)
@@ -235,13 +233,13 @@ async def verify(
     )
 
 
-async def _walk(log: RunLog, rules: Rules, report: OnProgress) -> _Walk:
+async def _walk(log: RunLog, report: OnProgress) -> _Walk:
     """Read manifests, then the window, then the ledger: in this order nothing can seem ahead.
 
     A contribution counts that a newer incarnation has superseded: a commit has to name it as
     refused.
     """
-    walk = _Walk(Checks(rules), await Ends.read(log), Survey(await Window.read(log)))
+    walk = _Walk(Checks(Rules.of(log.config)), await Ends.read(log), Survey(await Window.read(log)))
     done = 0
     for shard in log.shards:
         assembler = ContributionAssembler(log.run, log.plan, keeps_payload=False)
