@@ -42,6 +42,12 @@ def tokenised(config: DataConfig) -> DataConfig:
     words = (
         Words.of(Path(config.tokenizer_folder).expanduser()) if config.tokenizer_folder else None
     )
+    if words is not None and config.tokenizer not in ("", words.digest):
+        msg = (
+            f"The tokenizer of {words.folder} is {words.digest}, and this run's learners have"
+            f" {config.tokenizer}: name the folder of that one, or begin another run."
+        )
+        raise CorpusError(msg, path="data.tokenizer_folder")
     if config.factory:
         dataset = open_dataset(config)
         key = key_of(fingerprint_of_items(dataset, config), words)

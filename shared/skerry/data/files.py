@@ -89,8 +89,8 @@ def copies(url: str, suffixes: Sequence[str], folder: Path = COPIES) -> list[Pat
     """Return local copies of the object at ``url``, or of those with these suffixes below it.
 
     An object is copied once for each of its contents (its ETag); a copy appears when it is whole.
-    How the bucket is reached say ``SKERRY_STORE__...`` and what every cloud tool reads. Raises
-    CorpusError where something cannot be read.
+    How the bucket is reached say this machine's settings ``store`` and what every cloud tool reads.
+    Raises CorpusError where something cannot be read.
     """
     scheme = url.partition("://")[0]
     try:
@@ -101,7 +101,7 @@ def copies(url: str, suffixes: Sequence[str], folder: Path = COPIES) -> list[Pat
             f" `{installing.command(extra=scheme)}`."
         )
         raise CorpusError(msg, path="data.paths") from error
-    access = loading.load(None).local.store
+    access = loading.store()
     try:
         found: list[Path] = adapter.copies(url, access, folder, tuple(suffixes))
     except SkerryError as error:

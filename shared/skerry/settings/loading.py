@@ -28,7 +28,7 @@ from skerry.settings.checks import (
     refuse_data,
     refuse_secret,
 )
-from skerry.settings.local import LocalSettings, Settings
+from skerry.settings.local import LocalSettings, Settings, StoreSettings
 from skerry.settings.models import OuterConfig, RunConfig
 from skerry.settings.modes import clauses
 from skerry.settings.tree import (
@@ -44,6 +44,8 @@ from skerry.settings.tree import (
 )
 
 T = TypeVar("T", bound=BaseModel)
+
+_stores: list[StoreSettings] = []
 
 PREFIX = "SKERRY_"
 CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER", "SKERRY_RUN", "SKERRY_DEBUG"})
@@ -68,7 +70,7 @@ def load(
     """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
 
     The code and the text that these settings name are thereby allowed in this process
-    (``skerry.code``, ``skerry.folders``).
+    (``skerry.code``, ``skerry.folders``), and buckets are reached as they say (``store``).
     OpenTelemetry's own variables are defaults: any setting of ours wins over them.
 
     Args:
@@ -108,7 +110,13 @@ def loaded(
     folders.allow((*local.allow_data, *run.data.paths, run.data.tokenizer_folder))
     if run.model.path:
         folders.offer(run.model.path)
+    _stores[:] = [local.store]
     return Settings(run=run, local=local), tree
+
+
+def store() -> StoreSettings:
+    """Return how buckets are reached: as the newest settings of this process say."""
+    return _stores[0] if _stores else load().local.store
 
 
 def overlay(

@@ -107,7 +107,7 @@ class DataConfig(Table):
     conversations."""
     paths: Texts = ()
     """Files and folders, for all sources but ``stdlib``; for ``text`` and ``tokens`` also patterns
-    (``logs/*.txt``) and ``s3://bucket/prefix``, reached as SKERRY_STORE__... or AWS_... say. A
+    (``logs/*.txt``) and ``s3://bucket/prefix``, reached as settings ``store`` or AWS_... say. A
     learner that names its own reads them instead of those in the run's record."""
     weights: tuple[float, ...] = ()
     """Weight of each of ``paths``, by which a learner reads them; empty: by their size."""

@@ -14,6 +14,7 @@ from skerry.data.prepare import prepare
 from skerry.data.source import read_source
 from skerry.data.tokenizer import train_tokenizer
 from skerry.errors import CorpusError
+from skerry.settings import loading
 from skerry.settings.models import DataConfig
 from skerry.store.kinds import s3
 from tests.support.s3_server import BUCKET, S3Server
@@ -23,6 +24,7 @@ from tests.support.s3_server import BUCKET, S3Server
 def url(s3_server: S3Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Two texts and a file of another kind in a bucket that the environment says how to reach."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "_stores", [])
     monkeypatch.setenv("SKERRY_STORE__ENDPOINT", s3_server.endpoint)
     monkeypatch.setenv("SKERRY_STORE__CREDENTIALS", str(s3_server.credentials))
     monkeypatch.setenv("SKERRY_STORE__PROFILE", "writer")
@@ -50,6 +52,15 @@ def test_texts_below_an_address_are_read_and_copied_once(
     assert read([url]) == ["new", "two"]
     assert {path: path.stat().st_mtime_ns for path in copied} == copied
     assert read_source(DataConfig(source="text", paths=(url,)))[0].tokens.tobytes() == b"new\0two\0"
+
+
+def test_a_bucket_is_reached_as_the_settings_of_this_process_say(
+    url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ENDPOINT", "CREDENTIALS", "PROFILE"):
+        monkeypatch.delenv(f"SKERRY_STORE__{name}")
+    loading.load(None, s3_server.settings("s3://checkpoints/elsewhere"))
+    assert read([url]) == ["one", "two"]
 
 
 @pytest.mark.parametrize("below", ["nothing", "nothing.txt"])

@@ -241,6 +241,15 @@ def test_text_lines_and_tables_are_tokenised_once(
     assert read_manifest(Path(again.config.paths[0])).documents == len(STORIES)
 
 
+def test_another_tokenizer_than_the_run_has_is_refused_before_it_is_used(
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(cache, "prepare", None)  # it would fail
+    with pytest.raises(CorpusError, match="this run's learners have another:"):
+        corpus_of(words, factory="", source="text", paths=["."], tokenizer="another")
+
+
 def test_text_that_has_changed_is_tokenised_again(put: Put, words: Words, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     found: list[Corpus] = []
