@@ -15,7 +15,7 @@ from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
 from skerry.protocol.messages import LearnerPhase, RefusalCause
 from skerry.protocol.rounds import WITHOUT_QUORUM
-from skerry.status.alert_table import Alert, Severity
+from skerry.status.alert_table import NO_COMMIT, Alert, Severity
 from skerry.status.format import clip, clock, loss, number, size
 from skerry.status.report import LearnerRow, RunReport, RunRow
 from skerry.status.timeline import CommittedRound
@@ -44,9 +44,6 @@ MOST_ROUNDS = 10
 MOST_SAMPLE = 400
 MOST_DRAWN = 1e15
 """A loss beyond this is that of a learner that diverges: it would flatten the rest of a curve."""
-QUIET_S, QUIET_GAPS, FIRST_S = 20.0, 5.0, 300.0
-"""A line says that no round has come for this long, and for so many times the mean between two. The
-first round of a run waits for compiling and H steps, and may take FIRST_S."""
 
 
 def board(
@@ -287,11 +284,11 @@ def _rounds(rounds: Sequence[CommittedRound], now_s: float, width: int) -> Table
     return table
 
 
-def line(now: RunReport, seconds: float) -> str:
+def line(now: RunSnapshot, seconds: float) -> str:
     """Return the run in one line of plain text, ``seconds`` after the beginning."""
-    run = now.run
+    run, rows = now.report.run, now.report.learners
     if not any(run.versions):
-        phases = (f"{clip(row.name)} {row.phase.value.replace('_', ' ')}" for row in now.learners)
+        phases = (f"{clip(row.name)} {row.phase.value.replace('_', ' ')}" for row in rows)
         return f"{clock(seconds):>6}  no parameters yet: {', '.join(phases) or 'no learner yet'}"
     held_out = run.held_out.loss if run.held_out is not None else None
     parts = [
@@ -307,15 +304,8 @@ def line(now: RunReport, seconds: float) -> str:
         f"goodput {run.goodput:.0%}",
         f"ETA {clock(run.eta_s)}",
     ]
-    gap_s = run.wall_s / run.rounds if run.rounds > 2 else 0.0
-    # A run that goes on had no round while it was stopped.
-    ago_s = min(seconds, 0.0 if run.last_round_s_ago is None else run.last_round_s_ago)
-    late = ago_s >= max(QUIET_S if run.rounds else FIRST_S, QUIET_GAPS * gap_s)
-    if late and not run.finished and any(row.at_work for row in now.learners):
+    if any(alert.key == NO_COMMIT.key for alert in now.alerts):
+        ago_s = min(seconds, run.commit_age_s)  # a run that goes on had none while it was stopped
         parts.append(f"no round for {clock(ago_s)}: see the logs")
-    parts += [
-        f"{clip(row.name)} {row.state}"
-        for row in now.learners
-        if row.liveness is not Liveness.ALIVE
-    ]
+    parts += [f"{clip(row.name)} {row.state}" for row in rows if row.liveness is not Liveness.ALIVE]
     return "  ".join(parts)

@@ -89,7 +89,7 @@ class Screen:
         for_s = time.monotonic() - self._shown_s
         if for_s >= (LINE_S if what != self._shown else SILENT_S):
             self._shown, self._shown_s = what, time.monotonic()
-            self._print(line(now.report, elapsed_s))
+            self._print(line(now, elapsed_s))
 
     def _print(self, text: str) -> None:
         print(text, file=self._console.file, flush=True)

@@ -227,7 +227,7 @@ def test_what_the_model_wrote_last_is_one_harmless_line() -> None:
 def test_names_that_others_chose_move_neither_cursor_nor_markup() -> None:
     seen = scene([beat("[red]\x1b[2J" + "y" * 100)])
     text = "\n".join(drawn(seen, 200))
-    assert "\x1b" not in text + line(seen.report, 1)
+    assert "\x1b" not in text + line(seen, 1)
     assert "[red]\N{REPLACEMENT CHARACTER}[2Jyy" in text
     assert "y" * 80 not in text
 
@@ -270,34 +270,28 @@ def test_shares_fill_the_bar() -> None:
 def test_a_line_says_how_far_how_fast_and_what_is_missing(
     messages: list[RunMessage], later_s: float, words: list[str]
 ) -> None:
-    text = line(scene(messages, later_s=later_s).report, 10 + later_s)
+    text = line(scene(messages, later_s=later_s), 10 + later_s)
     assert all(word in text for word in words), text
     assert ("no round for" in text) is any("no round" in word for word in words)
 
 
 def test_a_run_that_goes_on_is_not_said_to_have_had_no_round_while_it_was_stopped() -> None:
-    now = scene([*LIVE, beat("a", 60, NOW_S + 5000)], later_s=5000).report
-    assert "no round for" not in line(now, 10)
-    assert "no round for 16:40" in line(now, 1000)
-
-
-@pytest.mark.parametrize(("rounds", "late"), [(4, False), (40, True)])
-def test_where_rounds_come_seldom_a_gap_is_no_trouble(rounds: int, late: bool) -> None:
-    now = scene([*LIVE, beat("a", 60, NOW_S + 50)], later_s=50).report
-    slow = replace(now, run=replace(now.run, rounds=rounds, wall_s=160.0))
-    assert ("no round for" in line(slow, 50)) is late
+    for alive_s, seconds, late in ((10.0, 10, ""), (30.0, 30, "no round for 0:30: see the logs")):
+        seen = scene([*LIVE, beat("a", 60, NOW_S + 5000, alive_s=alive_s)], later_s=5000)
+        assert late in line(seen, seconds)
+        assert ("no round" in line(seen, seconds)) is bool(late)
 
 
 def test_the_total_of_steps_is_left_out_where_the_clock_ends_the_run() -> None:
     timed = CONFIG.model_copy(
         update={"train": CONFIG.train.model_copy(update={"duration_s": 20.0})}
     )
-    assert "step 40  " in line(scene(LIVE, config=timed).report, 10)
+    assert "step 40  " in line(scene(LIVE, config=timed), 10)
 
 
 def test_a_held_out_loss_that_is_no_number_is_said_to_be_none() -> None:
     seen = scene([*LIVE[:-2], replace(EVALUATION, loss=math.nan)])
-    assert "held-out" not in line(seen.report, 10)
+    assert "held-out" not in line(seen, 10)
     assert "held-out loss at step 8 is not finite" in "\n".join(drawn(seen))
 
 

@@ -109,7 +109,7 @@ def drawn(now: RunSnapshot, **size: int) -> str:
 @pytest.mark.parametrize("kind", ODD)
 def test_a_terminal_shows_it_as_what_it_is(kind: str) -> None:
     now = seen(ODD[kind]).snapshot()
-    for text in (drawn(now), drawn(now, width=80, height=24), line(now.report, 10.0)):
+    for text in (drawn(now), drawn(now, width=80, height=24), line(now, 10.0)):
         assert "\x1b" not in text
         assert "\x07" not in text
         assert "9" * 25 not in text.replace(",", "")
