@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from skerry.errors import WireError, first_cause
+from skerry.errors import SkerryError, WireError, first_cause
 from skerry.log import ledger, run_records
 from skerry.log.base import Bus
 from skerry.protocol.messages import CheckpointRecord, SyncerPulse, is_leaving
@@ -32,6 +32,13 @@ class Check:
     name: str
     ok: bool
     detail: str
+
+    @classmethod
+    def failed(cls, name: str, error: Exception) -> Check:
+        """Return the check that an error keeps from being made."""
+        cause = first_cause(error)
+        kind = "" if isinstance(cause, SkerryError) else type(cause).__name__
+        return cls(name, ok=False, detail=": ".join(filter(None, (kind, str(cause)))))
 
 
 @dataclass(slots=True)
@@ -170,8 +177,7 @@ class Convergence:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - a verdict has to come of it
-            detail = str(first_cause(error)) or type(error).__name__
-            self.broken.append(Check(f"{what} can be watched", ok=False, detail=detail))
+            self.broken.append(Check.failed(f"{what} can be watched", error))
 
     async def _commits(self, syncers: Collection[str]) -> None:
         commits = ledger.follow_commits(self.bus, self.run, after=self.after)

@@ -15,7 +15,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,15 +40,12 @@ from skerry.store.finding import locate
 from skerry_tools.chaos import plan as plans
 from skerry_tools.chaos.drill import DrillResult, FaultDrill
 from skerry_tools.chaos.drilled import DrilledRun, able, refuse, refuse_kinds, refuse_targets
-from skerry_tools.chaos.engine import Firing
 from skerry_tools.chaos.healing import Healing, run_heal, undo_first
 from skerry_tools.chaos.lease import leased
 from skerry_tools.chaos.local import LocalRun
 from skerry_tools.chaos.once import run_once
 from skerry_tools.chaos.plan import BROKER, DRAWN, FaultPlan, Kind
 from skerry_tools.chaos.remote import remote
-
-OnResult = Callable[[DrillResult], None]
 
 CREATED_S = 60.0
 DRILL_S, PAUSE_S = 120.0, 5.0
@@ -105,17 +102,11 @@ def run_chaos(options: ChaosOptions) -> None:
             raise ConfigError(msg, path="heal")
         run_heal(cluster.run, as_json=options.as_json)
         return
-    results: list[DrillResult] = []
-    try:
-        asyncio.run(_stoppable(options, local, cluster, results.append))
-    finally:
-        for result in results:
-            _print_verdict(result, as_json=options.as_json)
-    for result in results:
-        if not result.ok:
-            failed = next(check for check in result.checks if not check.ok)
-            msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
-            raise HistoryBroken(msg)
+    result = asyncio.run(_stoppable(options, local, cluster))
+    if result is not None and not result.ok:
+        failed = next(check for check in result.checks if not check.ok)
+        msg = f"Chaos found something: {failed.name}: {failed.detail} (seed {result.seed})."
+        raise HistoryBroken(msg)
 
 
 def _once(fault: str, name: str, options: ChaosOptions) -> None:
@@ -182,22 +173,9 @@ def make_plan(options: ChaosOptions, drilled: DrilledRun) -> FaultPlan:
     return plan
 
 
-def sentence(firing: Firing, *, over: bool) -> str:
-    """Return what a person reads when a fault begins and when it is over."""
-    at, what = f"{firing.began_s:6.1f} s", f"{firing.kind} {firing.target}"
-    if not over:
-        return f"{at}  {what} begins"
-    if not firing.fired:
-        return f"{at}  {what} did not fire: {firing.proof}"
-    return f"{firing.ended_s:6.1f} s  {what} ends: {firing.proof}"
-
-
 async def _stoppable(
-    options: ChaosOptions,
-    local: LocalSettings,
-    cluster: RunningCluster | None,
-    on_result: OnResult,
-) -> None:
+    options: ChaosOptions, local: LocalSettings, cluster: RunningCluster | None
+) -> DrillResult | None:
     """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with KeyboardInterrupt."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -206,12 +184,12 @@ async def _stoppable(
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         loop.add_signal_handler(signal.SIGHUP, _hung_up, task)
     try:
-        await _chaos(options, local, cluster, on_result)
+        return await _chaos(options, local, cluster)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
-def _hung_up(task: asyncio.Task[None]) -> None:
+def _hung_up(task: asyncio.Task[object]) -> None:
     """End the drill although its terminal is gone: whatever is still said must not fail.
 
     A shell sends it again after the kernel did; a third signal would interrupt the healing.
@@ -227,15 +205,11 @@ def _hung_up(task: asyncio.Task[None]) -> None:
 
 
 async def _chaos(
-    options: ChaosOptions,
-    local: LocalSettings,
-    cluster: RunningCluster | None,
-    on_result: OnResult,
-) -> None:
-    """Run the plan, or print it for a dry run.
+    options: ChaosOptions, local: LocalSettings, cluster: RunningCluster | None
+) -> DrillResult | None:
+    """Run the plan, or print it for a dry run, which has no result.
 
     ``cluster`` is the one to inject faults into, None for a run that is kept elsewhere.
-    ``on_result`` gets what came of it once it has begun, however it ends.
     """
     async with contextlib.AsyncExitStack() as stack:
         notes: list[str] = []
@@ -273,11 +247,11 @@ async def _chaos(
         plan = make_plan(options, drilled)
         if options.dry_run:
             print(plans.dumps(plan), end="")
-            return
+            return None
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         lease = leased(bus, record.run, holder, config.log.replicas)
         await stack.enter_async_context(lease)
-        await _drill(options, drilled, plan, local.store, notes, on_result)
+        return await _drill(options, drilled, plan, local.store, notes)
 
 
 async def _drill(
@@ -286,9 +260,8 @@ async def _drill(
     plan: FaultPlan,
     store: StoreSettings,
     notes: Sequence[str],
-    on_result: OnResult,
-) -> None:
-    """Run the plan and say what happens; ``on_result`` gets what came of it, however it ends."""
+) -> DrillResult:
+    """Run the plan, say what happens, and print what came of it, however it ends."""
 
     def say(text: str) -> None:
         print(printable(text), file=sys.stderr if options.as_json else None, flush=True)
@@ -302,12 +275,11 @@ async def _drill(
         least=options.goodput,
         damage=partial(damage, store),
         say=say,
-        on_firing=lambda firing, over: say(sentence(firing, over=over)),
     )
     try:
-        await drill.run()
+        return await drill.run()
     finally:
-        on_result(drill.result())
+        _print_verdict(drill.result(), as_json=options.as_json)
 
 
 async def _record(bus: Bus, run: str | None, cluster: RunningCluster | None) -> RunRecord:

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
-from skerry.errors import HistoryBroken, SkerryError, first_cause
+from skerry.errors import HistoryBroken, SkerryError
 from skerry.log import ledger, run_records
+from skerry.log.reading import newest_sequence
 from skerry.protocol.messages import Pulse, RunState
 from skerry.protocol.subjects import Subjects
 from skerry_tools.audit.log import RunLog
@@ -71,7 +72,7 @@ class FaultDrill:
     """Runs one plan against one run, and judges.
 
     ``quiet_s`` is how long the fault-free rate is measured, before and again after the faults;
-    ``least`` the goodput that is good enough. ``say`` hears sentences, ``on_firing`` each fault.
+    ``least`` the goodput that is good enough. ``say`` hears sentences.
     """
 
     drilled: DrilledRun
@@ -80,7 +81,6 @@ class FaultDrill:
     least: float
     damage: Callable[[str], Awaitable[str]]
     say: Callable[[str], None]
-    on_firing: Callable[[Firing, bool], None]
     meter: GoodputMeter = field(default_factory=GoodputMeter)
     checks: list[Check] = field(default_factory=list[Check], init=False)
     engine: Engine = field(init=False)
@@ -88,7 +88,7 @@ class FaultDrill:
     _at: str = field(default="before the first fault", init=False)
 
     def __post_init__(self) -> None:
-        self.engine = Engine(self.plan, self.drilled, self.on_firing)
+        self.engine = Engine(self.plan, self.drilled, self.say)
         self.commits = CommitCheck(self.drilled.bus, self.drilled.run)
 
     async def run(self) -> DrillResult:
@@ -159,10 +159,7 @@ class FaultDrill:
             async with asyncio.timeout(limit_s):
                 found = await work
         except Exception as error:  # noqa: BLE001 - whatever it is, a verdict has to come of it
-            cause = first_cause(error)
-            kind = "" if isinstance(cause, SkerryError) else type(cause).__name__
-            text = ": ".join(filter(None, (kind, str(cause))))
-            self.checks.append(Check(name, ok=False, detail=text))
+            self.checks.append(Check.failed(name, error))
         else:
             self.checks += [Check(name, ok=True, detail=found)] if isinstance(found, str) else []
             self.checks += found if isinstance(found, list) else []
@@ -225,8 +222,8 @@ class FaultDrill:
 
     async def _newest(self) -> int:
         """Return the ledger's newest sequence."""
-        stream = Subjects(self.drilled.run).stream("LEDGER")
-        return next((s.last_seq for s in await self.drilled.bus.streams() if s.name == stream), 0)
+        (pattern,) = Subjects(self.drilled.run).of_stream("LEDGER")
+        return await newest_sequence(self.drilled.bus, pattern)
 
     async def _quiet(self, learners: set[str]) -> None:
         """Wait until these learners train, then measure without faults."""

@@ -40,17 +40,29 @@ class Firing:
     proof: str
     up: bool = True
 
+    @property
+    def beginning(self) -> str:
+        """What a person reads when it begins."""
+        return f"{self.began_s:6.1f} s  {self.kind} {self.target} begins"
+
+    @property
+    def end(self) -> str:
+        """What a person reads when it is over."""
+        if self.fired:
+            return f"{self.ended_s:6.1f} s  {self.kind} {self.target} ends: {self.proof}"
+        return f"{self.began_s:6.1f} s  {self.kind} {self.target} did not fire: {self.proof}"
+
 
 @dataclass(slots=True)
 class Engine:
-    """Runs one plan. ``on_firing`` hears of a fault when it has begun and when it is over.
+    """Runs one plan, and says when a fault begins and when it is over.
 
     ``firings`` holds every fault that has begun by its index, also those that were interrupted.
     """
 
     plan: FaultPlan
     drilled: DrilledRun
-    on_firing: Callable[[Firing, bool], None]
+    say: Callable[[str], None]
     firings: dict[int, Firing] = field(default_factory=dict[int, Firing])
     _at_work: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]], init=False)
     _began: float = field(default=0.0, init=False)
@@ -94,14 +106,14 @@ class Engine:
             self._note(index, proof=UNSEEN)
         finally:
             self.firings[index] = replace(self.firings[index], ended_s=self._now())
-        self.on_firing(self.firings[index], True)  # noqa: FBT003 - over
+        self.say(self.firings[index].end)
 
     async def _hold(self, index: int, fault: Fault, target: str) -> None:
         """Inject the fault, wait until it has lasted and has shown itself, take it back."""
         ends_s = self._now() + fault.duration_s
         injection = Injection.of(fault, target, f"{self.plan.seed}/{index}/action")
         async with self.drilled.inject(injection) as proof:
-            self.on_firing(self.firings[index], False)  # noqa: FBT003 - begun
+            self.say(self.firings[index].beginning)
             while True:
                 fired = self.firings[index].fired
                 if not fired and (words := await proof()):

@@ -67,7 +67,6 @@ class DrillSite:
             least=0.0,
             damage=whole,
             say=lambda _text: None,
-            on_firing=lambda _firing, _over: None,
         )
 
 
