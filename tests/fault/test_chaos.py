@@ -58,7 +58,7 @@ def test_a_cluster_goes_on_under_hostile_messages_of_every_kind(
     kinds = sorted(plans.HOSTILE, key=lambda kind: (kind is Kind.CONTRIB_FLOOD, kind))
     faults = tuple(Fault(4.0 * at, kind, "learner") for at, kind in enumerate(kinds))
     plan = tmp_path / "hostile.json"
-    plans.dump(FaultPlan(1, faults, heal_s=300.0), plan)
+    plan.write_text(plans.dumps(FaultPlan(1, faults, heal_s=300.0)))
     with cluster(tmp_path, "hostile", tiny_config, jax_cache, "--syncers", "2"):
         told, said = chaos(tmp_path, "hostile", "--plan", str(plan), "--quiet-s", "2")
         up = (tmp_path / "up.log").read_text()

@@ -49,7 +49,7 @@ async def test_a_run_in_two_regions_outlives_the_loss_of_brokers_links_and_a_cac
     tmp_path: Path, given: Path
 ) -> None:
     plan = tmp_path / "plan.json"
-    plans.dump(FaultPlan(5, FAULTS, heal_s=300.0), plan)
+    plan.write_text(plans.dumps(FaultPlan(5, FAULTS, heal_s=300.0)))
     async with several_regions(RunFolder(RUN), given, HOMES, days=7) as regions:
 
         async def script() -> None:

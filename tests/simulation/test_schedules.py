@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry_tools.chaos.plan import DRAWN, FaultPlan, Kind, dump, load
+from skerry_tools.chaos.plan import DRAWN, FaultPlan, Kind, dumps, load
 from tests.support.simulation.scenario import draw_plan
 from tests.support.simulation.schedule import simulate
 
@@ -35,7 +35,7 @@ def explain(plan: FaultPlan, violations: tuple[str, ...]) -> str:
     """Save a plan for a test to replay, and return where and how it fails."""
     FAILED.mkdir(parents=True, exist_ok=True)
     path = FAILED / f"seed-{plan.seed}.json"
-    dump(plan, path)
+    path.write_text(dumps(plan))
     return f"seed {plan.seed}, saved as {path}: {'; '.join(violations)}"
 
 

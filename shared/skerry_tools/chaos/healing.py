@@ -63,24 +63,18 @@ def run_heal(run: str, *, as_json: bool) -> None:
 async def undo_first(run: str) -> Healing | None:
     """Undo what an earlier drill left; None where no cluster takes orders.
 
-    The broker may be among it, so its log is not asked whether the run allows faults: a cluster
-    that obeys has read it there.
+    Only that of a run that allows faults does. The broker may be among what was left, so its log is
+    not asked for that: the cluster has read it there. Raises ControlError for a cluster that is
+    only too slow to answer.
     """
-    return await undo(RunFolder(run).path) if await _obeys(run) else None
-
-
-async def _obeys(run: str) -> bool:
-    """Return True if a cluster takes orders: only that of a run that allows faults does.
-
-    Raises ControlError where one that does is only too slow to say so.
-    """
+    folder = RunFolder(run).path
     try:
-        await ask(RunFolder(run).path / CONTROL, {"op": "show"})
+        await ask(folder / CONTROL, {"op": "show"})
     except ControlError as error:
         if isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
-            return False
+            return None
         raise
-    return True
+    return await undo(folder)
 
 
 async def undo(folder: Path) -> Healing:
@@ -145,6 +139,13 @@ def _resume(entry: ProcessEntry, healed: Healing) -> None:
         )
     except OSError as error:
         healed.wrong.append(f"{entry.name} (pid {entry.pid}) could not be resumed: {error}.")
+
+
+def resume(entry: ProcessEntry) -> None:
+    """Let a process that was stopped go on, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        if entry.alive:
+            os.kill(entry.pid, signal.SIGCONT)
 
 
 def is_limited(pid: int) -> bool:

@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from skerry.errors import BusError, ConfigError, Conflict, WireError
+from skerry.errors import BusError, ConfigError, Conflict
 from skerry.log.base import Bus, Expect, Record, Storage
+from skerry.log.run_records import readable
 from skerry.log.streams import specs
 from skerry.protocol.messages import Drill
-from skerry.protocol.records import decode, encode
+from skerry.protocol.records import encode
 from skerry.protocol.subjects import drill_of
 from skerry_tools.chaos.drilled import beside
 
@@ -102,9 +103,7 @@ class _Lease:
 
     def read(self, record: Record | None) -> Drill | None:
         """Return what a record says; None where there is none, or one that cannot be read."""
-        with contextlib.suppress(WireError):
-            return decode(Drill, record.payload, run=self.mine.run) if record is not None else None
-        return None
+        return None if record is None else readable(Drill, record, self.mine.run)
 
     def _holder(self, record: Record) -> str:
         held = self.read(record)

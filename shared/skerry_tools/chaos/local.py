@@ -67,9 +67,7 @@ async def paused(drilled: LocalRun, injection: Injection) -> AsyncGenerator[Proo
     try:
         yield proof
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            if was.alive:
-                os.kill(was.pid, signal.SIGCONT)
+        healing.resume(was)
 
 
 @asynccontextmanager

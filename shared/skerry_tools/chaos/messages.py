@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -207,9 +208,8 @@ def contributions(
         else:
             msg = f"a contribution of {injection.target} {why}"
             raise NotFired(msg)
-        known = (await ledger.members(drilled.bus, drilled.run)).get(INTRUDER)
-        incarnation = known.incarnation + 1 if known else 1
-        await ledger.join(drilled.bus, drilled.run, INTRUDER, "drill", incarnation)
+        joined = await ledger.join(drilled.bus, drilled.run, INTRUDER, "drill", time.time_ns())
+        incarnation = joined.incarnation
         shard = Subjects(drilled.run).of_fragment(chunk.fragment, plan.shards)
         subject = shard.contribution(chunk.fragment, INTRUDER)
         sequences = header.cursor_to - header.cursor_from

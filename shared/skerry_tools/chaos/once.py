@@ -6,47 +6,32 @@ permission of the run: who may give it could as well use ``kill``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
-from enum import StrEnum
 
 from skerry.cli.cluster import processes
 from skerry.cli.cluster.folder import RunFolder
 from skerry.errors import ConfigError
 from skerry.service.clusters import RunningCluster
-
-
-class Once(StrEnum):
-    """What is done to a process."""
-
-    KILL = "kill"
-    """SIGKILL; ``skerry up`` starts it again."""
-    PAUSE = "pause"
-    """SIGSTOP, and SIGCONT after a while."""
-    STOP = "stop"
-    """SIGTERM: it ends in order, and stays away until ``skerry up`` is given again."""
-
+from skerry_tools.chaos.healing import resume
 
 SIGNALS = {
-    Once.KILL: signal.SIGKILL,
-    Once.PAUSE: signal.SIGSTOP,
-    Once.STOP: signal.SIGTERM,
+    "kill": (signal.SIGKILL, "is killed; skerry up starts it again."),
+    "pause": (signal.SIGSTOP, "is stopped for {for_s:g} s."),
+    "stop": (signal.SIGTERM, "is asked to stop, and stays away."),
 }
+"""What is done to a process, and what is said of it."""
 
 
-def run_once(
-    cluster: RunningCluster, fault: str, name: str, for_s: float, say: Callable[[str], None] = print
-) -> None:
+def run_once(cluster: RunningCluster, fault: str, name: str, for_s: float) -> None:
     """Do it and say what was done; a pause ends after ``for_s`` seconds, or with this call.
 
     Raises ConfigError for a fault or a name that there is not, RunInUse while a drill runs.
     """
     folder = RunFolder(cluster.run)
-    if fault not in set(Once):
-        msg = f"There is no fault {fault!r} for --once: use {', '.join(Once)}."
+    if fault not in SIGNALS:
+        msg = f"There is no fault {fault!r} for --once: use {', '.join(SIGNALS)}."
         raise ConfigError(msg, path="once")
     with folder.drilled():
         entries = {n: e for n, e in processes.read(folder.path).items() if e.alive}
@@ -54,18 +39,12 @@ def run_once(
             msg = f"Run {cluster.run!r} has no process {name!r} here: {', '.join(sorted(entries))}."
             raise ConfigError(msg, path="once")
         entry = entries[name]
-        os.kill(entry.pid, SIGNALS[Once(fault)])
-        match Once(fault):
-            case Once.KILL:
-                say(f"{name} (pid {entry.pid}) is killed; skerry up starts it again.")
-            case Once.STOP:
-                say(f"{name} (pid {entry.pid}) is asked to stop, and stays away.")
-            case Once.PAUSE:
-                say(f"{name} (pid {entry.pid}) is stopped for {for_s:g} s.")
-                try:
-                    time.sleep(for_s)
-                finally:
-                    with contextlib.suppress(ProcessLookupError):
-                        if entry.alive:
-                            os.kill(entry.pid, signal.SIGCONT)
-                say(f"{name} goes on.")
+        number, said = SIGNALS[fault]
+        os.kill(entry.pid, number)
+        print(f"{name} (pid {entry.pid}) {said.format(for_s=for_s)}")
+        if number is signal.SIGSTOP:
+            try:
+                time.sleep(for_s)
+            finally:
+                resume(entry)
+            print(f"{name} goes on.")

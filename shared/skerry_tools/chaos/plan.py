@@ -277,17 +277,15 @@ def dumps(plan: FaultPlan) -> str:
     )
 
 
-def dump(plan: FaultPlan, path: Path) -> None:
-    """Write the plan to a file that ``load`` reads."""
-    path.write_text(dumps(plan), "utf-8")
-
-
 def load(path: Path) -> FaultPlan:
     """Read a plan from a JSON file; ConfigError says what is wrong with it."""
     try:
         return loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"The fault plan {path} cannot be read ({error}): name a file that `dump` wrote."
+        msg = (
+            f"The fault plan {path} cannot be read ({error}): name a file with what"
+            " `skerry chaos --dry-run` prints."
+        )
         raise ConfigError(msg, path=str(path)) from error
     except ConfigError as error:
         msg = f"The fault plan {path} is of no use: {error}"

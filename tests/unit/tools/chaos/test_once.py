@@ -20,7 +20,6 @@ from skerry.cli.cluster.processes import TABLE, ProcessTable
 from skerry.errors import ConfigError
 from skerry.service.clusters import ANNOUNCEMENT, RunningCluster
 from skerry_tools.chaos.command import ChaosOptions, run_chaos
-from skerry_tools.chaos.once import run_once
 
 CLUSTER = RunningCluster("r", os.getpid(), "nats://127.0.0.1:1")
 
@@ -57,7 +56,9 @@ def test_a_process_is_ended_by_its_signal(
     assert viewer._processes("r") == []
 
 
-def test_a_pause_ends_by_itself(victim: subprocess.Popen[bytes]) -> None:
+def test_a_pause_ends_by_itself(
+    victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
 
     def say(_: str) -> None:
@@ -65,7 +66,8 @@ def test_a_pause_ends_by_itself(victim: subprocess.Popen[bytes]) -> None:
         seen.append(psutil.Process(victim.pid).status())
 
     assert [row["name"] for row in viewer._processes("r")] == ["learner-1"]
-    run_once(CLUSTER, "pause", "learner-1", 0.01, say)
+    monkeypatch.setattr("builtins.print", say)
+    run_chaos(ChaosOptions(once=("pause", "learner-1"), duration_s=0.01))
     assert seen[0] == psutil.STATUS_STOPPED != seen[1]
 
 
