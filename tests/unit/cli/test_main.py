@@ -165,14 +165,6 @@ def test_each_program_has_an_extra_with_what_it_needs() -> None:
     assert {name for name, program in PROGRAMS.items() if program.needs} <= extras
 
 
-def test_a_config_typo_is_one_sentence_and_code_2(tmp_path: Path) -> None:
-    done = skerry(tmp_path, "up", "--set", "sync.h_step=3")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: sync.h_step (from --set) is not a setting")
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_a_defect_is_one_sentence_and_its_traceback_comes_with_debug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,14 +188,6 @@ def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(
     done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-def test_status_without_a_broker_is_one_sentence(tmp_path: Path) -> None:
-    nowhere = ("--nats", "nats://127.0.0.1:1", "--set", "nats.connect_timeout_s=0.1")
-    done = skerry(tmp_path, "status", *nowhere)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: No NATS server answered at nats://127.0.0.1:1")
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("module", [main, tools, checkpointer, evaluator])

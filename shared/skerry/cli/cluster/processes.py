@@ -14,6 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from skerry.errors import ConfigError
+from skerry.service.private import write_private
+
 TABLE = "processes.json"
 BROKER = "broker"
 ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
@@ -89,13 +92,11 @@ class ProcessTable:
             self._write()
 
     def _write(self) -> None:
-        draft = self.path.with_suffix(".draft")
+        rows = [asdict(entry) for entry in self._entries.values()]
         # A full disk must not stop what keeps the processes running: the next change is written.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ConfigError):
             if self._kept:
-                rows = [asdict(entry) for entry in self._entries.values()]
-                draft.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-                draft.replace(self.path)
+                write_private(self.path, json.dumps(rows, indent=1) + "\n")
 
 
 def read(folder: Path) -> dict[str, ProcessEntry]:
