@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan
 from skerry.log.base import Bus, Record, StreamSpec
+from skerry.log.memory import MemoryBroker
 from skerry.log.state import read_manifest, read_part
 from skerry.log.streams import specs as specs_of_run
 from skerry.protocol.messages import Manifest
@@ -32,6 +33,15 @@ def specs(
 ) -> tuple[StreamSpec, ...]:
     """Return the streams of a run, with a window that fits small brokers."""
     return specs_of_run(run, shards=shards, window_bytes=window_bytes, replicas=replicas)
+
+
+def begin_anew(broker: MemoryBroker, names: Iterable[str] | None = None) -> None:
+    """Begin streams anew, or all of them, as a hand would, or a broker that has lost its disk."""
+    for name in tuple(broker.streams if names is None else names):
+        stream = broker.streams.pop(name)
+        broker.declare(stream.spec)
+        stream.lost = True
+        stream.wake()
 
 
 async def all_of(records: AsyncGenerator[Record]) -> list[Record]:

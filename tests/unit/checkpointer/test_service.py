@@ -33,6 +33,7 @@ from skerry.tasks import TaskGroup
 from skerry_checkpointer.service import Checkpointer, checkpointer, keep
 from tests.support import checkpoints
 from tests.support.checkpoints import save
+from tests.support.log import begin_anew
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 20.0
@@ -134,11 +135,7 @@ async def test_another_run_of_the_same_name_ends_the_checkpointer_of_the_one_bef
     await recorded(scripted, 1)
     other = replace(scripted.record, created_ns=scripted.record.created_ns + 1)
     assert isinstance(scripted.bus, MemoryBus)
-    broker = scripted.bus.broker
-    ledger_stream = broker.streams.pop(Subjects("run").stream("LEDGER"))
-    broker.declare(ledger_stream.spec)
-    ledger_stream.lost = True
-    ledger_stream.wake()
+    begin_anew(scripted.bus.broker, [Subjects("run").stream("LEDGER")])
     await ledger.create_run(scripted.bus, other)
     with pytest.raises(BaseExceptionGroup) as raised:
         await asyncio.wait_for(serving, DEADLINE_S)

@@ -29,6 +29,7 @@ from tests.support.builders import (
     refused,
     until,
 )
+from tests.support.log import begin_anew
 from tests.support.scripted_run import ScriptedRun
 
 DEADLINE_S = 20.0
@@ -199,10 +200,7 @@ async def test_a_log_that_begins_again_begins_the_view_again() -> None:
 
     async with following(feed):
         await until(lambda: reads((3, 3, 3), 9))
-        for name in tuple(broker.streams):
-            stream = broker.streams.pop(name)
-            stream.lost = True
-            stream.wake()
+        begin_anew(broker)
         second = await ScriptedRun.begin(broker.connect())
         await second.commit_all(step=5)
         await until(lambda: reads((1, 1, 1), 3))

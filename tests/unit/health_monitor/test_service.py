@@ -34,6 +34,7 @@ from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web.server import application, listen
 from skerry_health_monitor.web.stream import event
 from tests.support.builders import background, checkpoint_record, evaluation, pulse, run_record
+from tests.support.log import begin_anew
 from tests.support.scripted_run import STARTS, ScriptedRun
 
 DEADLINE_S = 20.0
@@ -161,10 +162,7 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     async with background(monitor.follow()):
         await answered(monitor, lambda answer: bool(answer["run"]["finished"]))
         before = monitor.frame().epoch
-        for name in tuple(broker.streams):
-            stream = broker.streams.pop(name)
-            stream.lost = True
-            stream.wake()
+        begin_anew(broker)
         second = await ScriptedRun.begin(broker.connect())
         await second.commit_all(step=5)
         await run_records.publish(second.bus, beat(6, incarnation=STARTS))

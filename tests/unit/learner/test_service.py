@@ -33,6 +33,7 @@ from skerry_learner.trainer.trainer import Trainer
 from skerry_learner.work import find_or_create
 from skerry_syncer.service import stand_by
 from tests.support.builders import pulse
+from tests.support.log import begin_anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,7 @@ async def test_it_ends_when_its_run_is_begun_anew_under_it(config: RunConfig) ->
                 if commit.version == 2:
                     break
             conducting.cancel()
-            lost, broker.streams = broker.streams, {}
-            for stream in lost.values():
-                broker.declare(stream.spec)
-                stream.lost = True
-                stream.wake()
+            begin_anew(broker)
             await ledger.create_run(watching, replace(record, created_ns=record.created_ns + 1))
             with pytest.raises(BaseException) as raised:  # noqa: PT011  a group or the error itself
                 await living

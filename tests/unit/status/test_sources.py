@@ -17,6 +17,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.status import sources
 from skerry.status.sources import MessageCounts, Sources
 from tests.support.builders import commit, member, pulse, round_, until
+from tests.support.log import begin_anew
 
 RUN = "run"
 P = 2
@@ -128,11 +129,7 @@ async def test_what_is_left_out_is_new_after_a_broker_that_lost_its_memory_too()
         await anext(found)
         second = asyncio.ensure_future(anext(found))
         await asyncio.sleep(0)
-        for name in tuple(broker.streams):
-            stream = broker.streams.pop(name)
-            stream.lost = True
-            stream.wake()
-        await bus.declare(specs(RUN))
+        begin_anew(broker)
         await bus.publish(NAMES.pulse("noise"), b"noise")
         await bus.publish(NAMES.pulse("a"), encode(replace(PULSE, steps=9)))
         await second

@@ -34,6 +34,7 @@ from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
 from tests.support.history import read_history
 from tests.support.learners import FakeLearner, ScriptedLearner
+from tests.support.log import begin_anew
 
 RUN = "t"
 LEASE_S = 2.0
@@ -665,11 +666,7 @@ async def test_state_that_is_lost_ends_a_syncer_with_what_is_missing(world: Worl
 
 def lose(world: World, *kinds: str) -> None:
     """Begin streams of the run anew, as a hand would, or a broker that has lost its disk."""
-    for name in [n for n in world.broker.streams if n.split("_")[2] in kinds]:
-        stream = world.broker.streams.pop(name)
-        world.broker.declare(stream.spec)
-        stream.lost = True
-        stream.wake()
+    begin_anew(world.broker, [n for n in world.broker.streams if n.split("_")[2] in kinds])
 
 
 async def ended(world: World, name: str) -> BaseException:
