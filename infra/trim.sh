@@ -8,7 +8,7 @@ set -e
 cd "$1"/lib/python3*/site-packages
 rm -rf scipy scipy.libs huggingface_hub hf_xet blosc2/lib/libblosc2.* pyarrow/src
 rm -rf pyarrow/*flight* pyarrow/*s3* pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*.*
-set -- . -name nvidia -prune -o -name 'jax_cuda*' -prune -o
+set -- . -path ./nvidia -prune -o -path './jax_*' -prune -o
 find "$@" -type d \( -name test -o -name tests \) -prune -exec rm -rf {} +
 find "$@" -type f \( -name '*.py[ix]' -o -name '*.px[di]' -o -name '*.h' -o -name '*.a' \) -exec rm {} +
 # Into a new file: this one may be a link to that of a cache. What was patched may not bear it.
