@@ -28,6 +28,7 @@ from skerry.errors import Corrupt, Overtaken, StateLost
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.ledger import commit_of, follow_commits, last_commits, state_lost
+from skerry.log.reading import newest_sequence
 from skerry.log.state import read_manifests, read_part
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.parts import MASTER, kind_of, newest
@@ -92,8 +93,7 @@ async def last_state(bus: Bus, run: str, plan: Plan) -> ConsistentCut:
     if len(manifests) < len(plan.fragments):
         msg = f"Fragments of run {run!r} are missing here: restore its newest checkpoint instead."
         raise StateLost(msg)
-    known = [record.sequence for record in await bus.last_each(Subjects(run).commit())]
-    behind = 1 + max(known, default=0)
+    behind = 1 + await newest_sequence(bus, Subjects(run).commit())
     return ConsistentCut(behind - 1, manifests, dict.fromkeys(manifests, behind))
 
 

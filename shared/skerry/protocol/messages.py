@@ -57,6 +57,11 @@ def counted_tokens(item: Consumed) -> int:
     return round(item.tokens * (1.0 - item.uncounted))
 
 
+def refusals(commit: Commit) -> list[RefusalCause]:
+    """Return why contributions were refused; a second offer of initial parameters is no trouble."""
+    return [one.cause for one in commit.refused if one.cause is not RefusalCause.GENESIS]
+
+
 def why(commit: Commit) -> str:
     """Return what made a commit, for people: one word, or where it was restored from."""
     if is_from_checkpoint(commit):

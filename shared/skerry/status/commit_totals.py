@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from skerry.protocol.messages import Commit, RefusalCause, is_round
+from skerry.protocol.messages import Commit, RefusalCause, is_round, refusals
 from skerry.protocol.rounds import WITHOUT_QUORUM
 from skerry.telemetry import metrics
 from skerry.telemetry.metrics import Figure, Metric, Point, Spread
+from skerry.telemetry.spans import seconds
 
 ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
 CAUSES = tuple(cause for cause in RefusalCause if cause is not RefusalCause.GENESIS)
@@ -112,7 +113,7 @@ def measured(commit: Commit) -> Iterator[tuple[Metric, float, tuple[str, ...]]]:
     """
     if not is_round(commit) or commit.reason is None:
         return
-    lasted_s = max(0.0, (commit.closed_ns - commit.opened_ns) / 1e9)
+    lasted_s = seconds(commit.opened_ns, commit.closed_ns)
     yield metrics.ROUND_DURATION, lasted_s, (commit.reason.value,)
     if commit.reason not in WITHOUT_QUORUM:
         yield metrics.QUORUM_WAIT, commit.quorum_s, ()
@@ -122,9 +123,8 @@ def measured(commit: Commit) -> Iterator[tuple[Metric, float, tuple[str, ...]]]:
     for consumed in commit.consumed:
         yield metrics.STALENESS, consumed.staleness, ()
         yield metrics.CONTRIBUTIONS, 1, (STALE if consumed.staleness else ACCEPTED, "")
-    for refused in commit.refused:
-        if refused.cause is not RefusalCause.GENESIS:
-            yield metrics.CONTRIBUTIONS, 1, (REFUSED, refused.cause.value)
+    for cause in refusals(commit):
+        yield metrics.CONTRIBUTIONS, 1, (REFUSED, cause.value)
 
 
 class CommitTotals:

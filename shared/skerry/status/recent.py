@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median_low
 from typing import NamedTuple
 
-from skerry.protocol.messages import Commit, MemberRecord, Pulse, RefusalCause
+from skerry.protocol.messages import Commit, MemberRecord, Pulse, RefusalCause, refusals
 
 WINDOW_S = 900.0
 """Recent goodput is that of this time,"""
@@ -97,12 +97,10 @@ class Recent:
     def committed(self, commit: Commit, at_s: float) -> None:
         """Take in a commit that was there at ``at_s``, once.
 
-        Its syncer's clock may be off. A second offer of initial parameters is no trouble.
+        Its syncer's clock may be off.
         """
-        causes = Counter(r.cause for r in commit.refused)
-        del causes[RefusalCause.GENESIS]
-        if causes:
-            self._refused.append((at_s, causes))
+        if causes := refusals(commit):
+            self._refused.append((at_s, Counter(causes)))
 
     def starts(self, now_s: float) -> Counter[str]:
         """Return how often each learner was started again in the last RECENT_S."""

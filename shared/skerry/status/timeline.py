@@ -13,6 +13,7 @@ from skerry.protocol.messages import (
     Round,
     counted_tokens,
     is_round,
+    refusals,
     why,
 )
 from skerry.status import recent
@@ -53,6 +54,7 @@ class CommittedRound:
     learners: tuple[str, ...]
     arrived_s: tuple[float, ...]
     causes: tuple[RefusalCause, ...]
+    refused: int
     staleness: int
     tokens: int
     loss: float | None
@@ -60,11 +62,6 @@ class CommittedRound:
     merged: bool = True
     adopted: int = 0
     adopted_s: float | None = None
-
-    @property
-    def refused(self) -> int:
-        """How many contributions were refused; a second offer of initial parameters is none."""
-        return sum(cause is not RefusalCause.GENESIS for cause in self.causes)
 
 
 def corrected(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
@@ -113,6 +110,7 @@ def committed_round(commit: Commit, sequence: int, stored_s: float) -> Committed
         learners=tuple(c.learner for c in commit.consumed),
         arrived_s=arrivals(commit),
         causes=tuple(refused.cause for refused in commit.refused),
+        refused=len(refusals(commit)),
         staleness=max((c.staleness for c in commit.consumed), default=0),
         tokens=sum(tokens for _, tokens in counted),
         loss=sum(loss * tokens for loss, tokens in losses) / weight if weight else None,

@@ -20,8 +20,9 @@ from skerry.errors import Overtaken
 from skerry.log import ledger, state
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
+from skerry.log.reading import newest_sequence
 from skerry.models.base import Params, layout_of, mean_loss
-from skerry.protocol.messages import Commit, RefusalCause
+from skerry.protocol.messages import Commit, refusals
 from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry_evaluator.average import MovingAverage
@@ -79,14 +80,13 @@ class RunProgress:
 
     async def read_all(self) -> None:
         """Wait until every commit that the ledger has now has been counted."""
-        newest = await self._bus.last_each(Subjects(self._run).commit())
-        last = max((record.sequence for record in newest), default=0)
+        last = await newest_sequence(self._bus, Subjects(self._run).commit())
         async with self._changed:
             await self._changed.wait_for(lambda: self._sequence >= last)
 
     def _count(self, commit: Commit) -> None:
         self.commits += 1
-        self.refused += sum(refused.cause is not RefusalCause.GENESIS for refused in commit.refused)
+        self.refused += len(refusals(commit))
         if commit.version > 1:
             self.merged += len(commit.consumed)
             self.late += sum(merged.staleness for merged in commit.consumed)
