@@ -132,6 +132,11 @@ async def gets_rubbish(bus: MemoryBus) -> list[str]:
     return [f"{receipt.sequence} ({SUBJECTS.commit(0)})"]
 
 
+async def gets_a_commit_of_another_fragment(bus: MemoryBus) -> list[str]:
+    await bus.publish(SUBJECTS.commit(0), encode(commits_of(bus, 1)[-1][1]))
+    return [f"A Commit of '{SUBJECTS.commit(1)}' came on '{SUBJECTS.commit(0)}'"]
+
+
 async def gets_a_commit_again(bus: MemoryBus) -> list[str]:
     await bus.publish(SUBJECTS.commit(0), encode(commits_of(bus, 0)[-1][1]))
     return ["came after version", "was consumed though it had been resolved before"]
@@ -210,6 +215,7 @@ PARTS = ("keyframe", "master", "outer.momentum")
 DAMAGE: dict[str, tuple[Callable[[MemoryBus], Awaitable[list[str]]], set[What]]] = {
     "record lost": (loses_a_record, {What.MISSING, What.VERSIONS}),
     "rubbish": (gets_rubbish, {What.UNREADABLE}),
+    "commit of another fragment": (gets_a_commit_of_another_fragment, {What.UNREADABLE}),
     "newest record changed": (has_its_newest_record_changed, {What.STATE}),
     "old record changed": (has_an_old_record_changed, {What.CHAIN}),
     "record before the first": (has_a_record_before_its_first, {What.CHAIN}),

@@ -32,11 +32,10 @@ from skerry.store.checkpoint import PARAMS_FILE
 from skerry_tools.audit import verify as verifying
 from skerry_tools.audit.log import OnProgress, RunLog
 from skerry_tools.audit.replay import Replayed, Sink, bases_of, replay
-from skerry_tools.audit.survey import ReplayMoment, Survey, parse, survey
+from skerry_tools.audit.survey import NANOSECONDS, ReplayMoment, Survey, parse, survey
 from skerry_tools.audit.verify import AuditReport
 from skerry_tools.audit.whatif import Drift, WhatIfPolicy
 
-NANOSECONDS = 1e9
 MEGABYTE = 1e6
 MOST_SHOWN = 20
 ASSUMED = (

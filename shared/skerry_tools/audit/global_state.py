@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ from skerry.log.ledger import commit_of
 from skerry.log.state import read_manifest, read_part
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, kind_of, newest
-from skerry.protocol.records import decode, encode
+from skerry.protocol.records import encode, read
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.survey import Survey
 
@@ -45,16 +44,17 @@ class Ends:
     async def read(cls, log: RunLog) -> Ends:
         """Read every fragment's manifest."""
         ends = cls()
-        manifests = [await log.bus.last_each(shard.manifest()) for shard in log.shards]
-        for record in chain(*manifests):
-            fragment = int(record.subject.split(".")[-2])
+        for index in range(len(log.plan.fragments)):
+            record = await log.bus.last(log.shard_of(index).manifest(index))
+            if record is None:
+                continue
             try:
-                ends.before[fragment] = decode(
-                    Manifest, record.payload, run=log.run, plan_digest=log.plan.digest
-                )
+                manifest = read(Manifest, record, run=log.run, plan_digest=log.plan.digest)
             except WireError as error:
                 text = f"the manifest cannot be read ({error})"
-                ends.unreadable.append(_state(fragment, -1, text))
+                ends.unreadable.append(_state(index, -1, text))
+            else:
+                ends.before[index] = manifest
         return ends
 
     def commit(self, fragment: int, version: int, payload: bytes) -> None:

@@ -19,7 +19,7 @@ from skerry.protocol.messages import (
     Quarantine,
     RunRecord,
 )
-from skerry.protocol.records import decode, plan_of
+from skerry.protocol.records import plan_of, read
 from skerry.protocol.subjects import ShardSubjects, Subjects
 from skerry.settings.loading import run_config_from_json
 from skerry.settings.models import RunConfig
@@ -121,18 +121,12 @@ class RunLog:
                 yield self._entry(record)
 
     def _entry(self, record: Record) -> LedgerEntry:
-        tokens = record.subject.split(".")[2:]
-        size = 2 if tokens[0] == "ledger" else 1
-        expected, name = KINDS.get(".".join(tokens[:size])), tokens[size:]
+        tokens = record.subject.split(".")[2:4]
+        expected = KINDS.get(".".join(tokens if tokens[0] == "ledger" else tokens[:1]))
         if expected is None:
             return LedgerEntry(record, None, None, "nothing of ours goes there")
         try:
-            value = decode(expected, record.payload, run=self.run, plan_digest=self.plan.digest)
+            value = read(expected, record, run=self.run, plan_digest=self.plan.digest)
         except WireError as error:
             return LedgerEntry(record, expected, None, str(error))
-        problem = ""
-        if isinstance(value, Commit) and name != [str(value.fragment)]:
-            problem = f"it is a commit of fragment {value.fragment}"
-        if isinstance(value, MemberRecord | Quarantine) and name != [value.learner]:
-            problem = f"it is a record of learner {value.learner}"
-        return LedgerEntry(record, expected, None if problem else value, problem)
+        return LedgerEntry(record, expected, value)

@@ -14,7 +14,7 @@ from skerry.log.base import Bus, Record
 from skerry.log.reading import newest_sequence, read_now
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
-from skerry.protocol.subjects import START
+from skerry.protocol.subjects import contributor
 from skerry_tools.audit import replay as replaying
 from skerry_tools.audit.accounts import Violation, What
 from skerry_tools.audit.checks import Checks, Rules
@@ -247,10 +247,10 @@ async def _walk(log: RunLog, report: OnProgress) -> _Walk:
         records = read_now(log.bus, pattern)
         async with aclosing(records):
             async for record in records:
-                if record.subject.split(".")[-2] != START:
-                    got = assembler.feed(record)
-                    if isinstance(got, Contribution):
-                        walk.checks.offer(got)
+                fragment, _ = contributor(record.subject)
+                got = assembler.feed(record) if fragment >= 0 else None  # else a learner's start
+                if isinstance(got, Contribution):
+                    walk.checks.offer(got)
                 done += 1
                 if done % STRIDE == 0:
                     report("window messages", done, walk.survey.window.messages)

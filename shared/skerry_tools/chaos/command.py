@@ -85,10 +85,8 @@ def run_chaos(options: ChaosOptions) -> None:
     if options.once is not None:
         _once(*options.once, options)
         return
-    for name, value in (("quiet_s", options.quiet_s), ("goodput", options.goodput)):
-        if not 0 <= value <= plans.MOST_S:  # which is false for nan, too
-            msg = f"{name} is {value}: give a number from 0 to {plans.MOST_S:.0f}."
-            raise ConfigError(msg, path=name)
+    plans.check_number("quiet_s", options.quiet_s)
+    plans.check_number("goodput", options.goodput)
     local = settings_from(options.nats, options.config, options.sets).local
     elsewhere = local.nats.url != NatsSettings().url
     far = options.nats or (elsewhere and not options.heal)  # healing asks no broker
@@ -114,9 +112,7 @@ def _once(fault: str, name: str, options: ChaosOptions) -> None:
         msg = "--once strikes one process of this machine: leave out --nats, --plan and --heal."
         raise ConfigError(msg, path="once")
     for_s = PAUSE_S if options.duration_s is None else options.duration_s
-    if not 0 < for_s <= plans.MOST_S:  # which is false for nan, too
-        msg = f"duration_s is {for_s}: give a number above 0, up to {plans.MOST_S:.0f}."
-        raise ConfigError(msg, path="duration_s")
+    plans.check_number("duration_s", for_s, above=True)
     run_once(_cluster(options.run), fault, name, for_s)
 
 

@@ -97,6 +97,17 @@ DRAWN = tuple(kind for kind in Kind if kind not in {*HOSTILE, Kind.LOST_PACKETS}
 """What is drawn where no kinds are named: hostile messages and losses have to be asked for."""
 
 
+def check_number(
+    name: str, value: float, of: str = "", *, least: float = 0.0, above: bool = False
+) -> None:
+    """Raise ConfigError unless a number is from ``least``, or ``above`` it, to MOST_S."""
+    # A NaN is not between any two numbers.
+    if not least <= value <= MOST_S or (above and value == least):
+        bounds = f"above {least:.0f}, up to" if above else f"from {least:.0f} to"
+        msg = f"{name}{of} is {value}: give a number {bounds} {MOST_S:.0f}."
+        raise ConfigError(msg, path=name)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault: from ``at_s`` after the plan's start, for ``duration_s``.
@@ -116,11 +127,8 @@ class Fault:
 
     def __post_init__(self) -> None:
         for name in ("at_s", "duration_s", "amount"):
-            value = float(getattr(self, name))
             least = -MOST_S if name == "amount" and self.kind is Kind.CLOCK_JUMP else 0.0
-            if not least <= value <= MOST_S:  # which is false for nan, too
-                msg = f"{name} of a {self.kind} is {value}: give a number from {least:.0f} to 1e9."
-                raise ConfigError(msg, path=name)
+            check_number(name, float(getattr(self, name)), f" of a {self.kind}", least=least)
         if self.kind in SHARES and self.amount > 1:
             msg = f"amount of a {self.kind} is {self.amount}: give a share from 0 to 1."
             raise ConfigError(msg, path="amount")
@@ -143,9 +151,7 @@ class FaultPlan:
     heal_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.heal_s <= MOST_S:
-            msg = f"heal_s is {self.heal_s}: give a number of seconds from 0 to {MOST_S:.0f}."
-            raise ConfigError(msg, path="heal_s")
+        check_number("heal_s", self.heal_s)
         if any(before.at_s > after.at_s for before, after in pairwise(self.faults)):
             msg = "The faults of a plan are not in the order of their at_s: sort them."
             raise ConfigError(msg, path="faults")
@@ -186,10 +192,8 @@ def random_plan(
     whose sequence is promised, is drawn from. Kinds that no target can suffer are left out.
     ConfigError for numbers that mean nothing, or far too many faults.
     """
-    for name, value in (("rate_s", rate_s), ("duration_s", duration_s)):
-        if not 0 < value <= MOST_S:  # which is false for nan, too
-            msg = f"{name} is {value}: give seconds above 0, at most {MOST_S:.0f}."
-            raise ConfigError(msg, path=name)
+    check_number("rate_s", rate_s, above=True)
+    check_number("duration_s", duration_s, above=True)
     if duration_s / rate_s > MOST_FAULTS:
         msg = (
             f"A fault every {rate_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,} faults:"

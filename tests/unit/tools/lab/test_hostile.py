@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
-from typing import TypeVar
 
 import pytest
 
 from skerry.cli.quarantine import decide
-from skerry.log.run_records import PATTERNS
 from skerry.protocol.messages import Commit, Quarantine, QuarantineReason, RefusalCause
-from skerry.protocol.records import decode
-from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig, TrainConfig
 from skerry_tools.audit.verify import verify
 from skerry_tools.lab.hostile import Attack
 from skerry_tools.lab.lab import RUN, Lab
 from skerry_tools.lab.scenario import IslandSettings, Judging, LabScenario
-
-T = TypeVar("T", Commit, Quarantine)
+from tests.support.labs import records
 
 HOSTILE = "learner-3"
 FOUND: dict[Attack, set[QuarantineReason | RefusalCause]] = {
@@ -41,13 +36,6 @@ def scenario(
     islands = [IslandSettings(name=n, hostile=attack if n == HOSTILE else None) for n in names]
     settings = config.model_copy(update={"sync": sync, "train": TrainConfig(steps=96)})
     return LabScenario(run=settings, judging=judging, islands=tuple(islands))
-
-
-def records(lab: Lab, kind: type[T]) -> list[T]:
-    """Return the ledger's records of a kind."""
-    pattern = PATTERNS[kind](Subjects(RUN)).removesuffix("*")
-    stored = lab.broker.streams[Subjects(RUN).stream("LEDGER")].records.values()
-    return [decode(kind, r.payload, run=RUN) for r in stored if r.subject.startswith(pattern)]
 
 
 @cache

@@ -5,54 +5,30 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from skerry.data.stream import Stream
 from skerry.errors import ConfigError, LabError
-from skerry.log import ledger
 from skerry.protocol.messages import Commit, MemberRecord, Refused
-from skerry.protocol.records import decode
-from skerry.protocol.subjects import Subjects
 from skerry.settings.local import LearnerSettings
 from skerry.settings.models import EvalConfig, RunConfig
 from skerry_tools.lab.lab import RUN, Lab, LabResult
 from skerry_tools.lab.progress import LabEvaluator
 from skerry_tools.lab.scenario import Failures, IslandSettings, Judging, LabScenario, LinkSettings
-
-T = TypeVar("T")
+from tests.support.labs import records
 
 
 def run(scenario: LabScenario, **watchers: Any) -> LabResult:
     return Lab(scenario, **watchers).run()
 
 
-def read(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Read a log in memory once its lab is over."""
-    return asyncio.run(coroutine)
-
-
-def commits_of(lab: Lab) -> list[Commit]:
-    async def all_commits() -> list[Commit]:
-        found = list[Commit]()
-        async for _, commit in ledger.follow_commits(lab.connect(), RUN):
-            found.append(commit)
-            if len(found) == lab.progress.commits:
-                break
-        return found
-
-    return read(all_commits())
-
-
 def members_of(lab: Lab, name: str) -> list[MemberRecord]:
     """Return everything a learner has said of its starts, in order."""
-    subject = Subjects(RUN).member(name)
-    records = lab.broker.streams[Subjects(RUN).stream("MEMBERS")].records.values()
-    return [decode(MemberRecord, r.payload, run=RUN) for r in records if r.subject == subject]
+    return [member for member in records(lab, MemberRecord) if member.learner == name]
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +120,7 @@ def test_no_sequence_is_counted_twice_or_left_out_while_learners_die_come_and_go
     lab, corpus = lived[0], lived[0].work.corpus
     said = [
         (commit.fragment, one)
-        for commit in commits_of(lab)
+        for commit in records(lab, Commit)
         for one in (*commit.consumed, *commit.refused)
         if one.cursor_to
     ]
@@ -181,7 +157,7 @@ def test_a_late_island_contributes_from_then_on_and_one_that_left_no_more(
 ) -> None:
     lab, _ = lived
     steps = {
-        name: [c.step for c in commits_of(lab) for m in c.consumed if m.learner == name]
+        name: [c.step for c in records(lab, Commit) for m in c.consumed if m.learner == name]
         for name in ("late", "leaver", "steady")
     }
     assert min(steps["late"]) >= 0.4 * config.train.steps
@@ -239,7 +215,7 @@ def test_the_global_model_is_evaluated_under_every_adoption(
     lab = Lab(LabScenario(run=config.model_copy(update={"sync": blended}), judging=judging))
     result = lab.run()
     again = LabEvaluator(lab.connect(), RUN, lab.work, lab.loss, judging)
-    assert read(again.last(0.0)).loss == result.loss
+    assert asyncio.run(again.last(0.0)).loss == result.loss
 
 
 def test_a_run_of_so_many_tokens_ends_sooner_with_more_learners(

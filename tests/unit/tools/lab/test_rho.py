@@ -15,11 +15,15 @@ from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import make_outer
 from skerry.errors import Overtaken
 from skerry.log import state
-from skerry.log.memory import MemoryBroker, matches
-from skerry.protocol.contribution import Contribution, ContributionAssembler
+from skerry.log.memory import MemoryBroker
+from skerry.protocol.contribution import (
+    Contribution,
+    ContributionAssembler,
+    ContributionId,
+    id_of,
+)
 from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.parts import MASTER
-from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig, RunConfig
 from skerry_tools.lab import lab as lab_module
@@ -27,6 +31,7 @@ from skerry_tools.lab import progress as progress_module
 from skerry_tools.lab.lab import RUN, Lab
 from skerry_tools.lab.progress import Rho
 from skerry_tools.lab.scenario import Judging, LabScenario
+from tests.support.labs import records
 
 Vector = NDArray[np.float32]
 At = tuple[int, int]
@@ -50,25 +55,17 @@ class Watched(Rho):
 
 def gradients_of(lab: Lab) -> dict[At, Vector]:
     """Merge the contributions that lie in the log once more, by the weights in the ledger."""
-    plan, names = lab.work.plan, Subjects(RUN)
+    plan = lab.work.plan
     assembler = ContributionAssembler(RUN, plan)
-    arrived: dict[tuple[int, str, int, int], OuterGradient] = {}
-    for record in lab.broker.streams[names.shard(0).stream("CONTRIB")].records.values():
+    arrived: dict[tuple[int, ContributionId], OuterGradient] = {}
+    for record in lab.broker.streams[Subjects(RUN).shard(0).stream("CONTRIB")].records.values():
         got = assembler.feed(record)
         if isinstance(got, Contribution):
-            told = got.header
-            key = (told.fragment, told.learner, told.incarnation, told.identity)
-            arrived[key] = OuterGradient(got.scheme, got.planes, told.norms)
+            arrived[got.header.fragment, got.id] = got.gradient
     found: dict[At, Vector] = {}
-    for record in lab.broker.streams[names.stream("LEDGER")].records.values():
-        if not matches(names.commit(), record.subject):
-            continue
-        commit = decode(Commit, record.payload, run=RUN)
+    for commit in records(lab, Commit):
         if commit.version > 1:
-            items = [
-                arrived[commit.fragment, one.learner, one.incarnation, one.identity]
-                for one in commit.consumed
-            ]
+            items = [arrived[commit.fragment, id_of(one)] for one in commit.consumed]
             fragment = plan.fragments[commit.fragment]
             found[commit.fragment, commit.version] = merge.merge(
                 lab.config.sync.merge,
