@@ -17,23 +17,12 @@ from skerry.errors import WireError
 from skerry.log.base import Bus, Deliver, Record
 from skerry.log.reading import newest_sequence, read_now
 from skerry.log.run_records import HISTORY, PATTERNS
-from skerry.protocol.messages import (
-    CheckpointRecord,
-    Commit,
-    Evaluation,
-    MemberRecord,
-    Pulse,
-    Quarantine,
-    Round,
-    RunRecord,
-)
+from skerry.protocol.messages import Commit, MemberRecord, Pulse, Round
 from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
-from skerry.status.view import seen_s
+from skerry.status.view import Message, seen_s
 
-RunMessage = (
-    RunRecord | MemberRecord | Commit | CheckpointRecord | Evaluation | Pulse | Round | Quarantine
-)
+RunMessage = Message | Round
 T = TypeVar("T", bound=RunMessage)
 
 
