@@ -18,9 +18,8 @@ from skerry.protocol.messages import CheckpointRecord, SyncerPulse, is_leaving
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import now_s
-from skerry_tools.chaos.drilled import DrilledRun, beside
+from skerry_tools.chaos.drilled import LOOK_S, DrilledRun, beside, holds
 
-LOOK_S = 0.1
 COMMITS = "a syncer that runs commits"
 CHECKPOINT = "a checkpoint verifies"
 
@@ -150,17 +149,15 @@ class Convergence:
         syncers = self._expect("syncer", "{} answers", "no new pulse of it")
         self.missing |= {COMMITS: "none did"} if syncers else {}
         self._expect("checkpointer", CHECKPOINT, "none was written")
-        until = now_s() + deadline_s
         async with beside(
             self._watched("commits", self._commits(syncers)),
             self._watched("checkpoints", self._checkpoints()),
             self._watched("the syncers' pulses", self._pulses()),
             self._watched("the run's end", self._end()),
         ):
-            while not self.finished and self.missing.keys() - self.passed.keys():
-                if now_s() > until:
-                    break
-                await asyncio.sleep(LOOK_S)
+            await holds(
+                lambda: self.finished or self.missing.keys() <= self.passed.keys(), deadline_s
+            )
         late = f"within {deadline_s:.0f} s of healing"
         found = self.broken
         for name, why in self.missing.items():

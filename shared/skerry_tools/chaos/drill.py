@@ -21,7 +21,7 @@ from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
 from skerry_tools.audit.verify import verify
 from skerry_tools.chaos.checks import Check, CommitCheck, Convergence, LivenessCheck
-from skerry_tools.chaos.drilled import DrilledRun, beside
+from skerry_tools.chaos.drilled import DrilledRun, beside, holds
 from skerry_tools.chaos.engine import Engine, Firing
 from skerry_tools.chaos.healing import heal
 from skerry_tools.chaos.meter import Goodput, GoodputMeter, Phase
@@ -33,7 +33,6 @@ HEARD_S = 60.0
 """How long every process has, once the run works again, to hear something from its broker."""
 VERDICT_S = 1800.0
 """A check of the log that takes longer has failed."""
-LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +226,10 @@ class FaultDrill:
 
     async def _quiet(self, learners: set[str]) -> None:
         """Wait until these learners train, then measure without faults."""
-        try:
-            async with asyncio.timeout(READY_S):
-                while not learners <= self.meter.training:  # noqa: ASYNC110 - pulses, not events
-                    await asyncio.sleep(LOOK_S)
-        except TimeoutError as error:
+        if not await holds(lambda: learners <= self.meter.training, READY_S):
             late = ", ".join(sorted(learners - self.meter.training))
             msg = f"{late} did not train within {READY_S:.0f} s: see `skerry status`."
-            raise SkerryError(msg) from error
+            raise SkerryError(msg)
         self.say(f"Measuring {self.quiet_s:.0f} s without faults.")
         self.meter.enter(Phase.QUIET)
         await asyncio.sleep(self.quiet_s)

@@ -6,6 +6,7 @@ the log is known.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus
 
 
+LOOK_S = 0.05
 SIMULATION_ONLY = "it exists in the simulation only: leave it out"
 
 
@@ -158,6 +160,17 @@ def refuse_targets(targets: Iterable[str], drilled: DrilledRun) -> None:
             names = ", ".join(sorted({*known, *known.values()}))
             msg = f"There is no {target!r} in this cluster: use any of {names}."
             raise ConfigError(msg, path="targets")
+
+
+async def holds(condition: Callable[[], bool], within_s: float | None = None) -> bool:
+    """Look at a condition until it holds, so long at most; return True if it does."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not condition():  # noqa: ASYNC110 - others' processes send no event
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        return False
+    return True
 
 
 @asynccontextmanager

@@ -10,10 +10,9 @@ from typing import Any
 
 from skerry.errors import SkerryError
 from skerry.tasks import TaskGroup, now_s
-from skerry_tools.chaos.drilled import Absent, DrilledRun, Injection
+from skerry_tools.chaos.drilled import LOOK_S, Absent, DrilledRun, Injection
 from skerry_tools.chaos.plan import ROUTE, Fault, FaultPlan, choose
 
-LOOK_S = 0.05
 PROOF_S = 6.0
 """A fault without a sign of its effect lasts up to this much longer than planned: an idle service
 says something to its broker every five seconds."""

@@ -14,18 +14,14 @@ import resource
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skerry.cli.cluster import clock, processes
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.processes import BROKER, ProcessEntry
 from skerry.errors import ConfigError, SkerryError
 from skerry.service.control import CONTROL, ControlError, ask
+from skerry_tools.chaos.drilled import DrilledRun, holds
 
-if TYPE_CHECKING:
-    from skerry_tools.chaos.drilled import DrilledRun
-
-LOOK_S = 0.05
 BACK_S = 60.0
 """How long healing waits for processes that are being started again."""
 
@@ -111,11 +107,7 @@ async def heal(drilled: DrilledRun, names: set[str]) -> None:
     def missing() -> set[str]:
         return names - {name for name, entry in drilled.entries().items() if entry.alive}
 
-    try:
-        async with asyncio.timeout(BACK_S):
-            while missing():  # noqa: ASYNC110 - others' processes send no event
-                await asyncio.sleep(LOOK_S)
-    except TimeoutError:
+    if not await holds(lambda: not missing(), BACK_S):
         late = ", ".join(sorted(missing()))
         wrong.append(f"{late} did not come back within {BACK_S:.0f} s of healing: {drilled.logs}.")
     if wrong:

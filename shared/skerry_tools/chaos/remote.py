@@ -19,7 +19,14 @@ from skerry.log import ledger, run_records
 from skerry.log.base import Bus
 from skerry.protocol.messages import LearnerPhase, Pulse, SyncerPulse, is_leaving
 from skerry.settings.models import RunConfig
-from skerry_tools.chaos.drilled import SIMULATION_ONLY, HeardService, Injected, Injection, beside
+from skerry_tools.chaos.drilled import (
+    SIMULATION_ONLY,
+    HeardService,
+    Injected,
+    Injection,
+    beside,
+    holds,
+)
 from skerry_tools.chaos.messages import MESSAGES
 from skerry_tools.chaos.plan import LEARNER, SIMULATED, Kind
 
@@ -27,7 +34,6 @@ SILENT_S = 10.0
 """A service that says nothing for so long, and for some of its usual intervals, is down."""
 PULSES = 3
 """Usual intervals without a word before a service counts as silent."""
-LOOK_S = 0.05
 LONGEST_S = 60.0
 """The longest wait for a first word, however slow a learner's steps are."""
 ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
@@ -55,8 +61,7 @@ class RemoteRun:
         """Wait until each service has said something from now on, or been silent for too long."""
         since_s = time.monotonic()
         present = self.present.keys()
-        while any(self.heard[n].at_s <= since_s for n in self._alive() & present):  # noqa: ASYNC110 - silence is no event
-            await asyncio.sleep(LOOK_S)
+        await holds(lambda: all(self.heard[n].at_s > since_s for n in self._alive() & present))
 
     def kinds(self) -> dict[str, str]:
         return dict(self.present)
@@ -90,10 +95,9 @@ class RemoteRun:
         sync, pulse_s = self.config.sync, self.config.liveness.pulse_s
         interval_s = max([pulse_s, *steps_s.values()])
         await asyncio.sleep(min(LONGEST_S, max(2 * sync.lease_s, PULSES * interval_s)))
-        while (up := self._alive()) and steps_s.keys() - up:
-            if time.monotonic() > began_s + LONGEST_S:
-                break
-            await asyncio.sleep(LOOK_S)
+        left_s = began_s + LONGEST_S - time.monotonic()
+        await holds(lambda: not self._alive() or steps_s.keys() <= self._alive(), left_s)
+        up = self._alive()
         self.present = {name: self.heard[name].kind for name in sorted(up)}
         self.unheard = sorted((await self._learning()).keys() - up)
         if LEARNER not in self.present.values():
