@@ -25,7 +25,7 @@ from skerry.algorithm.fragments import Plan, scatter
 from skerry.algorithm.outer import outer_of
 from skerry.algorithm.presets import MERGES
 from skerry.cli.local_log import RunChoice
-from skerry.errors import ConfigError, HistoryBroken, StoreError
+from skerry.errors import ConfigError, HistoryBroken, SkerryError, StoreError
 from skerry.log import ledger
 from skerry.store import tensorfile
 from skerry.store.checkpoint import PARAMS_FILE
@@ -138,25 +138,24 @@ def parameters(out: Path, plan: Plan, metadata: dict[str, str]) -> Generator[Sin
     draft = final.with_name(f".{final.name}.{os.getpid()}")
     shapes = {leaf.name: leaf.shape for leaf in plan.leaves}
     head = tensorfile.header(shapes, metadata)
-    ends = np.cumsum([0, *(prod(shape) for shape in shapes.values())])
+    ends = itertools.accumulate(map(prod, shapes.values()), initial=0)
     try:
-        try:
-            final.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
-                file.write(head)
-                file.truncate(len(head) + tensorfile.ITEMS["F32"] * plan.parameters)
-            flat = np.memmap(draft, np.dtype("<f4"), "r+", len(head), (plan.parameters,))
-            leaves = [flat[int(a) : int(b)] for a, b in itertools.pairwise(ends)]
-            yield lambda fold, _: scatter(fold.fragment, fold.master, leaves)
-            flat.flush()
-            with draft.open("rb+") as file:
-                os.fsync(file.fileno())
-            draft.replace(final)
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            msg = f"{final} cannot be written ({error.strerror}): name another place with --out."
-            raise StoreError(msg) from error
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(head)
+            file.truncate(len(head) + tensorfile.ITEMS["F32"] * plan.parameters)
+        flat = np.memmap(draft, np.dtype("<f4"), "r+", len(head), (plan.parameters,))
+        leaves = [flat[start:end] for start, end in itertools.pairwise(ends)]
+        yield lambda fold, _: scatter(fold.fragment, fold.master, leaves)
+        flat.flush()
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
+        draft.replace(final)
+    except SkerryError:  # a broker that is away is an OSError, too
+        raise
+    except OSError as error:
+        msg = f"{final} cannot be written ({error.strerror}): name another place with --out."
+        raise StoreError(msg) from error
     finally:
         draft.unlink(missing_ok=True)
 

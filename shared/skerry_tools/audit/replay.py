@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skerry.algorithm import closed_loop
-from skerry.algorithm.fragments import Fragment
 from skerry.algorithm.planes import Planes
 from skerry.errors import ContributionGone, Diverged, HistoryBroken, RunMismatch, StateLost
 from skerry.log.reading import read_now
@@ -169,7 +168,8 @@ async def replay(
     done: list[FragmentReplay] = []
     wrong: list[Violation] = []
     for fragment in log.plan.fragments:
-        worker = _Worker.of(log, fragment, found, policy)
+        branch = None if policy is None else Branch.of(log, fragment, policy)
+        worker = _Worker(log, found, fold_of(log.config, log.plan, fragment), branch)
         result = await worker.run(bases(fragment.index))
         done.append(result)
         wrong += worker.wrong
@@ -198,13 +198,6 @@ class _Worker:
     base: Base | None = None
     shared: Planes | None = None
     last: Commit | None = None
-
-    @classmethod
-    def of(
-        cls, log: RunLog, fragment: Fragment, found: Survey, policy: WhatIfPolicy | None
-    ) -> _Worker:
-        branch = None if policy is None else Branch.of(log, fragment, policy)
-        return cls(log, found, fold_of(log.config, log.plan, fragment), branch)
 
     @property
     def index(self) -> int:

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from skerry.algorithm.fragments import gather
-from skerry.errors import ConfigError
+from skerry.errors import BrokerUnavailable, ConfigError
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.chunks import vector_digest
@@ -24,7 +24,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
 from skerry.store.kinds.s3 import S3Store
 from skerry_checkpointer.service import Checkpointer
-from skerry_tools.audit.command import refuse_policy
+from skerry_tools.audit.command import parameters, refuse_policy
 from skerry_tools.audit.survey import ReplayMoment, parse
 from skerry_tools.audit.whatif import WhatIfPolicy
 from tests.support.audited import CONFIG, PLAN, WHOLE, WINDOW_BYTES, create, train
@@ -209,6 +209,15 @@ def test_moments_are_read_in_every_form(text: str, moment: ReplayMoment) -> None
 def test_what_is_no_moment_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(ConfigError, match="seq:1234"):
         parse(text)
+
+
+def test_a_broker_that_goes_away_is_not_taken_for_a_file_that_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    out, msg = tmp_path / "params.safetensors", "Nobody answers."
+    with pytest.raises(BrokerUnavailable, match=msg), parameters(out, PLAN, {}):
+        raise BrokerUnavailable(msg)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
