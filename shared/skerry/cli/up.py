@@ -299,5 +299,7 @@ def conclude(on: Screen, feed: RunFeed) -> None:
         on.say(f"Run {now.run.run} stopped at step {now.run.step}: the same command goes on.")
     lacks = now.run.checkpoint_lacks
     without = f" without the last {lacks} merges: see the checkpointer's log" if lacks else ""
-    if now.run.checkpoint or lacks:
-        on.say(f"Checkpoint: {clip(now.run.checkpoint or 'none', 4096)}{without}")
+    if now.run.checkpoint:
+        on.say(f"Checkpoint: {clip(now.run.checkpoint, 4096)}{without}")
+    elif lacks:
+        on.say("There is no checkpoint of it: see the checkpointer's log.")

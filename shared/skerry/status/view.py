@@ -247,8 +247,7 @@ class RunView:
             return  # a place that a restored run keeps for a name: none has come yet
         held = self.learners.get(member.learner)
         if held is None or member.incarnation > held.incarnation:
-            since_s = min(at_s, member.joined_ns / 1e9)
-            held = self._start(member.learner, member.incarnation, since_s)
+            held = self._start(member.learner, member.incarnation, at_s)
         if member.incarnation == held.incarnation:
             held.member = member
         held.first_s = at_s if held.first_s is None else min(at_s, held.first_s)

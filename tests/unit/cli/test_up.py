@@ -81,7 +81,7 @@ def test_a_checkpoint_that_is_not_of_the_end_is_said_to_be_none(
 ) -> None:
     said = concluded(capsys, checkpoint="a/step-3", checkpoint_lacks=4)
     assert "Checkpoint: a/step-3 without the last 4 merges" in said
-    assert "Checkpoint: none without" in concluded(capsys, checkpoint=None, checkpoint_lacks=4)
+    assert "There is no checkpoint of it" in concluded(capsys, checkpoint=None, checkpoint_lacks=4)
     assert "without" not in concluded(capsys, checkpoint="a/step-7", checkpoint_lacks=0)
 
 

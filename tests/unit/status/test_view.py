@@ -108,6 +108,12 @@ def test_its_utilisation_is_its_speed_over_what_its_devices_could_do() -> None:
     assert row.mfu is None, "no table has its peak"
 
 
+def test_the_time_allocated_to_a_learner_does_not_hang_on_its_own_clock() -> None:
+    behind = replace(joined(), joined_ns=at_ns(-3 * 3600.0))
+    (row,) = reported(10, (0, behind), *training(10)).learners
+    assert row.goodput == reported(10, (0, joined()), *training(10)).learners[0].goodput
+
+
 def test_a_learner_that_lost_its_connection_is_gone_sooner_until_it_pulses_again() -> None:
     view, now_s = seen((0, joined()), *training(10)), T0 + 11.3
     assert (unconfirmed(view, T0 + 10.4), unconfirmed(view, now_s)) == ([], ["a"])
