@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ from skerry_health_monitor.metrics.broker import Brokers, Server
 from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web.server import application, listen
 from skerry_health_monitor.web.stream import event
+from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import background, checkpoint_record, evaluation, pulse, run_record
 from tests.support.log import begin_anew
 from tests.support.scripted_run import STARTS, ScriptedRun
 
 DEADLINE_S = 20.0
+BEGAN_S = 1_700_000_000.0
 
 
 def beat(step: int, **changes: Any) -> Pulse:
@@ -177,34 +180,38 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     assert monitor.frame().epoch is not before
 
 
-async def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
-    config = RunConfig.model_validate({"liveness": {"pulse_s": 0.1}})
-    scripted = await ScriptedRun.begin(MemoryBroker().connect(), config=config)
-    looks = 0
-    monitor = Monitor(scripted.bus, "run", until_finished=False)
-    look = monitor.look
+def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
+    """Its clock goes on by thirty pulses, ten times, each at another moment between two of them."""
+    pulse_s, paused_s, loop = 0.1, 0.0, VirtualLoop()
+    config = RunConfig.model_validate({"liveness": {"pulse_s": pulse_s}})
 
-    def counted() -> None:
-        nonlocal looks
-        looks += 1
-        look()
+    def now_s() -> float:
+        return BEGAN_S + loop.time() + paused_s
 
-    monitor.look = counted  # type: ignore[method-assign]  # to know when it has judged
-    async with background(monitor.follow()):
-        with capture_logs() as logs:
-            for step in range(100):
-                alive = replace(beat(step), incarnation=STARTS, alive_s=float(step))
-                await run_records.publish(scripted.bus, alive)
-                await asyncio.sleep(0.02)
-                if step == 30:
-                    logs.clear()  # before its first pulse the learner was gone
-                    looks = 0
-                    time.sleep(1.0)  # noqa: ASYNC251 - nobody gets a turn meanwhile
-                    await asyncio.sleep(0.02)
-                if step > 30 and looks >= 3:
-                    break
-        assert looks >= 3
-        assert [line["event"] for line in logs if "learner" in line] == []
+    async def pulses(run: ScriptedRun) -> None:
+        for step in count():
+            alive = replace(beat(step), incarnation=STARTS, alive_s=now_s() - BEGAN_S)
+            await run_records.publish(run.bus, alive)
+            await asyncio.sleep(pulse_s)
+
+    async def watch() -> list[str]:
+        nonlocal paused_s
+        bus = MemoryBroker(clock_ns=lambda: round(now_s() * 1e9)).connect()
+        scripted = await ScriptedRun.begin(bus, config=config)
+        monitor = Monitor(bus, "run", until_finished=False, clock_s=now_s)
+        async with background(pulses(scripted), monitor.follow()):
+            await asyncio.sleep(30 * pulse_s)  # before its first pulse the learner was gone
+            with capture_logs() as logs:
+                for _ in range(10):
+                    paused_s += 30 * pulse_s
+                    await asyncio.sleep(5.1 * pulse_s)
+        return [line["event"] for line in logs if "learner" in line]
+
+    watching = loop.create_task(watch())
+    assert loop.run_until(watching, 60.0)
+    loop.settle()
+    loop.close()
+    assert watching.result() == []
 
 
 @pytest.mark.parametrize("until_finished", [True, False])
