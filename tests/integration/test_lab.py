@@ -23,7 +23,6 @@ from skerry.log.nats.bus import NatsBus
 from skerry.log.streams import specs
 from skerry.protocol.chunks import unseal
 from skerry.protocol.messages import Commit, InnerState, Round, RunRecord
-from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import (
     DataConfig,
@@ -39,6 +38,7 @@ from skerry_tools.lab.lab import RUN, Lab
 from skerry_tools.lab.scenario import Judging, LabScenario
 from tests.support.builders import pulse
 from tests.support.cluster import Cluster
+from tests.support.labs import records
 from tests.support.nats_server import NatsServer
 
 SUBJECTS = Subjects(RUN)
@@ -66,31 +66,20 @@ def taped(scenario: LabScenario) -> Tape:
     """Run a scenario in the lab and keep what its commits were made of."""
     lab = Lab(scenario)
     lab.run()
-    names = {
-        "LEDGER": SUBJECTS.stream("LEDGER"),
-        "CONTRIB": SUBJECTS.shard(0).stream("CONTRIB"),
-    }
-    records = {kind: _records(lab, name) for kind, name in names.items()}
-    run_record = next(r for r in records["LEDGER"] if r.subject == SUBJECTS.ledger("run"))
     plan = lab.work.plan
     chunks = defaultdict[tuple[str, int, int, int], list[Record]](list)
-    for record in records["CONTRIB"]:
+    for record in lab.broker.streams[SUBJECTS.shard(0).stream("CONTRIB")].records.values():
         if ".start." not in record.subject:
             head, _ = unseal(record.payload, run=RUN, plan=plan)
             chunks[head.sender, head.incarnation, head.fragment, head.identity].append(record)
-    tape = Tape(decode(RunRecord, run_record.payload, run=RUN), plan, {}, defaultdict(dict))
-    commits = (r for r in records["LEDGER"] if ".commit." in r.subject)
-    for commit in (decode(Commit, r.payload, run=RUN) for r in commits):
+    tape = Tape(records(lab, RunRecord)[0], plan, {}, defaultdict(dict))
+    for commit in records(lab, Commit):
         key = commit.fragment, commit.version
         tape.digests[key] = commit.params_digest, commit.master_digest
         for merged in commit.consumed:
             mark = merged.learner, merged.incarnation, commit.fragment, merged.identity
             tape.sent[merged.learner][key] = chunks[mark]
     return tape
-
-
-def _records(lab: Lab, stream: str) -> list[Record]:
-    return list(lab.broker.streams[stream].records.values())
 
 
 async def play(bus: Bus, tape: Tape, name: str) -> None:
