@@ -122,9 +122,8 @@ class RunFeed:
             async for stored, record in records:
                 if record.created_ns != model.record.created_ns:
                     return
-                if (
-                    record.state is RunState.FINISHED
-                ):  # its end may be read before its last commits are
+                # Its end may be read before its last commits are.
+                if record.state is RunState.FINISHED:
                     await _look_ahead(model, sources, (Commit,))
                 self._take(model, stored, record)
         msg = "The log ended while it was followed."
