@@ -81,7 +81,7 @@ async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None
     await bus.publish(names.pulse("a"), b"x" * 100_000)
     async with asyncio.timeout(10.0):
         for storage in before:  # servers of a cluster exchange this now and then
-            while (await used())[storage] < before[storage] + 100_000:  # noqa: ASYNC110
+            while (await used())[storage] < before[storage] + 100_000:  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.1)
     assert {room.limit_bytes for room in await bus.rooms()} == {0}
 

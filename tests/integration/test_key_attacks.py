@@ -74,6 +74,7 @@ def forgeries() -> Generator[Attack]:
     longer = (f"{subject}.x" for subject in MINE)
     odd = (
         LEASE,
+        f"{RUN.root}.ledger.member.{ME}",
         f"{RUN.root}.contrib.{ME}",
         f"{RUN.root}.contrib.0.{ME}",
         RUN.root,

@@ -337,9 +337,9 @@ async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[st
         found = await newest_readable(bus, run, MemberRecord)  # after them: who joins is no loss
         known = {item.value.learner: item.value for item in found if item.value is not None}
         lost = _unknown((m.commit for m in manifests.values()), known)
-        own = Subjects(run).member
-        spoiled = {item.subject for item in found if item.value is None} - {own(learner)}
-        lost = {name: start for name, start in lost.items() if own(name) not in spoiled}
+        named = Subjects(run).member
+        spoiled = {item.subject for item in found if item.value is None} - {named(learner)}
+        lost = {name: start for name, start in lost.items() if named(name) not in spoiled}
         if not lost or (learner in known and learner not in lost):
             return known
     names = "; ".join(f"learner {name!r}, start {start}" for name, start in sorted(lost.items()))
