@@ -38,6 +38,7 @@ from skerry.protocol.messages import (
     SyncerPulse,
 )
 from skerry.status.report import LearnerRow
+from skerry.status.sources import RunMessage, Seen
 
 T = TypeVar("T")
 
@@ -47,6 +48,13 @@ RUN = "run"
 def ns(seconds: float) -> int:
     """Return a time or duration in nanoseconds."""
     return round(seconds * 1e9)
+
+
+def as_seen(
+    message: RunMessage, at_s: float, sequence: int = 0, stored_s: float | None = None
+) -> Seen[RunMessage]:
+    """Return a message as a viewer has it, by default as old by the broker's clock as by ours."""
+    return Seen(message, sequence, ns(at_s if stored_s is None else stored_s), at_s)
 
 
 def run_record(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from skerry.errors import BrokerUnavailable, BusError, first_cause
 from skerry.log import ledger
-from skerry.log.base import Bus, Record
+from skerry.log.base import Bus
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -27,7 +26,7 @@ from skerry.status.alerts import StreamStore
 from skerry.status.model import RunModel, RunSnapshot
 from skerry.status.recent import RECENT_S
 from skerry.status.report import RunReport, report
-from skerry.status.sources import MessageCounts, RunMessage, Sources
+from skerry.status.sources import MessageCounts, RunMessage, Seen, Sources
 from skerry.status.view import RunView
 from skerry.tasks import TaskGroup
 
@@ -119,27 +118,28 @@ class RunFeed:
         """Follow the run's own record until it is that of another run of that name."""
         records = sources.follow(RunRecord)
         async with aclosing(records):
-            async for stored, record in records:
+            async for seen in records:
+                record = seen.message
                 if record.created_ns != model.record.created_ns:
                     return
                 # Its end may be read before its last commits are.
                 if record.state is RunState.FINISHED:
                     await _look_ahead(model, sources, (Commit,))
-                self._take(model, stored, record)
+                self._take(model, seen)
         msg = "The log ended while it was followed."
         raise BusError(msg)
 
     async def _follow(self, kind: type[RunMessage], sources: Sources, model: RunModel) -> None:
         messages = sources.follow(kind)
         async with aclosing(messages):
-            async for stored, message in messages:
-                self._take(model, stored, message)
+            async for seen in messages:
+                self._take(model, seen)
 
-    def _take(self, model: RunModel, stored: Record, message: RunMessage) -> None:
-        at_s = model.take(message, stored.sequence, stored.time_ns)
+    def _take(self, model: RunModel, seen: Seen[RunMessage]) -> None:
+        model.take(seen)
         if model.view.finished and not model.view.counting:
             self.finished.set()
-        self._pass_on(message, at_s)
+        self._pass_on(seen.message, seen.at_s)
 
     def _pass_on(self, message: RunMessage, at_s: float) -> None:
         self.changed.set()
@@ -160,22 +160,22 @@ async def _look_ahead(model: RunModel, sources: Sources, kinds: Sequence[type[Ru
         msg = "The newest records of the log could not be read in time."
         raise BrokerUnavailable(msg) from error
     for messages in found:
-        for stored, message in messages:
-            model.peek(message, stored.sequence, stored.time_ns)
+        for seen in messages:
+            model.peek(seen)
 
 
 async def read_model(bus: Bus, run: str, clock_s: Callable[[], float] = time.time) -> RunModel:
     """Return the model of the run as it stands in the log; RunNotFound if there is none."""
     record = await ledger.read_run(bus, run)
     config = run_config_from_json(record.config_json, record.skerry_version)
-    model = RunModel(record, config, clock_s, known_to=sys.maxsize)
+    model = RunModel(record, config, clock_s)
     sources = Sources(bus, run, MessageCounts(), record.fragments, clock_s)
     for kind in STORED:
         messages = sources.stored(kind)
         async with aclosing(messages):
-            async for stored, message in messages:
-                model.take(message, stored.sequence, stored.time_ns)
+            async for seen in messages:
+                model.take(seen)
     for kind in NEWEST:
-        for stored, message in await sources.newest(kind):
-            model.take(message, stored.sequence, stored.time_ns)
+        for seen in await sources.newest(kind):
+            model.take(seen)
     return model

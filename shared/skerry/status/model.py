@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -26,9 +26,9 @@ from skerry.status.alerts import Situation, StreamStore, alerts
 from skerry.status.commit_totals import CommitTotals
 from skerry.status.history import History
 from skerry.status.report import RunReport, report, unconfirmed
-from skerry.status.sources import RunMessage
+from skerry.status.sources import RunMessage, Seen
 from skerry.status.timeline import corrected
-from skerry.status.view import RunView, seen_s
+from skerry.status.view import RunView
 
 if TYPE_CHECKING:
     from skerry.settings.models import RunConfig
@@ -58,8 +58,7 @@ class RunModel:
     """The newest view of one run, its history, and the liveness last judged of each learner.
 
     ``clock_s`` gives seconds since the epoch; silence is judged by arrivals on it. ``sizes`` are
-    the parameters of each fragment. Records of a kind up to the sequence ``known_to`` were there
-    before we began.
+    the parameters of each fragment.
     """
 
     def __init__(
@@ -67,10 +66,8 @@ class RunModel:
         record: RunRecord,
         config: RunConfig,
         clock_s: Callable[[], float] = time.time,
-        known_to: int = 0,
     ) -> None:
         self._clock_s = clock_s
-        self._known_to = defaultdict[type[RunMessage], int](lambda: known_to)
         self._liveness: dict[str, Liveness] = {}
         self.record = record
         self.config = config
@@ -90,15 +87,9 @@ class RunModel:
         """
         return None if self.view.counting else self.history.timeline.interval_s()
 
-    def take(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> float:
-        """Fold in one message of the log and return when it was there; twice changes nothing.
-
-        ``sequence`` is its place in the ledger, and ``stored_ns`` when the broker had it: history
-        is as old as the broker says, what comes later as its arrival.
-        """
-        now_s = self._clock_s()
-        if isinstance(message, MemberRecord | Commit):
-            now_s = seen_s(now_s, stored_ns, sequence, self._known_to[type(message)])
+    def take(self, seen: Seen[RunMessage]) -> None:
+        """Fold in one message of the log; twice changes nothing."""
+        message, at_s = seen.message, seen.at_s
         match message:
             case Round():
                 self.history.timeline.opened(message)
@@ -106,27 +97,24 @@ class RunModel:
                 pass  # a name that a restored run keeps a data shard for
             case Commit():
                 if message.version > self.view.counted.get(message.fragment, 0):
-                    commit = corrected(message, stored_ns, self.record.created_ns)
-                    self.view.take(commit, now_s)
-                    self.history.committed(commit, sequence, stored_ns / 1e9, now_s)
+                    commit = corrected(message, seen.stored_ns, self.record.created_ns)
+                    self.view.take(commit, at_s)
+                    self.history.committed(commit, seen.sequence, seen.stored_ns / 1e9, at_s)
                     self.totals.take(commit)
             case _:
-                self.view.take(message, now_s)
-                self.history.take(message, now_s)
-        return now_s
+                self.view.take(message, at_s)
+                self.history.take(message, at_s)
 
-    def peek(self, message: RunMessage, sequence: int = 0, stored_ns: int = 0) -> None:
+    def peek(self, seen: Seen[RunMessage]) -> None:
         """Take note of a newest message ahead of the history that leads to it."""
-        if isinstance(message, MemberRecord | Commit):
-            self._known_to[type(message)] = max(self._known_to[type(message)], sequence)
-        match message:
+        match seen.message:
             case Commit():
-                commit = corrected(message, stored_ns, self.record.created_ns)
-                self.view.peek(commit, min(self._clock_s(), stored_ns / 1e9))
+                commit = corrected(seen.message, seen.stored_ns, self.record.created_ns)
+                self.view.peek(commit, seen.at_s)
             case Evaluation():
-                self.view.peek(message, self._clock_s())
+                self.view.peek(seen.message, seen.at_s)
             case _:
-                self.take(message, sequence, stored_ns)
+                self.take(seen)
 
     def bytes_data_parallel(self) -> int:
         """Return what all-reducing the steps taken would have sent, in f32."""

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from skerry.errors import WireError
 from skerry.log.base import Bus, Deliver, Record
@@ -20,10 +20,11 @@ from skerry.log.run_records import HISTORY, PATTERNS
 from skerry.protocol.messages import Commit, MemberRecord, Pulse, Round
 from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
-from skerry.status.view import Message, seen_s
+from skerry.status.view import Message
 
 RunMessage = Message | Round
 T = TypeVar("T", bound=RunMessage)
+T_co = TypeVar("T_co", bound=RunMessage, covariant=True)
 
 
 READ_WHOLE = HISTORY | {MemberRecord}
@@ -77,8 +78,24 @@ class MessageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen(Generic[T_co]):
+    """A message, its place in its stream, and when the broker had it (nanoseconds, its clock).
+
+    ``at_s`` is when it was there by the reader's clock, in seconds since the epoch. What comes
+    while we watch is as new as its arrival: the broker's clock may be behind ours, and nothing
+    would ever look new. How old history is, the broker alone can say: a learner's clock, or a
+    syncer's, may be off by hours.
+    """
+
+    message: T_co
+    sequence: int
+    stored_ns: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
-    """One run's messages by kind, each with the record it came in.
+    """One run's messages by kind.
 
     ``fragments`` is P, ``clock_s`` gives seconds since the epoch.
     """
@@ -89,7 +106,7 @@ class Sources:
     fragments: int
     clock_s: Callable[[], float] = time.time
 
-    async def follow(self, kind: type[T]) -> AsyncGenerator[tuple[Record, T]]:
+    async def follow(self, kind: type[T]) -> AsyncGenerator[Seen[T]]:
         """Yield the messages of a kind for ever."""
         name = kind.__name__.removesuffix("Record").lower()  # as metrics have it: pulse, member
         pattern = PATTERNS[kind](Subjects(self.run))
@@ -101,27 +118,34 @@ class Sources:
                 if record.sequence <= before:  # a stream in memory that restarted with its broker
                     known_to = 0
                 before = record.sequence
+                now_s = self.clock_s()
+                at_s = now_s if record.sequence > known_to else _stored_s(record, now_s)
                 message = self._read(kind, record)
                 if message is None:
                     self.counts.malformed[name] += 1
-                    came_s = seen_s(self.clock_s(), record.time_ns, record.sequence, known_to)
-                    self.counts.lately.append(came_s)
+                    self.counts.lately.append(at_s)
                     continue
                 self.counts.read[name] += 1
-                yield record, message
+                yield Seen(message, record.sequence, record.time_ns, at_s)
 
-    async def newest(self, kind: type[T]) -> list[tuple[Record, T]]:
+    async def newest(self, kind: type[T]) -> list[Seen[T]]:
         """Return what is newest of each subject; following counts what is left out."""
         records = await self.bus.last_each(PATTERNS[kind](Subjects(self.run)))
-        found = [(record, self._read(kind, record)) for record in records]
-        return [(record, message) for record, message in found if message is not None]
+        return [seen for record in records if (seen := self._history(kind, record)) is not None]
 
-    async def stored(self, kind: type[T]) -> AsyncGenerator[tuple[Record, T]]:
+    async def stored(self, kind: type[T]) -> AsyncGenerator[Seen[T]]:
         """Yield every message of a kind that the log holds by now, oldest first."""
         async with aclosing(read_now(self.bus, PATTERNS[kind](Subjects(self.run)))) as records:
             async for record in records:
-                if (message := self._read(kind, record)) is not None:
-                    yield record, message
+                if (seen := self._history(kind, record)) is not None:
+                    yield seen
+
+    def _history(self, kind: type[T], record: Record) -> Seen[T] | None:
+        message = self._read(kind, record)
+        if message is None:
+            return None
+        at_s = _stored_s(record, self.clock_s())
+        return Seen(message, record.sequence, record.time_ns, at_s)
 
     def _read(self, kind: type[T], record: Record) -> T | None:
         try:
@@ -129,3 +153,7 @@ class Sources:
         except WireError:
             return None
         return message if self.counts.fits(message, self.fragments) else None
+
+
+def _stored_s(record: Record, now_s: float) -> float:
+    return min(now_s, record.time_ns / 1e9)

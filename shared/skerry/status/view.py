@@ -195,11 +195,9 @@ class RunView:
         return {name: held.counts["steps"] for name, held in self.learners.items()}
 
     def take(self, message: Message, at_s: float) -> None:
-        """Fold in a message, which arrived at ``at_s`` (seconds since the epoch).
+        """Fold in a message, which was there at ``at_s`` (seconds since the epoch).
 
-        Silence is judged by arrival alone, so that no two clocks need to agree. Only the first
-        pulse of an incarnation may be an old one read back from the stream: it counts from its own
-        date, unless that lies in the future.
+        Silence is judged by that alone, never by a sender's clock.
         """
         match message:
             case Pulse():
@@ -266,23 +264,20 @@ class RunView:
         return new
 
     def _pulsed(self, pulse: Pulse, at_s: float) -> None:
-        sent_s = min(at_s, pulse.sent_ns / 1e9)
         held = self.learners.get(pulse.learner)
         if held is None or pulse.incarnation > held.incarnation:
-            since_s = max(0.0, sent_s - pulse.alive_s)
+            since_s = max(0.0, at_s - pulse.alive_s)
             held = self._start(pulse.learner, pulse.incarnation, since_s)
         elif pulse.incarnation < held.incarnation or _is_known(pulse, held.pulse):
             return
         if held.pulse is None or held.progress is None:
-            seen_s = sent_s
-            held.heartbeat = liveness.first_heartbeat(seen_s, self.liveness)
-            held.progress = liveness.StepProgress(pulse.step, seen_s, pulse.step_time_s)
+            held.heartbeat = liveness.first_heartbeat(at_s, self.liveness)
+            held.progress = liveness.StepProgress(pulse.step, at_s, pulse.step_time_s)
         else:
-            seen_s = at_s
-            held.heartbeat = liveness.observe(held.heartbeat, seen_s)
-            held.progress = liveness.advance(held.progress, pulse.step, seen_s, pulse.step_time_s)
+            held.heartbeat = liveness.observe(held.heartbeat, at_s)
+            held.progress = liveness.advance(held.progress, pulse.step, at_s, pulse.step_time_s)
         held.pulse, held.closed_s = pulse, None
-        held.ended_s = (held.ended_s or seen_s) if pulse.phase in ENDED else None
+        held.ended_s = (held.ended_s or at_s) if pulse.phase in ENDED else None
 
     def _checkpointed(self, written: CheckpointRecord) -> None:
         if self.checkpoint is None or written.written_ns > self.checkpoint.written_ns:
@@ -346,12 +341,3 @@ def held_in(checkpoint: CheckpointRecord | None, fragment: int) -> int:
     """Return a fragment's version in a checkpoint, 0 where there is none."""
     held = () if checkpoint is None else checkpoint.versions
     return held[fragment] if fragment < len(held) else 0
-
-
-def seen_s(now_s: float, stored_ns: int, sequence: int, known_to: int) -> float:
-    """Return when a record was there, by the reader's clock, which is at ``now_s``.
-
-    What comes while we watch, beyond ``known_to``, is as old as its arrival: the broker's clock may
-    be behind ours, and nothing would ever look new. Of history only the broker can say how old.
-    """
-    return now_s if sequence > known_to else min(now_s, stored_ns / 1e9)

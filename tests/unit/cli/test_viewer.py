@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pty
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +36,7 @@ from skerry.status.feed import RunFeed, read_model
 from skerry.status.model import RunModel, RunSnapshot
 from skerry.status.sources import RunMessage
 from tests.support.builders import (
+    as_seen,
     checkpoint_record,
     commit,
     consumed,
@@ -111,14 +111,15 @@ LIVE: list[RunMessage] = [
 def scene(
     messages: Sequence[RunMessage], *, later_s: float = 0.0, config: RunConfig = CONFIG
 ) -> RunSnapshot:
-    """Return a run that has sent these messages, pulses at their own time, all else by now."""
-    time_s = [NOW_S]
-    model = RunModel(RECORD, config, lambda: time_s[0], known_to=sys.maxsize)
+    """Return a run whose pulses and commits came at their own time, all else by now."""
+    model = RunModel(RECORD, config, lambda: NOW_S + later_s)
     for number, message in enumerate(messages, 1):
-        time_s[0] = message.sent_ns / 1e9 if isinstance(message, Pulse) else NOW_S
-        closed_ns = message.closed_ns if isinstance(message, Commit) else ns(NOW_S)
-        model.take(message, number, closed_ns)
-    time_s[0] = NOW_S + later_s
+        match message:
+            case Pulse(sent_ns=at_ns) | Commit(closed_ns=at_ns):
+                at_s = at_ns / 1e9
+            case _:
+                at_s = NOW_S
+        model.take(as_seen(message, at_s, number))
     return model.snapshot()
 
 
@@ -160,7 +161,7 @@ def test_a_board_says_how_the_run_is() -> None:
 
 def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of() -> None:
     seen = scene(LIVE)
-    seen.model.peek(closed(90), 100, ns(NOW_S))
+    seen.model.peek(as_seen(closed(90), NOW_S, 100))
     assert "fragments 0:v90  1:v0" in "\n".join(drawn(seen.model.snapshot()))
 
 

@@ -41,6 +41,7 @@ from skerry_health_monitor.metrics.broker import Server, parsed
 from skerry_health_monitor.metrics.exporting import exposition
 from skerry_health_monitor.metrics.figures import figures
 from tests.support.builders import (
+    as_seen,
     checkpoint_record,
     commit,
     consumed,
@@ -107,7 +108,7 @@ def model(*messages: RunMessage, later_s: float = 0.0) -> RunModel:
     record = run_record("r", CUT, created_ns=ns(NOW_S - 60))
     found = RunModel(record, CONFIG, lambda: time_s[0])
     for number, message in enumerate(messages, 1):
-        found.take(message, number, ns(NOW_S))
+        found.take(as_seen(message, NOW_S, number))
     time_s[0] += later_s
     return found
 
@@ -250,7 +251,7 @@ def test_a_round_that_never_had_its_quorum_counts_in_no_wait_for_it() -> None:
 
 def test_sums_of_the_ledger_are_left_out_while_its_history_is_still_read() -> None:
     half = model(PULSE)
-    half.peek(closed(9), 9, ns(NOW_S))
+    half.peek(as_seen(closed(9), NOW_S, 9))
     found = {f.metric for f in figures(half.snapshot(), MessageCounts())}
     assert not {metrics.ROUND_DURATION, metrics.CONTRIBUTIONS} & found
     assert metrics.FRAGMENT_VERSION in found
@@ -264,10 +265,10 @@ def test_names_out_of_the_log_cannot_become_series_without_end() -> None:
 def test_the_interval_between_commits_follows_commits_and_before_them_the_longest_step() -> None:
     assert value(metrics.ROUND_INTERVAL) is None
     assert value(metrics.ROUND_INTERVAL, PULSE) == CONFIG.sync.h_steps * PULSE.step_time_s
-    times = [ns(NOW_S - 50 + 10 * n) for n in range(5)]
+    times = [NOW_S - 50 + 10 * n for n in range(5)]
     read = RunModel(run_record("r", CUT), CONFIG, lambda: NOW_S)
-    for version, at_ns in enumerate(times, 1):
-        read.take(closed(version, closed_ns=at_ns), version, at_ns)
+    for version, at_s in enumerate(times, 1):
+        read.take(as_seen(closed(version, closed_ns=ns(at_s)), at_s, version))
     assert values(figures(read.snapshot(), MessageCounts()), metrics.ROUND_INTERVAL) == {
         ("r",): 10.0
     }

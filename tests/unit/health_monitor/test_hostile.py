@@ -30,6 +30,7 @@ from skerry_health_monitor.service import Monitor
 from skerry_health_monitor.web.sections import marks, sections
 from skerry_health_monitor.web.stream import event
 from tests.support.builders import (
+    as_seen,
     background,
     checkpoint_record,
     commit,
@@ -94,7 +95,7 @@ def seen(messages: list[RunMessage]) -> RunModel:
     for number, message in enumerate([*WELL, *messages], 1):
         with suppress(Implausible):  # what the door refuses does not get here
             again = decode(type(message), encode(message), run="run")
-            model.take(again, number, ns(NOW_S))
+            model.take(as_seen(again, NOW_S, number))
     model.judge(model.snapshot().report)
     return model
 

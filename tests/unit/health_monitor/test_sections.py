@@ -20,6 +20,7 @@ from skerry_health_monitor.web.sections import (
     sections,
 )
 from tests.support.builders import (
+    as_seen,
     checkpoint_record,
     commit,
     consumed,
@@ -52,12 +53,12 @@ def model() -> RunModel:
     """A model that has seen one of everything."""
     record = run_record("run", plan((LeafSpec("w", (8, 8)),), 1), "{}")
     model = RunModel(record, RunConfig(), lambda: NOW_S)
-    model.take(member(), 0, 1)
-    model.take(closed(1), 1, int(NOW_S * 1e9))
-    model.take(closed(2), 2, int(NOW_S * 1e9))
-    model.take(beat())
-    model.take(checkpoint_record("/there", versions=(1,), step=4))
-    model.take(evaluation(5, bits_per_byte=float("nan"), sample="text"))
+    model.take(as_seen(member(), NOW_S))
+    model.take(as_seen(closed(1), NOW_S, 1))
+    model.take(as_seen(closed(2), NOW_S, 2))
+    model.take(as_seen(beat(), NOW_S))
+    model.take(as_seen(checkpoint_record("/there", versions=(1,), step=4), NOW_S))
+    model.take(as_seen(evaluation(5, bits_per_byte=float("nan"), sample="text"), NOW_S))
     return model
 
 
@@ -73,13 +74,13 @@ def test_every_row_has_a_value_for_every_column(model: RunModel, section: str) -
 
 
 def test_it_is_json_without_infinities(model: RunModel) -> None:
-    model.take(beat(loss=float("inf"), alive_s=3.0, sent_ns=int(NOW_S * 1e9) + 1))
+    model.take(as_seen(beat(loss=float("inf"), alive_s=3.0, sent_ns=int(NOW_S * 1e9) + 1), NOW_S))
     text = json.dumps(drawn_of(model), allow_nan=False)
     assert json.loads(text)["learners"]["a"][COLUMNS["learners"].index("loss")] is None
 
 
 def test_a_round_of_very_many_shows_some_of_their_answers(model: RunModel) -> None:
-    model.take(closed(3, answers=200), 3, int(NOW_S * 1e9))
+    model.take(as_seen(closed(3, answers=200), NOW_S, 3))
     row = drawn_of(model)["rounds"]["0.3"]
     arrived = row[COLUMNS["rounds"].index("arrived_s")]
     assert len(arrived) == MOST_ARRIVALS
@@ -92,22 +93,22 @@ def test_a_fragment_has_no_age_while_its_newest_version_is_only_known_of(model: 
         return dict(zip(COLUMNS["fragments"], drawn_of(model)["fragments"]["0"], strict=True))
 
     assert (row()["version"], row()["closed_s"]) == (2, NOW_S)
-    model.peek(closed(9), 9, int(NOW_S * 1e9))
+    model.peek(as_seen(closed(9), NOW_S, 9))
     assert (row()["version"], row()["closed_s"]) == (9, None)
-    model.take(closed(9), 9, int(NOW_S * 1e9))
+    model.take(as_seen(closed(9), NOW_S, 9))
     assert (row()["version"], row()["closed_s"]) == (9, NOW_S)
 
 
 def test_marks_name_learners_that_the_page_numbers(model: RunModel) -> None:
-    model.take(beat("l0"))
+    model.take(as_seen(beat("l0"), NOW_S))
     number = drawn_of(model)["learners"]["l0"][0]
     assert [mark[1] for mark in marks(model)] == [number]
     assert marks(model, after=1) == []
 
 
 def test_long_text_of_others_is_cut(model: RunModel) -> None:
-    model.take(member(incarnation=2, host="h" * 500), 0, 2)
-    model.take(checkpoint_record("/" + "p" * 5000, step=4, written_ns=8))
+    model.take(as_seen(member(incarnation=2, host="h" * 500), NOW_S))
+    model.take(as_seen(checkpoint_record("/" + "p" * 5000, step=4, written_ns=8), NOW_S))
     assert max(len(text) for text in strings(drawn_of(model))) <= 601
 
 

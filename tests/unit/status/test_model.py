@@ -22,7 +22,7 @@ from skerry.status.model import MOST_LINES, RunModel
 from skerry.status.recent import RECENT_S
 from skerry.status.timeline import AHEAD_S
 from skerry.telemetry.metrics import flat
-from tests.support.builders import commit, consumed, member, ns, pulse, refused, run_record
+from tests.support.builders import as_seen, commit, consumed, member, ns, pulse, refused, run_record
 
 PULSE_S = 0.5
 STARTED_S = 1_000_000.0
@@ -57,7 +57,7 @@ def model(clock: Clock) -> RunModel:
     model = RunModel(record(), RunConfig(), clock)
     for step in range(20):
         clock.now_s += PULSE_S
-        model.take(beat(clock, step))
+        model.take(as_seen(beat(clock, step), clock.now_s))
         assert judge(model) == []
     return model
 
@@ -84,7 +84,7 @@ def test_a_learner_that_falls_silent_is_suspect_first_then_gone(
 
 def test_a_pulse_brings_a_suspect_learner_back(model: RunModel, clock: Clock) -> None:
     until_gone(model, clock)
-    model.take(beat(clock, 30))
+    model.take(as_seen(beat(clock, 30), clock.now_s))
     assert judge(model) == [("learner_back", "a")]
 
 
@@ -99,32 +99,21 @@ def test_each_change_is_logged_once_with_what_is_known(model: RunModel, clock: C
 
 
 def test_a_learner_that_says_goodbye_is_no_warning(model: RunModel, clock: Clock) -> None:
-    model.take(beat(clock, 21, LearnerPhase.STOPPED))
+    model.take(as_seen(beat(clock, 21, LearnerPhase.STOPPED), clock.now_s))
     clock.now_s += 0.001
-    model.take(beat(clock, 21, LearnerPhase.STOPPED))
+    model.take(as_seen(beat(clock, 21, LearnerPhase.STOPPED), clock.now_s))
     with capture_logs() as logs:
         judge(model)
     assert [(line["log_level"], line["reason"]) for line in logs] == [("info", "stopped")]
 
 
 def test_silence_after_the_end_of_the_run_is_nobodys_trouble(model: RunModel, clock: Clock) -> None:
-    model.take(replace(record(), state=RunState.FINISHED))
+    model.take(as_seen(replace(record(), state=RunState.FINISHED), clock.now_s))
     assert until_gone(model, clock, limit_s=600.0) == []
 
 
-def test_a_start_that_comes_while_it_is_watched_is_new_though_the_brokers_clock_is_behind(
-    model: RunModel, clock: Clock
-) -> None:
-    behind_ns = round((clock.now_s - 1800.0) * 1e9)
-    model.peek(member(incarnation=2, joined_ns=behind_ns), 5, behind_ns)
-    model.take(member(incarnation=1, joined_ns=behind_ns), 4, behind_ns)
-    assert model.history.lately.starts(clock.now_s) == {}
-    model.take(member(incarnation=3, joined_ns=behind_ns), 6, behind_ns)
-    assert model.history.lately.starts(clock.now_s) == {"a": 1}
-
-
 def test_a_name_that_a_restored_run_keeps_a_shard_for_is_not_missed(model: RunModel) -> None:
-    model.take(member("restored", 0, shard=3), 0, 1)
+    model.take(as_seen(member("restored", 0, shard=3), STARTED_S))
     assert judge(model) == []
     assert [row.name for row in model.snapshot().report.learners] == ["a"]
 
@@ -138,13 +127,13 @@ def test_a_commit_of_the_far_future_is_not_the_newest_for_ever(
     model: RunModel, clock: Clock
 ) -> None:
     """No round would be late for as long as such a clock is believed."""
-    stored_ns, odd = int(clock.now_s * 1e9), closed(1, 3 * clock.now_s)
-    model.peek(odd, 1, stored_ns)
-    model.take(odd, 1, stored_ns)
+    stored_s, odd = clock.now_s, closed(1, 3 * clock.now_s)
+    model.peek(as_seen(odd, stored_s))
+    model.take(as_seen(odd, stored_s))
     clock.now_s += 120.0
     assert model.snapshot().report.run.last_round_s_ago == pytest.approx(120.0)
     (row,) = model.history.timeline.rounds.values()
-    assert row.closed_s == pytest.approx(stored_ns / 1e9 + AHEAD_S)
+    assert row.closed_s == pytest.approx(stored_s + AHEAD_S)
 
 
 @pytest.mark.parametrize("off_s", [-30.0, -3600.0, 0.0, 30.0])
@@ -154,7 +143,7 @@ def test_a_round_is_as_old_as_its_arrival_whatever_its_syncers_clock_says(
     for version in range(1, 20):
         clock.now_s += 2.0
         off = off_s if version > 10 else 0.0
-        model.take(closed(version, clock.now_s + off), version, int(clock.now_s * 1e9))
+        model.take(as_seen(closed(version, clock.now_s + off), clock.now_s, version))
         assert model.snapshot().report.run.last_round_s_ago == pytest.approx(0.0)
     assert model.view.last_commit is not None
     assert model.view.last_commit.version == 19
@@ -168,7 +157,8 @@ def test_a_refusal_is_as_old_as_its_arrival_whatever_other_clocks_say(
     model: RunModel, clock: Clock, off_s: float
 ) -> None:
     refusals = (refused(learner="a"), refused(RefusalCause.GENESIS, "c"))
-    model.take(closed(2, clock.now_s + off_s, refused=refusals), 2, ns(clock.now_s + off_s))
+    told = closed(2, clock.now_s + off_s, refused=refusals)
+    model.take(as_seen(told, clock.now_s, 2, clock.now_s + off_s))
     assert model.history.lately.refused(clock.now_s + RECENT_S - 1) == {"too_stale": 1}
     assert model.history.lately.refused(clock.now_s + RECENT_S + 1) == {}
 
@@ -177,17 +167,17 @@ def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
     model: RunModel, clock: Clock
 ) -> None:
     stored_s = clock.now_s - 100.0
-    model.peek(closed(7, stored_s - 3600.0), 9, int(stored_s * 1e9))
+    model.peek(as_seen(closed(7, stored_s - 3600.0), stored_s, 9))
     for version in range(1, 8):
         at_s = stored_s - 7 + version
-        model.take(closed(version, at_s), 2 + version, int(at_s * 1e9))
+        model.take(as_seen(closed(version, at_s), at_s, 2 + version))
     assert model.snapshot().report.run.last_round_s_ago == pytest.approx(100.0)
 
 
 def test_a_commit_is_counted_once_whatever_is_read_again(model: RunModel, clock: Clock) -> None:
-    seen = closed(2, clock.now_s, consumed=(consumed(tokens=500),), refused=(refused(learner="b"),))
+    told = closed(2, clock.now_s, consumed=(consumed(tokens=500),), refused=(refused(learner="b"),))
     for _ in range(2):
-        model.take(seen, 7, ns(clock.now_s))
+        model.take(as_seen(told, clock.now_s, 7))
     assert (model.view.rounds, model.view.refused) == (1, {"too_stale": 1})
     (held,) = model.history.curves.run.bins.values()
     assert (held.tokens, held.loss, held.rounds) == (500.0, 2.0, 1)
@@ -204,7 +194,7 @@ def test_parameters_are_counted_without_padding() -> None:
 def test_a_crowd_that_changes_at_once_is_one_line_beyond_the_first_few(clock: Clock) -> None:
     model = RunModel(record(), RunConfig(), clock)
     for number in range(500):
-        model.take(replace(beat(clock, 1), learner=f"l{number}"))
+        model.take(as_seen(replace(beat(clock, 1), learner=f"l{number}"), clock.now_s))
     clock.now_s += 3600.0
     with capture_logs() as logs:
         assert len(judge(model)) == 500

@@ -16,7 +16,7 @@ from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.status import sources
 from skerry.status.sources import MessageCounts, Sources
-from tests.support.builders import commit, member, pulse, round_, until
+from tests.support.builders import commit, member, ns, pulse, round_, until
 from tests.support.log import begin_anew
 
 RUN = "run"
@@ -38,8 +38,8 @@ async def pulses(bus: MemoryBus, counts: MessageCounts, count: int) -> list[Puls
     """Return the first pulses that are taken in."""
     taken: list[Pulse] = []
     async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Pulse)) as found:
-        async for _, told in found:
-            taken.append(told)
+        async for seen in found:
+            taken.append(seen.message)
             if len(taken) == count:
                 break
     return taken
@@ -86,7 +86,7 @@ async def test_what_is_of_no_fragment_or_of_another_than_its_subjects_is_left_ou
     await bus.publish(subject, encode(told))
     await bus.publish(NAMES.round(1) if kind is Round else NAMES.commit(1), encode(right))
     async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(kind)) as found:
-        assert (await anext(found))[1] == right
+        assert (await anext(found)).message == right
     assert counts.malformed == {kind.__name__.lower(): 1}
 
 
@@ -99,8 +99,8 @@ async def test_a_time_that_cannot_be_is_left_out_with_what_tells_it(odd: float) 
     for done in (replace(COMMIT, merge_s=odd), replace(COMMIT, version=2)):
         await bus.publish(NAMES.commit(0), encode(done))
     async with asyncio.timeout(10), aclosing(Sources(bus, RUN, counts, P).follow(Commit)) as found:
-        _, first = await anext(found)
-    assert first.version == 2
+        first = await anext(found)
+    assert first.message.version == 2
     assert counts.malformed == {"pulse": 1, "commit": 1}
 
 
@@ -113,7 +113,7 @@ async def test_what_is_left_out_while_we_watch_is_new_whatever_the_brokers_clock
         await until(lambda: counts.malformed)
         await bus.publish(NAMES.round(1), b"more noise")
         await bus.publish(NAMES.round(0), encode(ROUND))
-        await first
+        assert (await first).at_s == STORED_S + 3600.0
     assert list(counts.lately) == [STORED_S, STORED_S + 3600.0]
 
 
@@ -126,14 +126,24 @@ async def test_what_is_left_out_is_new_after_a_broker_that_lost_its_memory_too()
         await bus.publish(NAMES.pulse("a"), encode(PULSE))
     reading = Sources(bus, RUN, counts, P, lambda: STORED_S + 3600.0)
     async with asyncio.timeout(10), aclosing(reading.follow(Pulse)) as found:
-        await anext(found)
+        assert (await anext(found)).at_s == STORED_S
         second = asyncio.ensure_future(anext(found))
         await asyncio.sleep(0)
         begin_anew(broker)
         await bus.publish(NAMES.pulse("noise"), b"noise")
         await bus.publish(NAMES.pulse("a"), encode(replace(PULSE, steps=9)))
-        await second
+        assert (await second).at_s == STORED_S + 3600.0
     assert list(counts.lately) == [STORED_S + 3600.0]
+
+
+async def test_history_is_as_old_as_the_broker_says_whatever_its_senders_clock_says() -> None:
+    bus = await connected()
+    await bus.publish(NAMES.pulse("a"), encode(replace(PULSE, sent_ns=1)))
+    await bus.publish(NAMES.commit(0), encode(replace(COMMIT, closed_ns=ns(9 * STORED_S))))
+    reading = Sources(bus, RUN, MessageCounts(), P, lambda: STORED_S + 1.0)
+    (pulsed,) = await reading.newest(Pulse)
+    (committed,) = [told async for told in reading.stored(Commit)]
+    assert (pulsed.at_s, committed.at_s) == (STORED_S, STORED_S)
 
 
 async def test_what_was_left_out_counts_for_as_long_as_it_is_new() -> None:
