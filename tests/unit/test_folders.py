@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 from skerry import folders
 from skerry.algorithm.fragments import LeafSpec
 from skerry.cli.cluster.cluster import ServedBroker, prepared
-from skerry.cli.cluster.folder import RunFolder
+from skerry.cli.cluster.folder import RunFolder, shut
 from skerry.cli.cluster.processes import ProcessTable
 from skerry.cli.up import ignored
 from skerry.client import joining
@@ -42,6 +43,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "data" / "link").symlink_to(tmp_path / "secret")
     (tmp_path / "data" / "out").symlink_to("/etc")
     return tmp_path / "data"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_of_another_users_run_is_found_shut(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    assert shut(tmp_path) is None
+    (tmp_path / "main").chmod(0)
+    assert shut(tmp_path) == tmp_path / "main"
+    (tmp_path / "main").chmod(0o700)
 
 
 def naming(path: object) -> RunConfig:

@@ -83,8 +83,10 @@ def evaluate(
 ) -> None:
     """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
     from skerry.service.entry import exit_on_error
+    from skerry.settings.checks import refuse_run_settings
 
     with exit_on_error():
+        refuse_run_settings(set_ or (), *(["data.field"] if text else ()))
         if tasks:
             from skerry_evaluator.harness import judge
 
@@ -126,8 +128,10 @@ def sample(
     import sys
 
     from skerry.service.entry import exit_on_error
+    from skerry.settings.checks import refuse_run_settings
 
     with exit_on_error():
+        refuse_run_settings(set_ or ())
         if chat:
             from skerry_evaluator.chat import print_chat
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from skerry.cli.cluster.cluster import served
-from skerry.cli.cluster.folder import resting
+from skerry.cli.cluster.folder import resting, shut
 from skerry.cli.programs import argv_of
-from skerry.errors import BrokerUnavailable, RunNotFound
+from skerry.errors import BrokerUnavailable, ConfigError, RunNotFound
 from skerry.log.base import Bus
 from skerry.log.ledger import list_runs
 from skerry.service.clusters import LOGIN, running
@@ -52,6 +52,9 @@ async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGener
         try:
             yield Log(nats.model_copy(update={"connect_timeout_s": HERE_S}), run)
         except BrokerUnavailable as error:
+            if (folder := shut()) is not None:
+                msg = f"{folder} is closed to this user: give this command as who began the run."
+                raise ConfigError(msg, path=str(folder)) from error
             msg = (
                 f"There is no run{f' {run!r}' if run else ''} of `skerry up` in this folder, and no"
                 f" broker at {nats.url}: give this command where `skerry up` was given, or name a"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from skerry.errors import ConfigError
 from skerry.settings.local import LocalSettings, NatsSettings, store_kinds
 from skerry.settings.models import DataConfig, RunConfig
 from skerry.settings.modes import RATES, clauses, turns_are_even
+from skerry.settings.tree import split_assignment
 
 BROKERS = ("nats", "tls", "ws", "wss")
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -80,6 +81,18 @@ def refuse_data(data: DataConfig, by: str = "data.paths") -> None:
                     f" --set allow_data={shlex.quote(name)}."
                 )
                 raise ConfigError(msg, path=f"data.{setting}")
+
+
+def refuse_run_settings(sets: Sequence[str], *but: str) -> None:
+    """Raise ConfigError for a ``--set`` of a setting that a checkpoint brings with it.
+
+    ``model.path``, where a machine has its copy of frozen weights, has a say, and so have ``but``.
+    """
+    for keys, _ in map(split_assignment, sets):
+        path = ".".join(keys)
+        if keys[0] in RunConfig.model_fields and path not in {"model.path", *but}:
+            msg = f"{path} would change nothing here: the checkpoint brings its own, leave it out."
+            raise ConfigError(msg, path=path)
 
 
 def permissions(run: RunConfig) -> str:

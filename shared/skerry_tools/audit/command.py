@@ -244,6 +244,9 @@ def _show(report: AuditReport) -> None:
     _show_survey(console, report.survey)
     if report.replayed is not None:
         _show_fragments(console, report.replayed)
+        for f in report.replayed.fragments:
+            if f.stopped:
+                console.print(f"stopped {f.stopped}", markup=False)
 
 
 def _show_fragments(console: Console, replayed: Replayed) -> None:
@@ -256,9 +259,6 @@ def _show_fragments(console: Console, replayed: Replayed) -> None:
         digest = f"{f.digest:016x}" if f.digest else ""
         table.add_row(f"f{f.fragment}", base, f"v{f.reached}", digest, *drift)
     console.print(table)
-    for f in replayed.fragments:
-        if f.stopped:
-            console.print(f"stopped {f.stopped}", markup=False)
 
 
 def _drift_words(drift: Drift) -> tuple[str, str]:

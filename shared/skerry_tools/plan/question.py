@@ -30,6 +30,7 @@ CHOICES = {
     "shards": (1, 2, 4, 8, 16, 32, 64),
 }
 """What a plan chooses among where the user has not; other settings have their defaults."""
+COMMAND_LINE = "the command line"
 MOST_FAILURES = 2e7
 MOST_EVENTS = 2e6
 """Of checkpoints and outages of all learners. Both are about a minute of work."""
@@ -88,9 +89,9 @@ def read(paths: Iterable[Path | None], sets: Sequence[str] = ()) -> Tree:
         if keys[0] == "sites" and len(keys) > 2 and known and keys[1] not in known:
             _refuse_site(".".join(keys), keys[1], known)
         try:
-            tree.put(keys, json.loads(value), "--set")
+            tree.put(keys, json.loads(value), COMMAND_LINE)
         except ValueError:
-            tree.put(keys, value, "--set")
+            tree.put(keys, value, COMMAND_LINE)
     return tree
 
 

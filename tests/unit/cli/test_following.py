@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from skerry.algorithm.liveness import Liveness
 from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation
@@ -67,6 +68,14 @@ async def test_the_newest_round_is_as_old_as_the_broker_says_whatever_its_syncer
     for shown in (at_once, now):
         assert shown.run.last_round_s_ago is not None
         assert shown.run.last_round_s_ago < 60
+
+
+async def test_a_learner_whose_clock_is_years_behind_is_alive_at_a_single_look() -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    told = pulse("late", sent_ns=1)
+    await scripted.bus.publish(Subjects("run").pulse("late"), encode(told))
+    rows = (await read_model(scripted.bus, "run")).snapshot().report.learners
+    assert [row.liveness for row in rows if row.name == "late"] == [Liveness.ALIVE]
 
 
 async def test_a_long_ledger_raises_no_alert_of_what_is_only_not_read_yet(

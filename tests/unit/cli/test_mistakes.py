@@ -40,6 +40,9 @@ NOWHERE = "--nats nats://127.0.0.1:1 --set nats.connect_timeout_s=0.05"
 
 MISTAKES = [
     # A setting.
+    ("eval . --set eval.batches=4", "eval.batches would change nothing here"),
+    ("eval . --set data.field=body", "leave it out"),
+    ("sample . --set model.preset=tiny", "the checkpoint brings its own"),
     ("up --set sync.h_step=3", "did you mean sync.h_steps?"),
     ("up --set learners=3", "did you mean sync.learners?"),
     ("up --set sync=3", "give it as [sync]"),

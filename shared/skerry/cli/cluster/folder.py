@@ -156,6 +156,15 @@ def resting(root: Path = ROOT) -> list[RunFolder]:
     return [folder for _, folder in sorted(kept, key=lambda pair: -pair[0])]
 
 
+def shut(root: Path = ROOT) -> Path | None:
+    """Return a run's folder that this user may not look into, if there is one."""
+    with contextlib.suppress(OSError):
+        for path in (root, *sorted(root.iterdir())):
+            if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+                return path
+    return None
+
+
 def size_of(log: Path) -> int:
     """Return the length of a log: where the next line will begin."""
     return log.stat().st_size if log.exists() else 0
