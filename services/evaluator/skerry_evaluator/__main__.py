@@ -82,6 +82,7 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per checkpoint.")] = False,
 ) -> None:
     """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
+    from skerry.errors import ConfigError
     from skerry.service.entry import exit_on_error
     from skerry.settings.checks import refuse_run_settings
 
@@ -90,6 +91,9 @@ def evaluate(
         if tasks:
             from skerry_evaluator.harness import judge
 
+            if text or batches or json:
+                msg = "--tasks has its own text and output: leave --text, --batches and --json out."
+                raise ConfigError(msg, path="tasks")
             access = settings_from(None, None, set_).local.store
             for checkpoint in checkpoints:
                 judge(checkpoint, tasks, tokenizer, access)

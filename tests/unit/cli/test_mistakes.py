@@ -42,6 +42,7 @@ MISTAKES = [
     # A setting.
     ("eval . --set eval.batches=4", "eval.batches would change nothing here"),
     ("eval . --set data.field=body", "leave it out"),
+    ("eval . --tasks piqa --json", "leave --text, --batches and --json out"),
     ("sample . --set model.preset=tiny", "the checkpoint brings its own"),
     ("up --set sync.h_step=3", "did you mean sync.h_steps?"),
     ("up --set learners=3", "did you mean sync.learners?"),
