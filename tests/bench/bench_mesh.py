@@ -77,7 +77,7 @@ def measure(shape: Shape) -> Found:
     )
     model, on = build_model(config.model, config.train), mesh.make_mesh(shape.mesh)
     programs = Programs.of(model, config, on)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = jax.eval_shape(programs.init, jax.random.key(0))
     state = jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         TrainState(shapes, jax.eval_shape(programs.init_moments, shapes)),

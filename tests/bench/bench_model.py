@@ -25,8 +25,9 @@ from harness import Goal, one_core, parser, write
 
 from skerry.models.base import build_model
 from skerry.models.decoder import Decoder
+from skerry.models.stacks import stacked
 from skerry.settings.models import ModelConfig, RunConfig, TrainConfig
-from skerry_learner.trainer.step import TrainState, make_step, optimizer_of
+from skerry_learner.trainer.step import TrainState, make_step, optimizer_of, stacks_of
 
 GOAL = 0.97
 ALIKE = 1e-4
@@ -139,9 +140,10 @@ def measure(config: ModelConfig, steps: int, batch: int, seq: int, *, torch: boo
     model = build_model(config, train)
     assert isinstance(model, Decoder)
     tokens = jax.random.randint(jax.random.key(1), (batch, seq + 1), 0, 256)
-    params = jax.jit(model.init)(jax.random.key(0))
+    named = jax.jit(model.init)(jax.random.key(0))
+    params = stacked(named, stacks_of(model, train))
     optimizer, step = plain_step(train, model.arch.heads)
-    theirs = jax.tree.map(jnp.copy, plain_params(params, len(model.arch.layers)))
+    theirs = jax.tree.map(jnp.copy, plain_params(named, len(model.arch.layers)))
     moments = optimizer.init(theirs)
     our_step = make_step(model, train)
     state = TrainState(params, jax.jit(optimizer_of(model, train).init)(params))

@@ -76,7 +76,7 @@ class Cut:
     flat: Sharding
 
     @classmethod
-    def of(cls, piece: Piece, leaf: jax.Array) -> Cut:
+    def of(cls, piece: Piece, leaf: jax.ShapeDtypeStruct) -> Cut:
         place, devices = automatic(leaf.sharding), leaf.sharding.num_devices
         fixed = devices > 1 and piece.size < leaf.size
         own, flat = _over_all(place)

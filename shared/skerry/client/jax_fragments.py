@@ -7,10 +7,10 @@ Programs are compiled by the shapes of pieces, not by fragment: all layers of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from skerry.algorithm import adoption, quantise_jax
 from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
 from skerry.algorithm.planes import Planes
-from skerry.client.jax_cuts import Cut, Piece, lying, pieces_of, placed
+from skerry.client.jax_cuts import Cut, Piece, automatic, lying, pieces_of, placed
 from skerry.errors import Diverged, ModelError
 from skerry.models.base import Layout, Params, path_name
 from skerry.models.mesh import in_turn
+from skerry.models.stacks import Stacks, row_place, rows_of
 from skerry.settings.models import SyncConfig
 
 
@@ -126,21 +127,30 @@ def widened(values: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("cut", "keeps"))
 def _capture(
-    leaf: jax.Array, anchor: jax.Array, start: Any, *, cut: Cut, keeps: bool
+    held: jax.Array, anchor: jax.Array, row: Any, start: Any, *, cut: Cut, keeps: bool
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return the outer gradient of a piece and, if it is wanted, what it is now.
 
     The outer gradient is ``anchor - local`` (DiLoCo, arXiv 2311.08105, and its heirs).
     """
-    local = cut.read(leaf, start)
+    local = cut.read(_leaf_in(held, row), start)
     return widened(anchor) - local, local if keeps else None
 
 
-@partial(jax.jit, static_argnames=("cut", "method", "narrow"), donate_argnames="leaf")
+def _leaf_in(held: jax.Array, row: Any) -> jax.Array:
+    """Return a leaf, or that of a row of a stack; None: it is in none."""
+    if row is None:
+        return held
+    leaf: jax.Array = jax.lax.dynamic_index_in_dim(held, row, keepdims=False)
+    return leaf
+
+
+@partial(jax.jit, static_argnames=("cut", "method", "narrow"), donate_argnames="held")
 def _adopt(  # noqa: PLR0913 - all of them are operands
-    leaf: jax.Array,
+    held: jax.Array,
     base: jax.Array,
     new: jax.Array,
+    row: Any,
     start: Any,
     keep: Any,
     first: Any,
@@ -149,14 +159,17 @@ def _adopt(  # noqa: PLR0913 - all of them are operands
     method: adoption.Method,
     narrow: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the leaf with a piece adopted, and the anchor; the leaf passed in is given up.
+    """Return the leaf, or its stack, with a piece adopted, and the anchor; ``held`` is given up.
 
     ``base`` is the local value that ``new`` already accounts for: what was captured for the
     contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s;
     what is adopted ``first`` overwrites.
     """
+    leaf = _leaf_in(held, row)
     adopted = adoption.adopt(method, cut.read(leaf, start), base, new, keep)
     leaf = cut.write(leaf, jnp.where(first, new, adopted), start)
+    if row is not None:
+        leaf = jax.lax.dynamic_update_index_in_dim(held, leaf, row, 0)
     return leaf, narrowed(new) if narrow else new
 
 
@@ -167,29 +180,59 @@ def _widened(anchors: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return tuple(in_turn(_widen(anchor)) for anchor in anchors)
 
 
+class Place(NamedTuple):
+    """Where a leaf is held: the number of an array in the order of names, and its row there.
+
+    None: it is the array.
+    """
+
+    number: int
+    row: np.int32 | None
+
+    def held(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """Return the array, on a mesh of automatic axes."""
+        array = leaves[self.number]
+        return lying(array, automatic(array.sharding))
+
+    def kind(self, leaves: Sequence[jax.Array]) -> jax.ShapeDtypeStruct:
+        """Return the leaf's shape and dtype, and where it lies."""
+        array = leaves[self.number]
+        if self.row is None:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+        lies = row_place(array.sharding)
+        return jax.ShapeDtypeStruct(array.shape[1:], array.dtype, sharding=lies)
+
+
 class JaxFragments:
     """The fragments of one tree of parameters, and an anchor of each.
 
-    ``params`` are the parameters; the training loop sets them after a step. ``cuts`` are the pieces
-    of each fragment, and where each lies. An anchor is bf16
+    ``params`` are the parameters, some perhaps in ``stacks``; the training loop sets them after a
+    step. ``cuts`` are the pieces of each fragment, and where each lies. An anchor is bf16
     where global fragments travel so, which holds it exactly. In flight a fragment costs its outer
     gradient until it is sent and, if adoption is by rebase, what was captured until it is merged.
     """
 
-    def __init__(self, plan: Plan, sync: SyncConfig, params: Params) -> None:
+    def __init__(
+        self, plan: Plan, sync: SyncConfig, params: Params, stacks: Stacks | None = None
+    ) -> None:
         self.params = params
         self._sync = sync
         self._fragments = plan.fragments
         self._narrow = sync.global_scheme == "bf16"
         self._layout = Layout.of(params)
         self._kinds = _kinds(params)
-        self._numbers = [self._layout.names.index(spec.name) for spec in plan.leaves]
+        inside = rows_of(stacks or {})
+        self._places = [
+            Place(self._layout.names.index(name), None if row is None else np.int32(row))
+            for name, row in (inside.get(spec.name, (spec.name, None)) for spec in plan.leaves)
+        ]
         leaves = self._leaves()
-        if [leaves[n].shape for n in self._numbers] != [spec.shape for spec in plan.leaves]:
+        kinds = [place.kind(leaves) for place in self._places]
+        if [kind.shape for kind in kinds] != [spec.shape for spec in plan.leaves]:
             msg = "the parameters do not have the shapes of the plan"
             raise ValueError(msg)
         self.cuts = [
-            [(piece, Cut.of(piece, leaves[self._numbers[piece.leaf]])) for piece in pieces_of(f)]
+            [(piece, Cut.of(piece, kinds[piece.leaf])) for piece in pieces_of(f)]
             for f in plan.fragments
         ]
         self._anchors: dict[int, tuple[jax.Array, ...]] = {}
@@ -225,18 +268,19 @@ class JaxFragments:
         start, keep, first = np.int32(0), np.float32(0), np.zeros((), np.bool_)
         kept = jnp.bfloat16 if self._narrow else jnp.float32
         for piece, cut in (pair for cuts in self.cuts for pair in cuts):
-            leaf = lying(leaves[self._numbers[piece.leaf]], cut.leaf)
-            if (leaf.shape, cut) in done:
+            place = self._places[piece.leaf]
+            held = place.held(leaves)
+            if (held.shape, cut) in done:
                 continue
-            done.add((leaf.shape, cut))
+            done.add((held.shape, cut))
             vector = jax.ShapeDtypeStruct((cut.length,), jnp.float32, sharding=cut.flat)
             anchor = jax.ShapeDtypeStruct((cut.length,), kept, sharding=cut.flat)
-            name = f"{self._layout.names[self._numbers[piece.leaf]]}[{piece.start}:]"
+            name = f"{self._layout.names[place.number]}[{piece.start}:]"
             yield (
                 f"capture {name}",
-                _capture.lower(leaf, anchor, start, cut=cut, keeps=self._rebases),
+                _capture.lower(held, anchor, place.row, start, cut=cut, keeps=self._rebases),
             )
-            operands = leaf, vector, vector, start, keep, first
+            operands = held, vector, vector, place.row, start, keep, first
             kind = {"cut": cut, "method": self._sync.adoption, "narrow": self._narrow}
             yield f"adopt {name}", _adopt.lower(*operands, **kind)
             if self._rebases and (cut.length, cut.flat) not in done:  # where nothing was captured
@@ -303,13 +347,13 @@ class JaxFragments:
         made = [
             in_turn(
                 _capture(
-                    lying(leaves[self._numbers[piece.leaf]], cut.leaf),
-                    *(anchor, np.int32(piece.start)),
+                    *(place.held(leaves), anchor, place.row, np.int32(piece.start)),
                     cut=cut,
                     keeps=self._rebases,
                 )
             )
             for (piece, cut), anchor in zip(self.cuts[fragment], anchors, strict=True)
+            for place in [self._places[piece.leaf]]
         ]
         gradients, locals_ = zip(*made, strict=True)
         return DeviceVector(self._fragments[fragment], gradients), locals_
@@ -319,18 +363,18 @@ class JaxFragments:
         leaves, anchors = self._leaves(), list[jax.Array]()
         self.params = None  # so that a leaf that is given up has no other holder
         for (piece, cut), before, vector in zip(self.cuts[fragment], base, new, strict=True):
-            number = self._numbers[piece.leaf]
-            place = leaves[number].sharding
-            leaf, anchor = in_turn(
+            place = self._places[piece.leaf]
+            lay = leaves[place.number].sharding
+            held, anchor = in_turn(
                 _adopt(
-                    *(lying(leaves[number], cut.leaf), before, vector, np.int32(piece.start)),
+                    *(place.held(leaves), before, vector, place.row, np.int32(piece.start)),
                     *(np.float32(self._sync.blend_alpha), np.bool_(first)),
                     cut=cut,
                     method=self._sync.adoption,
                     narrow=self._narrow,
                 )
             )
-            leaves[number] = lying(leaf, place)
+            leaves[place.number] = lying(held, lay)
             anchors.append(anchor)
         self.params = self._layout.params(leaves)
         return tuple(anchors)

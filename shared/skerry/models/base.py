@@ -67,6 +67,8 @@ class Model(Protocol):
     - ``frozen``, specs of more leaves, which are not trained. ``frozen_leaves(places)`` returns
       them by name where ``places`` say, in ``frozen_dtype`` (default: float32); ``loss`` and
       ``logits`` get them among the parameters, as ``whole`` has them.
+    - ``stacks``, ``{name: (leaf, leaf, ...)}``: leaves of one shape, of a flat dict of parameters,
+      that may be held as one array of that name; ``loss`` then gets the array in their place.
     - ``axes``, ``{regex: (logical axis or None, ...)}``: the axes of the tensors whose whole name
       matches, for a mesh: ``embed``, ``heads``, ``kv_heads``, ``mlp``, ``vocab``, ``experts``.
     """

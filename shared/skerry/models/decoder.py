@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,11 @@ from skerry.models.layers import Run, apart, runs_of
 from skerry.models.loss import nats, scores_of, target_weights
 from skerry.models.mesh import rows_apart
 from skerry.models.positions import Angles, angles
+from skerry.models.stacks import Stacks
 from skerry.models.tensors import tensors_of
+
+LAYERS = "model.layers."
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,9 @@ class Decoder:
 
     ``remat`` says what a block keeps for its gradient: ``none`` recomputes nothing, ``blocks``
     everything, and names of ``block.SAVED`` joined by commas all but those. ``fused`` asks for
-    cuDNN. ``scanned`` computes layers that repeat in a loop over stacks of their parameters, made
-    for one pass in the type of the arithmetic; of ``none`` such a loop keeps what products give.
+    cuDNN. ``scanned`` computes layers that repeat in a loop over stacks of their parameters, in the
+    type of the arithmetic; of ``none`` such a loop keeps what products give. Where parameters come
+    by leaf, and not by ``stacks``, it makes them for one pass.
     """
 
     arch: Arch
@@ -68,6 +73,18 @@ class Decoder:
     @property
     def vocab(self) -> int:
         return self.arch.vocab
+
+    @property
+    def stacks(self) -> Stacks:
+        """What the loops go over."""
+        loops = [run for run in runs_of(self.arch.layers) if run.repeats > 1]
+        parts = _by_layer(tensors_of(self.arch), len(self.arch.layers))
+        return {
+            _stack(layers) + rest: tuple(f"{LAYERS}{number}.{rest}" for number in layers)
+            for run in (loops if self.scanned else ())
+            for layers in _kinds(run)
+            for rest in parts[layers.start]
+        }
 
     def unit(self, name: str, shape: tuple[int, ...]) -> int:
         return names.unit_of(name, shape)
@@ -127,7 +144,8 @@ class Decoder:
         routed: dict[int, experts.Routed] = {}
         for run in runs_of(arch.layers) if self.scanned else apart(arch.layers):
             if run.repeats > 1:
-                x, found = self._scanned(run, text, parts, x, held, extras)
+                stacks = [self._stacked(params, parts, layers) for layers in _kinds(run)]
+                x, found = self._scanned(run, text, stacks, x, held, extras)
                 routed |= found
                 continue
             number, layer = run.first, arch.layers[run.first]
@@ -145,17 +163,13 @@ class Decoder:
         self,
         run: Run,
         text: Text,
-        parts: Sequence[Mapping[str, jax.Array]],
+        stacks: Sequence[Mapping[str, jax.Array]],
         x: jax.Array,
         held: Mapping[int, KeysValues],
         extras: jax.Array | None,
     ) -> tuple[jax.Array, dict[int, experts.Routed]]:
         """Apply a run of blocks as one loop over its repeats, over stacks of their parameters."""
         kinds = self.arch.layers[run.first : run.first + run.period]
-        stacks = [
-            self._stacked([parts[number] for number in run.layers[at :: run.period]])
-            for at in range(run.period)
-        ]
         own = None
         if extras is not None:
             own = extras[:, run.layers.start : run.layers.stop].swapaxes(0, 1)
@@ -179,18 +193,31 @@ class Decoder:
             number: jax.tree.map(lambda leaf, at=at: leaf[at], where)
             for kind, where in enumerate(found)
             if where is not None
-            for at, number in enumerate(run.layers[kind :: run.period])
+            for at, number in enumerate(_kinds(run)[kind])
         }
         return x, routed
 
-    def _stacked(self, parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    def _stacked(
+        self, params: Params, parts: Sequence[Mapping[str, jax.Array]], layers: range
+    ) -> dict[str, jax.Array]:
         """Return the leaves of equal layers stacked, those of matrices as arithmetic takes them."""
 
-        def cast(name: str, leaf: jax.Array) -> jax.Array:
-            matrix = leaf.ndim > 1 and not names.averaged(f".{name}")
+        def cast(name: str, leaf: jax.Array, more: int = 0) -> jax.Array:
+            matrix = leaf.ndim > 1 + more and not names.averaged(f".{name}")
             return leaf.astype(self.compute) if matrix else leaf
 
-        return {name: jnp.stack([cast(name, part[name]) for part in parts]) for name in parts[0]}
+        held = {
+            name.removeprefix(stack): leaf
+            for stack in [_stack(layers)]
+            for name, leaf in params.items()
+            if name.startswith(stack)
+        }
+        if held:
+            return {name: cast(name, leaf, 1) for name, leaf in held.items()}
+        return {
+            name: jnp.stack([cast(name, parts[number][name]) for number in layers])
+            for name in parts[layers.start]
+        }
 
     def remembering(self, layer: Layer, *, looped: bool = False) -> Callable[..., Any]:
         """Return the block of a layer, which keeps for its gradient what ``remat`` says."""
@@ -238,11 +265,22 @@ def _traced(decoder: Decoder, layer: Layer, *operands: Any) -> Any:
     return decoder.remembering(layer)(*operands)
 
 
-def _by_layer(params: Params, layers: int) -> list[dict[str, jax.Array]]:
-    """Return the parameters of each layer under the names within it."""
-    parts: list[dict[str, jax.Array]] = [{} for _ in range(layers)]
+def _kinds(run: Run) -> list[range]:
+    """Return the numbers of the layers that are equal, for each layer of a run's pattern."""
+    return [run.layers[at :: run.period] for at in range(run.period)]
+
+
+def _stack(layers: range) -> str:
+    """Return how the names of stacks of these layers begin, as ``model.layers.0:24:1.``."""
+    return f"{LAYERS}{layers.start}:{layers.stop}:{layers.step}."
+
+
+def _by_layer(params: Mapping[str, T], layers: int) -> list[dict[str, T]]:
+    """Return the parameters of each layer under the names within it; stacks are of none."""
+    parts: list[dict[str, T]] = [{} for _ in range(layers)]
     for name, leaf in params.items():
-        if name.startswith("model.layers."):
-            number, _, rest = name.removeprefix("model.layers.").partition(".")
-            parts[int(number)][rest] = leaf
+        if name.startswith(LAYERS):
+            number, _, rest = name.removeprefix(LAYERS).partition(".")
+            if number.isdigit():
+                parts[int(number)][rest] = leaf
     return parts

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skerry.algorithm.fragments import LeafSpec
+from skerry.algorithm.presets import INNERS
 from skerry.algorithm.schedule import Schedule, learner_room
 from skerry.models.arch import Arch, Layer
 from skerry.models.axes import LogicalAxes, MeshSizes, held_elements
@@ -205,9 +206,9 @@ def _weights(
 
     Of layers by themselves those are the matrices that fsdp gathers: one block's, or all where no
     block is computed again, as XLA keeps them from the forward pass for the backward pass; stacks
-    of experts it keeps transposed as well. A loop gathers one block's, and holds two stacks, of
-    weights and of gradients, before there are the gradients that are counted elsewhere; one stack
-    beside these.
+    of experts it keeps transposed as well. A loop gathers one block's. Where its stacks are not the
+    parameters themselves, it holds two, of weights and of gradients, before there are the gradients
+    that are counted elsewhere; one stack beside these. Muon turns a copy of its gradients.
     """
     blocks: dict[int, int] = {}
     stacked: list[LeafSpec] = []
@@ -222,4 +223,6 @@ def _weights(
     gathered = max(held, *blocks.values()) if sizes.fsdp > 1 else 0
     passing += width * gathered / (sizes.tensor * sizes.expert)
     copies = held_elements(stacked, AXES, sizes)
-    return max(passing + (2 * width - F32) * copies, float(width * copies))
+    if width < F32 or train.inner not in INNERS:
+        passing = max(passing + (2 * width - F32) * copies, width * copies)
+    return max(passing, F32 * copies if train.inner == "muon" else 0.0)

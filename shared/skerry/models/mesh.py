@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -127,14 +127,14 @@ def frozen_leaves(model: Any, mesh: Mesh | None = None) -> Frozen:
     return model.frozen_leaves({n: s.sharding for n, s in shapes.items()}) if shapes else {}
 
 
-def with_params(state: Any, specs: Sequence[LeafSpec], places: Sequence[NamedSharding]) -> Any:
+def with_params(state: Any, known: Mapping[tuple[str, tuple[int, ...]], NamedSharding]) -> Any:
     """Return where each tensor of an optimizer's state lies: with the parameter that it is of.
 
-    ``state`` holds arrays or their shapes; ``places`` are those of ``specs``. A tensor is of the
-    parameter whose name ends its own and whose shape it has; any other, such as a count, is copied.
+    ``state`` holds arrays or their shapes; ``known`` is where parameters lie, by name and shape. A
+    tensor is of the parameter whose name ends its own and whose shape it has; any other, such as a
+    count, is copied.
     """
-    known = {(s.name, s.shape): place for s, place in zip(specs, places, strict=True)}
-    elsewhere = NamedSharding(places[0].mesh, PartitionSpec())
+    elsewhere = NamedSharding(next(iter(known.values())).mesh, PartitionSpec())
 
     def place_of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         parts = path_name(path).split(".")

@@ -5,6 +5,7 @@ Every function is one check. Prints the traceback of each that failed, by name, 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
@@ -34,11 +35,14 @@ from tests.support.builders import header
 MESHES = ("fsdp=8", "data=2,fsdp=2,tensor=2")
 
 
-def config_of(layers: int = 2, method: str = "rebase", width: int = 64) -> RunConfig:
+def config_of(
+    layers: int = 2, method: str = "rebase", width: int = 64, how: str = "auto"
+) -> RunConfig:
+    train = {"steps": 30, "lr": 1e-2, "warmup": 0.0, "layers": how}
     return RunConfig(
         model=ModelConfig(layers=layers, d_model=width, heads=4, kv_heads=2, d_ff=2 * width),
         data=DataConfig(batch=8, seq_len=16),
-        train=TrainConfig(steps=30, lr=1e-2, warmup=0.0),
+        train=TrainConfig.model_validate(train),
         sync=SyncConfig.model_validate({"adoption": method, "fragments": 5}),
     )
 
@@ -81,8 +85,9 @@ def trained(params: Any, seed: int) -> Any:
 def like_one_device_bit_by_bit() -> None:  # noqa: C901 - one scene, told three times
     """Genesis, captures and adoptions of equal parameters are equal, with every method."""
     for setting in MESHES:
-        for method in ("blend", "rebase") if setting == "fsdp=8" else ("rebase",):
-            config = config_of(method=method)
+        ways = [("rebase", "unrolled"), ("rebase", "scanned")]
+        for method, how in [("blend", "unrolled"), *ways] if setting == "fsdp=8" else ways:
+            config = config_of(method=method, how=how)
             (spread, plan), (alone, _) = trainer_of(setting, config), trainer_of("", config)
             for before, after in zip(held(alone), held(spread), strict=True):
                 np.testing.assert_array_equal(before, after)
@@ -104,14 +109,16 @@ def like_one_device_bit_by_bit() -> None:  # noqa: C901 - one scene, told three 
 
 def trains_as_on_one_device() -> None:
     """The first loss is the same to rounding; Adam turns that into more, within 1 %."""
-    config = config_of()
-    setting = MESHES[1]
-    (spread, _), (alone, _) = trainer_of(setting, config), trainer_of("", config)
-    for trainer in (spread, alone):
+    (alone, _), *spread = (
+        trainer_of(setting, config_of(how=how))
+        for setting, how in (("", "unrolled"), (MESHES[1], "unrolled"), (MESHES[0], "scanned"))
+    )
+    trainers = [alone, *(trainer for trainer, _ in spread)]
+    for trainer in trainers:
         trainer.warm(lambda: None)
     for step in range(15):
-        losses = [float(t.step(batch(step), step / 30).loss) for t in (spread, alone)]
-        np.testing.assert_allclose(*losses, rtol=1e-2 if step else 1e-5)
+        first, *others = (float(t.step(batch(step), step / 30).loss) for t in trainers)
+        np.testing.assert_allclose(others, first, rtol=1e-2 if step else 1e-5)
 
 
 def muon_gathers_one_matrix_at_a_time() -> None:
@@ -219,9 +226,14 @@ def each_device_holds_an_eighth() -> None:
     """Parameters, moments and anchors over eight devices, within 5 %, and nothing else lives.
 
     So it is when all is compiled, after a step, and while the inner state is saved, but for the
-    portion on its way.
+    portion on its way; with layers one by one, and in stacks.
     """
-    config = config_of(width=256)
+    for how in ("unrolled", "scanned"):
+        _each_device_holds_an_eighth(config_of(width=256, how=how))
+        gc.collect()
+
+
+def _each_device_holds_an_eighth(config: RunConfig) -> None:
     trainer, plan = trainer_of("fsdp=8", config, blank=True)
     trainer.warm(lambda: None)
     assert on_first() < 1.05 * 12 * plan.parameters / 8, "the end of warm-up: no anchors yet"
@@ -233,7 +245,7 @@ def each_device_holds_an_eighth() -> None:
     kind = kind_of(trainer.moments_like())
     copy, arrays = kind.copying(), kind.named(trainer.moments)
     inner_state.LEAST_PORTION = 1  # the model is tiny
-    portion = max(8 * plan.parameters / 16, 4 * max(leaf.size for leaf in plan.leaves)) / 8
+    portion = max(8 * plan.parameters / 16, 4 * max(leaf.size for leaf in arrays.values())) / 8
     for names in inner_state.portions_of(arrays):
         copied = copy({name: arrays[name] for name in names})
         assert on_first() < 1.05 * (wanted + portion), (names, on_first())
@@ -278,7 +290,7 @@ def the_formula_is_what_a_step_takes() -> None:
         model, on = build_model(config.model, config.train), mesh.make_mesh(setting)
         programs = Programs.of(model, config, on)
         need, places = programs.need, programs.places
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shapes = jax.eval_shape(programs.init, jax.random.key(0))
         moments = jax.eval_shape(programs.init_moments, shapes)
         state = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
@@ -299,9 +311,10 @@ def no_leaf_is_gathered() -> None:
 
     That is where a mesh copies parameters: each device has adopted a part of them.
     """
-    for setting in ("fsdp=8", MESHES[1]):
-        trainer, plan = trainer_of(setting, config_of())
+    for setting, how in ((MESHES[0], "scanned"), *((one, "unrolled") for one in MESHES)):
+        trainer, plan = trainer_of(setting, config_of(how=how))
         sizes = {leaf.name: leaf.size for leaf in plan.leaves}
+        sizes |= {stack: sizes[held[0]] for stack, held in trainer._programs.stacks.items()}
         copies = mesh.sizes_on(trainer._programs.mesh).data
         for name, program in trainer.fragments.programs():
             kind, leaf = name.split("[")[0].split(" ")
@@ -310,7 +323,7 @@ def no_leaf_is_gathered() -> None:
             found = re.findall(r"\[([\d,]+)\]\S* all-gather", program.compile().as_text())
             gathered = [math.prod(map(int, shape.split(","))) for shape in found]
             own = sizes[leaf] * copies // 8 if copies > 1 and kind == "adopt" else 0
-            assert max(gathered, default=0) <= own, (setting, name, gathered)
+            assert max(gathered, default=0) <= own, (setting, how, name, gathered)
 
 
 def quantised_where_it_lies() -> None:

@@ -110,6 +110,39 @@ def test_a_mixture_counts_the_tokens_that_taught_each_expert() -> None:
     assert all(np.array_equal(trainer.routed[name], before[name]) for name in units)
 
 
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_layers_in_a_loop_are_stacks_and_train_as_they_do_one_by_one(inner: str) -> None:
+    found: list[list[NDArray[np.float32]]] = []
+    for layers in ("unrolled", "scanned"):
+        train = {"steps": 30, "lr": 1e-2, "warmup": 0.0, "inner": inner, "layers": layers}
+        config = RunConfig(
+            model=MODEL.model_copy(update={"layers": 3}),
+            data=DataConfig(batch=2, seq_len=16),
+            train=TrainConfig.model_validate(train),
+        )
+        model = build_model(config.model, config.train)
+        plan = fragments.plan(specs_of(model), 4)
+        trainer = Trainer(model, config, plan)
+        assert any(leaf.ndim == 3 for leaf in trainer.state.params.values()) == (
+            layers == "scanned"
+        )
+        first = [as_global(-np.array(trainer.genesis(f.index))) for f in plan.fragments]
+        for f in plan.fragments:
+            trainer.adopt(f.index, first[f.index])
+        for step in range(3):
+            trainer.step(batch(step), 0.1)
+        moved = [np.array(trainer.capture(f.index)) for f in plan.fragments]
+        for f in plan.fragments:
+            trainer.adopt(f.index, as_global(first[f.index] - moved[f.index]))
+        trainer.reset()
+        trainer.step(batch(), 0.1)
+        found.append(
+            [*first, *moved, *(np.array(trainer.capture(f.index)) for f in plan.fragments)]
+        )
+    for apart, looped in zip(*found, strict=True):  # Adam turns what is nothing but rounding
+        assert np.linalg.norm(looped - apart) < 0.01 * np.linalg.norm(apart)
+
+
 def test_a_step_that_is_not_finite_changes_nothing_and_says_so() -> None:
     trainer, plan = trainer_of()
     break_norm(trainer)

@@ -15,6 +15,7 @@ from skerry.models.arch import FULL, SLIDING, Layer, arch_from
 from skerry.models.decoder import Decoder
 from skerry.models.layers import Run, runs_of, scanned
 from skerry.models.presets import PRESETS
+from skerry.models.stacks import Stacks, stacked
 
 LOCAL, GLOBAL = Layer(SLIDING, 2, 8, 48), Layer(FULL, 2, 8, 48)
 SMALL = {
@@ -49,8 +50,8 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
-def loss_and_gradients(model: Decoder) -> Any:
-    params = jax.jit(model.init)(jax.random.key(0))
+def loss_and_gradients(model: Decoder, stacks: Stacks | None = None) -> Any:
+    params = stacked(jax.jit(model.init)(jax.random.key(0)), stacks or {})
     tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, 64)
     segments = np.array([[1] * 12, [1] * 5 + [2] * 5 + [0] * 2])
     batch = {"tokens": tokens, "segments": segments}
@@ -74,11 +75,14 @@ def test_a_loop_has_the_numbers_and_gradients_of_the_layers_one_by_one(
     model = Decoder(arch_from(TABLES[name]))
     loop = replace(model, scanned=True, remat=remat)
     assert any(run.repeats > 1 for run in runs_of(model.arch.layers))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5),
-        loss_and_gradients(loop),
-        loss_and_gradients(model),
-    )
+    loss, gradients = loss_and_gradients(model)
+    for wanted, found in (
+        ((loss, gradients), loss_and_gradients(loop)),
+        ((loss, stacked(gradients, loop.stacks)), loss_and_gradients(loop, loop.stacks)),
+    ):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), found, wanted
+        )
 
 
 def test_a_pattern_that_repeats_is_one_run_and_what_is_left_another() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,7 +15,8 @@ from optax import contrib  # pyright: ignore[reportMissingTypeStubs] - as above
 from skerry.algorithm.fragments import LeafSpec
 from skerry.algorithm.outer import optax_named
 from skerry.algorithm.presets import INNERS
-from skerry.models.base import Layout, Params
+from skerry.models.base import Layout, Params, path_name
+from skerry.models.stacks import Stacks
 from skerry.settings.models import TrainConfig
 
 MOMENTUM = 0.95
@@ -26,17 +29,18 @@ ITERATIONS = 5
 ADAMS_RMS = 0.2
 """Root mean square of AdamW's updates. Muon's are scaled to it, so that one rate and one weight
 decay serve both (arXiv 2502.16982, section 2.2)."""
+NO_STACKS: Stacks = MappingProxyType({})
 
 
 def make_optimizer(
-    config: TrainConfig, leaves: Sequence[LeafSpec] = ()
+    config: TrainConfig, leaves: Sequence[LeafSpec] = (), stacks: Stacks = NO_STACKS
 ) -> optax.GradientTransformationExtraArgs:
     """Return the inner optimizer without its learning rate.
 
     AdamW (arXiv 1711.05101) with decay on matrices only; Muon (arXiv 2502.16982, and 2505.23725
     within DiLoCo) for the matrices among ``leaves``, which are those of the model; ``gradient``
     passes gradients through. Any other is made with a learning rate of 1, so that the run's
-    schedule scales its updates.
+    schedule scales its updates. Each of the ``stacks`` is trained as the leaves that it holds.
     """
     if config.inner == "gradient":
         return optax.with_extra_args_support(optax.identity())
@@ -46,8 +50,8 @@ def make_optimizer(
     rule = by_leaf(optax.scale_by_adam(b1=config.b1, b2=config.b2))
     return optax.chain(
         clipped(config.clip),
-        _muon(rule, leaves) if config.inner == "muon" else rule,
-        optax.add_decayed_weights(config.weight_decay, mask=_decays),
+        _muon(rule, leaves, stacks) if config.inner == "muon" else rule,
+        optax.add_decayed_weights(config.weight_decay, mask=partial(_decays, stacks=stacks)),
     )
 
 
@@ -96,27 +100,30 @@ def by_leaf(adam: optax.GradientTransformation) -> optax.GradientTransformation:
 
 
 def _muon(
-    others: optax.GradientTransformation, leaves: Sequence[LeafSpec]
+    others: optax.GradientTransformation, leaves: Sequence[LeafSpec], stacks: Stacks
 ) -> optax.GradientTransformation:
     matrices = {leaf.name for leaf in leaves if leaf.is_matrix}
+    matrices |= {stack for stack, names in stacks.items() if names[0] in matrices}
 
     def labels(params: Params) -> Any:
         layout = Layout.of(params)
         return layout.params(["muon" if name in matrices else "adam" for name in layout.names])
 
     # A chain of one: saved moments have its place in their names.
-    return optax.partition({"muon": optax.chain(_scale_by_muon()), "adam": others}, labels)
+    return optax.partition({"muon": optax.chain(_scale_by_muon(stacks)), "adam": others}, labels)
 
 
-def _scale_by_muon() -> optax.GradientTransformation:
+def _scale_by_muon(stacks: Stacks) -> optax.GradientTransformation:
     """Return what optax's ``scale_by_muon`` does, with its state.
 
-    It traces the iteration once for all matrices of a shape.
+    It traces the iteration once for all matrices of a shape, and takes those of a stack in turn.
     """
 
     @jax.jit
-    def of_one(moment: jax.Array, gradient: jax.Array) -> jax.Array:
-        ahead = MOMENTUM * moment + (1 - MOMENTUM) * gradient
+    def of_one(moment: jax.Array, gradient: jax.Array, count: jax.Array) -> jax.Array:
+        ahead = optax.tree.bias_correction(moment, MOMENTUM, optax.safe_increment(count))
+        now = optax.tree.bias_correction(gradient, MOMENTUM, count)
+        ahead = MOMENTUM * ahead + (1 - MOMENTUM) * now
         norm = jnp.linalg.norm(ahead, axis=(-2, -1), keepdims=True)
         return orthogonal(ahead / (norm + EPSILON))
 
@@ -124,9 +131,20 @@ def _scale_by_muon() -> optax.GradientTransformation:
         del params
         moments = optax.tree.update_moment(updates, state.mu, MOMENTUM, 1)
         count = optax.safe_increment(state.count)
-        ahead = optax.tree.bias_correction(moments, MOMENTUM, optax.safe_increment(count))
-        now = optax.tree.bias_correction(updates, MOMENTUM, count)
-        return jax.tree.map(of_one, ahead, now), state._replace(count=count, mu=moments)
+
+        def scaled(path: tuple[Any, ...], moment: jax.Array, gradient: jax.Array) -> jax.Array:
+            def scale_row(row: Any, held: jax.Array) -> jax.Array:
+                return held.at[row].set(of_one(moment[row], held[row], count))
+
+            found: jax.Array
+            if path_name(path) in stacks:  # in place: no other stack has to be held
+                found = jax.lax.fori_loop(0, len(gradient), scale_row, gradient)
+            else:
+                found = of_one(moment, gradient, count)
+            return found
+
+        found = jax.tree_util.tree_map_with_path(scaled, moments, updates)
+        return found, state._replace(count=count, mu=moments)
 
     return optax.GradientTransformation(contrib.scale_by_muon().init, update)
 
@@ -149,5 +167,7 @@ def orthogonal(matrices: jax.Array) -> jax.Array:
     return float(ADAMS_RMS * max(matrices.shape[-2:]) ** 0.5) * found
 
 
-def _decays(params: Params) -> Any:
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+def _decays(params: Params, stacks: Stacks) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf.ndim - (path_name(path) in stacks) >= 2, params
+    )

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 
+from skerry.algorithm.presets import INNERS
 from skerry.algorithm.rates import learning_rate
 from skerry.models.base import Batch, Frozen, Model, Params, batch_loss, specs_of, whole
 from skerry.models.mesh import copied
+from skerry.models.stacks import Stacks
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.optimizers import make_optimizer
+from skerry_learner.trainer.optimizers import NO_STACKS, make_optimizer
 
 
 class TrainState(NamedTuple):
@@ -118,8 +120,14 @@ def accumulated(
 
 
 def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformationExtraArgs:
-    """Return the inner optimizer of a model's leaves."""
-    return make_optimizer(config, specs_of(model) if config.inner == "muon" else ())
+    """Return the inner optimizer of a model's leaves, or of its stacks in their place."""
+    leaves = specs_of(model) if config.inner == "muon" else ()
+    return make_optimizer(config, leaves, stacks_of(model, config))
+
+
+def stacks_of(model: Model, config: TrainConfig) -> Stacks:
+    """Return the model's stacks, if its optimizer treats a stack as the leaves that it holds."""
+    return getattr(model, "stacks", NO_STACKS) if config.inner in INNERS else NO_STACKS
 
 
 def make_step(model: Model, config: TrainConfig, places: TrainState | None = None) -> StepFunction:

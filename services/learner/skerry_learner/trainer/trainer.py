@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from skerry.models.axes import check_batch, held_elements
 from skerry.models.base import Batch, Frozen, Layout, Model, Params, shapes_of, specs_of
 from skerry.models.decoder import Decoder
 from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory
+from skerry.models.stacks import Stacks, places_of, stacked
 from skerry.settings.models import RunConfig
 from skerry_learner.trainer.step import (
     StepFunction,
@@ -35,6 +37,7 @@ from skerry_learner.trainer.step import (
     TrainState,
     make_step,
     optimizer_of,
+    stacks_of,
 )
 
 TICK_S = 0.1
@@ -45,8 +48,9 @@ class Programs:
     """What is compiled for a model and a config on a mesh; trainers may share it.
 
     ``places`` are the shardings of all that a step changes, ``need`` is what each device holds,
-    ``frozen`` are the model's leaves that no step changes. ``compiled`` has the step for batches
-    with parts of these names, once a trainer has warmed up.
+    ``frozen`` are the model's leaves that no step changes. ``stacks`` are in the place of the
+    parameters that they hold. ``compiled`` has the step for batches with parts of these names, once
+    a trainer has warmed up.
     """
 
     mesh: Mesh
@@ -56,6 +60,7 @@ class Programs:
     init_moments: Callable[[Params], Any]
     step: StepFunction
     frozen: Frozen
+    stacks: Stacks
     compiled: dict[frozenset[str], StepFunction] = field(
         default_factory=dict[frozenset[str], StepFunction]
     )
@@ -68,26 +73,29 @@ class Programs:
         """
         mesh = mesh or meshes.one_device()
         check_batch(meshes.sizes_on(mesh), config.data.batch // config.train.accumulate)
-        shapes = shapes_of(model.init)
-        layout, specs = Layout.of(shapes), specs_of(model)
+        stacks, specs = stacks_of(model, config.train), specs_of(model)
+        shapes = _shapes(model, stacks)
+        layout = Layout.of(shapes)
         named = dict(
             zip((s.name for s in specs), meshes.shardings(model, specs, mesh), strict=True)
         )
+        named = places_of(named, stacks)
         init_moments = optimizer_of(model, config.train).init
         moments = jax.eval_shape(init_moments, shapes)
-        places = TrainState(
-            layout.named(named), meshes.with_params(moments, specs, tuple(named.values()))
-        )
+        leaves = zip(layout.names, layout.leaves(shapes), strict=True)
+        held = {(name, leaf.shape): named[name] for name, leaf in leaves}
+        places = TrainState(layout.named(named), meshes.with_params(moments, held))
         need = memory_of(model, config, specs, mesh, moments, places)
         meshes.check_memory(mesh, need)
         return cls(
             mesh=mesh,
             places=places,
             need=need,
-            init=jax.jit(model.init, out_shardings=places.params),
+            init=jax.jit(lambda key: stacked(model.init(key), stacks), out_shardings=places.params),
             init_moments=jax.jit(init_moments, out_shardings=places.optimizer),
             step=make_step(model, config.train, places),
             frozen=meshes.frozen_leaves(model, mesh),
+            stacks=stacks,
         )
 
 
@@ -158,7 +166,7 @@ class Trainer:
         self._programs = programs or Programs.of(model, config)
         key, init = jax.random.key(config.train.seed), self._programs.init
         params = meshes.in_turn(_blank(model, self._programs) if blank else init(key))
-        self.fragments = JaxFragments(plan, config.sync, params)
+        self.fragments = JaxFragments(plan, config.sync, params, self._programs.stacks)
         self.moments = meshes.in_turn(self._programs.init_moments(params))
         self.routed: Mapping[str, jax.Array] = {}
         self.fragment_port: JaxFragments | SharedFragments = self.fragments
@@ -277,10 +285,15 @@ def _zeros_of(result: StepResult) -> Mapping[str, jax.Array]:
     return {name: jnp.zeros_like(count) for name, count in result.expert_tokens.items()}
 
 
+def _shapes(model: Model, stacks: Stacks) -> Params:
+    """Return what a trainer holds of a model's parameters as shapes and dtypes."""
+    return jax.eval_shape(partial(stacked, stacks=stacks), shapes_of(model.init))
+
+
 def _blank(model: Model, programs: Programs) -> Params:
     """Return zeros in the place of what ``init`` would make, without compiling or running it."""
     return jax.tree.map(
         lambda leaf, place: meshes.put(np.zeros(leaf.shape, leaf.dtype), place),
-        shapes_of(model.init),
+        _shapes(model, programs.stacks),
         programs.places.params,
     )
