@@ -193,9 +193,9 @@ class TrainConfig(Table):
     (``blocks``), or all but some (``attention``, ``mlp``, or both joined by a comma). Of ``none``
     layers in a loop keep what products give."""
     layers: Literal["auto", "unrolled", "scanned"] = "auto"
-    """How a program has the layers: each by itself, or those that repeat as one loop over copies of
-    their parameters in the type of the arithmetic. A loop is loaded sooner after a restart, and
-    holds fewer activations; ``auto``: loops from 12 layers on, none beside adapters."""
+    """How a program has the layers: each by itself, or those that repeat as one loop over stacks of
+    their parameters. A loop is compiled and loaded sooner, and holds fewer activations; ``auto``:
+    loops from 12 layers on, none beside adapters."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the arithmetic; ``auto``: bfloat16 where the hardware has it (NVIDIA: from Ampere
     on), else float32."""
