@@ -25,7 +25,7 @@ from skerry.client.jax_cuts import Cut, Piece, automatic, lying, pieces_of, plac
 from skerry.errors import Diverged, ModelError
 from skerry.models.base import Layout, Params, path_name
 from skerry.models.mesh import in_turn
-from skerry.models.stacks import Stacks, row_place, rows_of
+from skerry.models.stacks import NO_STACKS, Stacks, row_place, rows_of
 from skerry.settings.models import SyncConfig
 
 
@@ -213,7 +213,7 @@ class JaxFragments:
     """
 
     def __init__(
-        self, plan: Plan, sync: SyncConfig, params: Params, stacks: Stacks | None = None
+        self, plan: Plan, sync: SyncConfig, params: Params, stacks: Stacks = NO_STACKS
     ) -> None:
         self.params = params
         self._sync = sync
@@ -221,7 +221,7 @@ class JaxFragments:
         self._narrow = sync.global_scheme == "bf16"
         self._layout = Layout.of(params)
         self._kinds = _kinds(params)
-        inside = rows_of(stacks or {})
+        inside = rows_of(stacks)
         self._places = [
             Place(self._layout.names.index(name), None if row is None else np.int32(row))
             for name, row in (inside.get(spec.name, (spec.name, None)) for spec in plan.leaves)

@@ -19,6 +19,7 @@ from skerry.errors import ModelError
 from skerry.models import names
 from skerry.models.layers import scanned
 from skerry.models.presets import arch_of
+from skerry.models.stacks import NO_STACKS
 from skerry.settings.models import ModelConfig, TrainConfig
 
 Params: TypeAlias = Any
@@ -243,6 +244,9 @@ class TrainedPart:
 
     The other leaves are what the model's ``init`` makes of the run's seed on every machine.
     """
+
+    stacks = NO_STACKS
+    """The model's own hold leaves that are not trained, too."""
 
     def __init__(self, model: Any, specs: Sequence[LeafSpec], seed: int) -> None:
         self._model = model

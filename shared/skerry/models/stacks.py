@@ -7,12 +7,14 @@ that may hold them, in order along its first dimension.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 Stacks: TypeAlias = Mapping[str, tuple[str, ...]]
+NO_STACKS: Stacks = MappingProxyType({})
 
 
 def stacked(params: Mapping[str, Any], stacks: Stacks) -> Any:
@@ -27,7 +29,7 @@ def stacked(params: Mapping[str, Any], stacks: Stacks) -> Any:
 
 
 def places_of(places: Mapping[str, NamedSharding], stacks: Stacks) -> dict[str, NamedSharding]:
-    """Return where leaves and stacks lie: a stack as each of its leaves does, in one row of it."""
+    """Return where leaves and stacks lie: each row of a stack as the leaf that it is."""
     rows = {
         stack: NamedSharding(places[names[0]].mesh, PartitionSpec(None, *places[names[0]].spec))
         for stack, names in stacks.items()
@@ -36,7 +38,7 @@ def places_of(places: Mapping[str, NamedSharding], stacks: Stacks) -> dict[str, 
 
 
 def row_place(place: Sharding) -> Sharding:
-    """Return where a row of a stack lies, of which the first dimension is on every device."""
+    """Return where each row of a stack lies, whose first dimension is never split."""
     if not isinstance(place, NamedSharding):
         return place
     return NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))

@@ -15,7 +15,7 @@ from skerry.models.arch import FULL, SLIDING, Layer, arch_from
 from skerry.models.decoder import Decoder
 from skerry.models.layers import Run, runs_of, scanned
 from skerry.models.presets import PRESETS
-from skerry.models.stacks import Stacks, stacked
+from skerry.models.stacks import NO_STACKS, Stacks, stacked
 
 LOCAL, GLOBAL = Layer(SLIDING, 2, 8, 48), Layer(FULL, 2, 8, 48)
 SMALL = {
@@ -50,8 +50,8 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
-def loss_and_gradients(model: Decoder, stacks: Stacks | None = None) -> Any:
-    params = stacked(jax.jit(model.init)(jax.random.key(0)), stacks or {})
+def loss_and_gradients(model: Decoder, stacks: Stacks = NO_STACKS) -> Any:
+    params = stacked(jax.jit(model.init)(jax.random.key(0)), stacks)
     tokens = jax.random.randint(jax.random.key(1), (2, 12), 0, 64)
     segments = np.array([[1] * 12, [1] * 5 + [2] * 5 + [0] * 2])
     batch = {"tokens": tokens, "segments": segments}

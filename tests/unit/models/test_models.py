@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -261,6 +261,7 @@ class Adapted:
     """A frozen base beside an adapter and a stack of two experts."""
 
     vocab = 9
+    stacks: ClassVar = {"all": ("base", "adapter")}
 
     def init(self, key: jax.Array) -> Any:
         base = jax.random.normal(key, (4,))
@@ -294,6 +295,7 @@ def test_only_what_a_model_trains_is_its_parameters(allow_code: Callable[..., No
     assert found == pytest.approx(Adapted().loss({**params, **trained}, ones))
     assert model.vocab == 9
     assert not hasattr(model, "logits")
+    assert not model.stacks, "they hold a leaf that is not trained"
 
 
 def test_parameters_that_are_not_float32_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from skerry.algorithm.fragments import LeafSpec
 from skerry.algorithm.outer import optax_named
 from skerry.algorithm.presets import INNERS
 from skerry.models.base import Layout, Params, path_name
-from skerry.models.stacks import Stacks
+from skerry.models.stacks import NO_STACKS, Stacks
 from skerry.settings.models import TrainConfig
 
 MOMENTUM = 0.95
@@ -29,7 +28,6 @@ ITERATIONS = 5
 ADAMS_RMS = 0.2
 """Root mean square of AdamW's updates. Muon's are scaled to it, so that one rate and one weight
 decay serve both (arXiv 2502.16982, section 2.2)."""
-NO_STACKS: Stacks = MappingProxyType({})
 
 
 def make_optimizer(

@@ -16,9 +16,9 @@ from skerry.algorithm.presets import INNERS
 from skerry.algorithm.rates import learning_rate
 from skerry.models.base import Batch, Frozen, Model, Params, batch_loss, specs_of, whole
 from skerry.models.mesh import copied
-from skerry.models.stacks import Stacks
+from skerry.models.stacks import NO_STACKS, Stacks
 from skerry.settings.models import TrainConfig
-from skerry_learner.trainer.optimizers import NO_STACKS, make_optimizer
+from skerry_learner.trainer.optimizers import make_optimizer
 
 
 class TrainState(NamedTuple):
