@@ -48,9 +48,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_folder_of_another_users_run_is_found_shut(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
-    assert shut(tmp_path) is None
+    assert shut(None, tmp_path) is None
     (tmp_path / "main").chmod(0)
-    assert shut(tmp_path) == tmp_path / "main"
+    assert shut(None, tmp_path) == shut("main", tmp_path) == tmp_path / "main"
+    assert shut("other", tmp_path) is None
+    tmp_path.chmod(0)
+    assert shut("other", tmp_path) == tmp_path
+    tmp_path.chmod(0o700)
     (tmp_path / "main").chmod(0o700)
 
 

@@ -18,7 +18,6 @@ import structlog
 
 from skerry.client.following import Following
 from skerry.client.inner_state import InnerStateSaver
-from skerry.client.jax_inner import kind_of
 from skerry.client.jax_processes import SharedFragments
 from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, FollowingProcess, await_own_end
@@ -74,7 +73,7 @@ async def follow(
         log.info("follows_first_process", run=place.origin.run, incarnation=place.incarnation)
         own, kind = (
             replace(place.origin, process=follower.number),
-            kind_of(trainer.moments_like()),
+            trainer.moments_kind(),
         )
         saver = InnerStateSaver(local, own, place.incarnation, kind, process=follower)
         shared = work.plan, config.sync.chunk_bytes, trainer.fragment_port

@@ -22,7 +22,6 @@ from jax.sharding import Mesh
 from skerry.client.inner import Found, RestoredState
 from skerry.client.inner_file import origin_of
 from skerry.client.inner_state import RESTORE_S, InnerStateSaver
-from skerry.client.jax_inner import kind_of
 from skerry.client.joining import LearnerPlace, offers, take_place
 from skerry.client.membership import Membership
 from skerry.client.meter import Meter
@@ -93,7 +92,7 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
             await asyncio.to_thread(lead.meet)
         saver = None
         if local is not None and local.save_every_s:
-            kind = kind_of(trainer.moments_like())
+            kind = trainer.moments_kind()
             saver = InnerStateSaver(local, origin, who.incarnation, kind, process=lead)
         meter = Meter(started_s)
         service = _Service(bus, work, place, trainer, meter, saver, settled, lead)

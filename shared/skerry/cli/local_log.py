@@ -52,7 +52,7 @@ async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGener
         try:
             yield Log(nats.model_copy(update={"connect_timeout_s": HERE_S}), run)
         except BrokerUnavailable as error:
-            if (folder := shut()) is not None:
+            if (folder := shut(run)) is not None:
                 msg = f"{folder} is closed to this user: give this command as who began the run."
                 raise ConfigError(msg, path=str(folder)) from error
             msg = (

@@ -133,16 +133,18 @@ def _capture(
 
     The outer gradient is ``anchor - local`` (DiLoCo, arXiv 2311.08105, and its heirs).
     """
-    local = cut.read(_leaf_in(held, row), start)
+    local = cut.read(_leaf_in(held, row, cut), start)
     return widened(anchor) - local, local if keeps else None
 
 
-def _leaf_in(held: jax.Array, row: Any) -> jax.Array:
+def _leaf_in(held: jax.Array, row: Any, cut: Cut) -> jax.Array:
     """Return a leaf, or that of a row of a stack; None: it is in none."""
     if row is None:
         return held
-    leaf: jax.Array = jax.lax.dynamic_index_in_dim(held, row, keepdims=False)
-    return leaf
+    leaf = jax.lax.dynamic_index_in_dim(held, row, keepdims=False)
+    # Else XLA spreads all of the stack, and cuts the row out afterwards.
+    lying: jax.Array = jax.lax.with_sharding_constraint(leaf, cut.leaf)
+    return lying
 
 
 @partial(jax.jit, static_argnames=("cut", "method", "narrow"), donate_argnames="held")
@@ -165,7 +167,7 @@ def _adopt(  # noqa: PLR0913 - all of them are operands
     contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s;
     what is adopted ``first`` overwrites.
     """
-    leaf = _leaf_in(held, row)
+    leaf = _leaf_in(held, row, cut)
     adopted = adoption.adopt(method, cut.read(leaf, start), base, new, keep)
     leaf = cut.write(leaf, jnp.where(first, new, adopted), start)
     if row is not None:
@@ -207,8 +209,8 @@ class JaxFragments:
     """The fragments of one tree of parameters, and an anchor of each.
 
     ``params`` are the parameters, some perhaps in ``stacks``; the training loop sets them after a
-    step. ``cuts`` are the pieces of each fragment, and where each lies. An anchor is bf16
-    where global fragments travel so, which holds it exactly. In flight a fragment costs its outer
+    step. ``cuts`` are the pieces of each fragment, and where each lies. An anchor is bf16 where
+    global fragments travel so, which holds it exactly. In flight a fragment costs its outer
     gradient until it is sent and, if adoption is by rebase, what was captured until it is merged.
     """
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpy.typing import NDArray
 
 from skerry.client.inner_file import Shapes
@@ -14,16 +17,47 @@ from skerry.client.inner_state import Arrays, Copying, StateKind, portions_of
 from skerry.errors import ModelError
 from skerry.models import mesh as meshes
 from skerry.models.base import path_name
+from skerry.models.stacks import NO_STACKS, Stacks, row_place
 
 
-def kind_of(template: Any) -> StateKind:
+@partial(jax.tree_util.register_dataclass, data_fields=["stack"], meta_fields=["number"])
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a stack as a tensor of its own, which is cut out only where it is copied."""
+
+    stack: Any
+    number: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.stack.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        return self.stack.dtype
+
+    @property
+    def sharding(self) -> Any:
+        place = getattr(self.stack, "sharding", None)
+        return None if place is None else row_place(place)
+
+
+def kind_of(template: Any, stacks: Stacks = NO_STACKS) -> StateKind:
     """Return what a saver has to know; ``template`` is a tree of the state's shapes and dtypes.
 
-    Where arrays lie with several processes it says where too, or is a state itself.
+    Where arrays lie with several processes it says where too, or is a state itself. State of the
+    ``stacks`` is saved as that of the leaves that they hold.
     """
 
+    def copied(name: str, array: Any) -> jax.Array:
+        if not isinstance(array, Row):
+            return jnp.copy(array)
+        row: jax.Array = array.stack[array.number]
+        place = like[name].sharding
+        return row if place is None else jax.lax.with_sharding_constraint(row, place)
+
     def copying() -> Copying:
-        whenever = jax.jit(lambda arrays: jax.tree.map(jnp.copy, arrays))
+        whenever = jax.jit(lambda arrays: {name: copied(name, arrays[name]) for name in arrays})
         ahead = {
             names: whenever.lower({name: like[name] for name in names}).compile()
             for names in portions_of(like)
@@ -40,27 +74,40 @@ def kind_of(template: Any) -> StateKind:
 
         return copy
 
-    like = {name: _described(leaf) for name, leaf in flat(template).items()}
-    return StateKind(flat, shapes_here, copying, lying_here, shapes_here(like))
+    like = {name: _described(leaf) for name, leaf in flat(template, stacks).items()}
+    named = partial(flat, stacks=stacks)
+    return StateKind(named, shapes_here, copying, lying_here, shapes_here(like))
 
 
 def _described(leaf: Any) -> Any:
     """Return an array's shape, dtype and place, without the array."""
+    if isinstance(leaf, Row):
+        return Row(_described(leaf.stack), leaf.number)
     place = getattr(leaf, "sharding", None)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 
-def flat(state: Any) -> dict[str, Any]:
+def flat(state: Any, stacks: Stacks = NO_STACKS) -> dict[str, Any]:
     """Name every array of a state as it is saved, in flattening order; ModelError for others."""
     found = dict[str, Any]()
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         name = path_name(path)
         try:
-            found[name] = _saved(leaf)
+            saved = _saved(leaf)
         except TypeError as error:
             msg = f"{name} of the optimizer's state is no array but {leaf!r}: keep it elsewhere."
             raise ModelError(msg) from error
+        rows = _row_names(name, stacks)
+        found |= {row: Row(saved, number) for number, row in enumerate(rows)} or {name: saved}
     return found
+
+
+def _row_names(name: str, stacks: Stacks) -> list[str]:
+    """Return the names of what is held in a stack of a state; none for any other array."""
+    for stack, leaves in stacks.items():
+        if name == stack or name.endswith(f".{stack}"):
+            return [name.removesuffix(stack) + leaf for leaf in leaves]
+    return []
 
 
 def _saved(leaf: Any) -> Any:
@@ -133,7 +180,7 @@ def _label(name: str, spans: Spans, shape: Sequence[int]) -> str:
     return f"{name}[{','.join(f'{start}:{stop}' for start, stop in spans)}]"
 
 
-def restored(like: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:
+def restored(like: Any, tensors: Mapping[str, NDArray[Any]], stacks: Stacks = NO_STACKS) -> Any:
     """Return the state that was saved as ``tensors``, named as by ``lying_here``.
 
     ``like`` is a tree of arrays, or of their shapes, dtypes and places, where they are to lie. They
@@ -141,8 +188,27 @@ def restored(like: Any, tensors: Mapping[str, NDArray[Any]]) -> Any:
     into must be the device's own memory.
     """
     named, tree = jax.tree_util.tree_flatten_with_path(like)
-    leaves = [_placed(path_name(path), leaf, tensors) for path, leaf in named]
+    leaves = list[jax.Array]()
+    for path, leaf in named:
+        name = path_name(path)
+        rows = _row_names(name, stacks)
+        leaves.append(_placed_rows(rows, leaf, tensors) if rows else _placed(name, leaf, tensors))
     return jax.tree.unflatten(tree, leaves)
+
+
+def _placed_rows(rows: Sequence[str], like: Any, tensors: Mapping[str, NDArray[Any]]) -> jax.Array:
+    shape = tuple(like.shape[1:])
+
+    def part(index: tuple[slice, ...]) -> NDArray[Any]:
+        spans = _spans(index[1:], shape)
+        return np.stack(
+            [
+                tensors[name][index[1:]] if name in tensors else tensors[_label(name, spans, shape)]
+                for name in rows
+            ]
+        )
+
+    return meshes.put_parts(tuple(like.shape), like.sharding, part)
 
 
 def _placed(name: str, like: Any, tensors: Mapping[str, NDArray[Any]]) -> jax.Array:

@@ -1,7 +1,7 @@
 """The decoder in plain JAX, for every family of ``arch.FAMILIES``.
 
-Parameters are a flat dict with the names and shapes of Hugging Face's transformers. Layers have
-leaves of their own: a stacked leaf would be "one tensor" to the merge by direction.
+Parameters are a flat dict with the names and shapes of Hugging Face's transformers. To the log and
+the merge each layer has leaves of its own; a learner may hold those of equal layers as stacks.
 """
 
 from __future__ import annotations

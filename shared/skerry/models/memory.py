@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from skerry.algorithm.fragments import LeafSpec
-from skerry.algorithm.presets import INNERS
 from skerry.algorithm.schedule import Schedule, learner_room
 from skerry.models.arch import Arch, Layer
 from skerry.models.axes import LogicalAxes, MeshSizes, held_elements
@@ -28,6 +28,10 @@ CHUNK = 1024
 more."""
 LOGITS = 1 << 27
 """Scores of the vocabulary that the loss holds at once, in f32."""
+
+
+Loops: TypeAlias = Literal["none", "made", "held"]
+"""Layers that repeat: one by one, in loops over stacks that a step makes, or the learner holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +127,20 @@ def activation_bytes(
     *,
     width: int = BF16,
     fused: bool = True,
-    scanned: bool = False,
+    loops: Loops = "none",
 ) -> float:
     """Estimate what a device holds for the gradient of one part of a batch, besides gradients.
 
     ``width`` is the bytes of a number in the model's arithmetic, ``fused`` says whether a kernel
-    computes attention without its scores in memory, ``scanned`` whether layers that repeat are
-    loops (``models.layers``). What one block needs while its gradient is computed comes on top of
-    what every block keeps, and so do the loss with the head's gradient, not yet spread, and the
-    matrices that fsdp gathers. The numbers are fitted to what XLA holds on CPUs
-    (docs/results/memory.md).
+    computes attention without its scores in memory. What one block needs while its gradient is
+    computed comes on top of what every block keeps, and so do the loss with the head's gradient,
+    not yet spread, and the matrices that fsdp gathers. The numbers are fitted to what XLA holds on
+    CPUs (docs/results/memory.md).
     """
     rows = batch / train.accumulate / sizes.rows
     tokens = rows * seq
-    loops = [run for run in runs_of(arch.layers) if run.repeats > 1] if scanned else []
-    looped = {number for run in loops for number in run.layers}
+    runs = [run for run in runs_of(arch.layers) if run.repeats > 1 and loops != "none"]
+    looped = {number for run in runs for number in run.layers}
     blocks = [_Block.of(arch, layer, sizes, seq, width, fused=fused) for layer in arch.layers]
     kept = tokens * sum(
         block.kept(train.remat, looped=number in looped) for number, block in enumerate(blocks)
@@ -148,7 +151,7 @@ def activation_bytes(
     scores = min(tokens * arch.vocab / sizes.tensor, LOGITS / sizes.rows / sizes.tensor)
     head = arch.vocab * arch.width / sizes.tensor if sizes.fsdp > 1 else 0.0
     passing = kept + max(again, chunk, F32 * (head + 2 * scores))
-    return _weights(arch, sizes, train, width, looped, passing)
+    return _weights(arch, sizes, train, width, looped, passing, own=loops == "held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,14 @@ class _Block:
 
 
 def _weights(
-    arch: Arch, sizes: MeshSizes, train: TrainConfig, width: int, looped: set[int], passing: float
+    arch: Arch,
+    sizes: MeshSizes,
+    train: TrainConfig,
+    width: int,
+    looped: set[int],
+    passing: float,
+    *,
+    own: bool,
 ) -> float:
     """Return activations with what they meet of the weights.
 
@@ -211,18 +221,18 @@ def _weights(
     that are counted elsewhere; one stack beside these. Muon turns a copy of its gradients.
     """
     blocks: dict[int, int] = {}
-    stacked: list[LeafSpec] = []
+    within: list[LeafSpec] = []
     for leaf in leaf_specs_of(arch):
         _, layer, rest = leaf.name.partition("model.layers.")
         if layer:
             number = int(rest.partition(".")[0])
             blocks[number] = blocks.get(number, 0) + leaf.size * (2 if leaf.unit else 1)
-            stacked += [leaf] if number in looped else []
+            within += [leaf] if number in looped else []
     apart = [size for number, size in blocks.items() if number not in looped]
     held = sum(apart) if train.remat == "none" else 0
     gathered = max(held, *blocks.values()) if sizes.fsdp > 1 else 0
     passing += width * gathered / (sizes.tensor * sizes.expert)
-    copies = held_elements(stacked, AXES, sizes)
-    if width < F32 or train.inner not in INNERS:
+    copies = held_elements(within, AXES, sizes)
+    if width < F32 or not own:
         passing = max(passing + (2 * width - F32) * copies, width * copies)
-    return max(passing, F32 * copies if train.inner == "muon" else 0.0)
+    return max(passing, F32 * copies if own and train.inner == "muon" else 0.0)

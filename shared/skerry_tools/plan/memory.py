@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from skerry.algorithm.presets import INNERS
 from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes, held_elements
 from skerry.models.layers import scanned
-from skerry.models.memory import MemoryNeed, activation_bytes, learner_memory, moment_bytes
+from skerry.models.memory import Loops, MemoryNeed, activation_bytes, learner_memory, moment_bytes
 from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
 from skerry.settings.models import RunConfig
@@ -40,12 +41,15 @@ def known_of(
     fits = all(layer.head_dim % 8 == 0 and layer.head_dim <= FUSED_HEAD for layer in arch.layers)
     fused = width == 2 and arch.score_cap is None and fits
     frozen = leaf_specs_of(arch) if load.frozen else ()
-    loops = scanned(train.layers, arch.layers, adapters=bool(load.frozen))
+    adapters = bool(load.frozen)
+    loops: Loops = "none"
+    if scanned(train.layers, arch.layers, adapters=adapters):
+        loops = "made" if adapters or train.inner not in INNERS else "held"
     return {
         "held": held_elements(load.leaves, AXES, sizes),
         "moments": moment_bytes(train, load.leaves, AXES, sizes),
         "activations": activation_bytes(
-            arch, sizes, train, rows, seq, width=width, fused=fused, scanned=loops
+            arch, sizes, train, rows, seq, width=width, fused=fused, loops=loops
         ),
         "frozen": width * held_elements(frozen, AXES, sizes),
     }

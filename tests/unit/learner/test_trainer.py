@@ -110,19 +110,42 @@ def test_a_mixture_counts_the_tokens_that_taught_each_expert() -> None:
     assert all(np.array_equal(trainer.routed[name], before[name]) for name in units)
 
 
+def looped(layers: str, inner: str = "adamw") -> tuple[Trainer, Plan]:
+    """Return a trainer of three layers, by how a program has them."""
+    train = {"steps": 30, "lr": 1e-2, "warmup": 0.0, "inner": inner, "layers": layers}
+    config = RunConfig(
+        model=MODEL.model_copy(update={"layers": 3}),
+        data=DataConfig(batch=2, seq_len=16),
+        train=TrainConfig.model_validate(train),
+    )
+    model = build_model(config.model, config.train)
+    plan = fragments.plan(specs_of(model), 4)
+    return Trainer(model, config, plan), plan
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+@pytest.mark.parametrize("layers", ["unrolled", "scanned"])
+def test_moments_are_saved_by_leaf_however_layers_are_held(layers: str, inner: str) -> None:
+    before, after = looped(layers, inner)[0], looped("scanned", inner)[0]
+    for step in range(2):
+        before.step(batch(step), 0.1)
+    kind = before.moments_kind()
+    arrays = kind.named(before.moments)
+    assert shapes_in(arrays) == after.moments_kind().shapes
+    copied = kind.copying()(arrays)
+    after.restore_moments({name: np.array(copied[name]) for name in arrays})
+    held = after.moments_kind()
+    found = held.copying()(held.named(after.moments))
+    assert found.keys() == copied.keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, copied[name], name)
+
+
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_layers_in_a_loop_are_stacks_and_train_as_they_do_one_by_one(inner: str) -> None:
     found: list[list[NDArray[np.float32]]] = []
     for layers in ("unrolled", "scanned"):
-        train = {"steps": 30, "lr": 1e-2, "warmup": 0.0, "inner": inner, "layers": layers}
-        config = RunConfig(
-            model=MODEL.model_copy(update={"layers": 3}),
-            data=DataConfig(batch=2, seq_len=16),
-            train=TrainConfig.model_validate(train),
-        )
-        model = build_model(config.model, config.train)
-        plan = fragments.plan(specs_of(model), 4)
-        trainer = Trainer(model, config, plan)
+        trainer, plan = looped(layers, inner)
         assert any(leaf.ndim == 3 for leaf in trainer.state.params.values()) == (
             layers == "scanned"
         )
@@ -139,8 +162,8 @@ def test_layers_in_a_loop_are_stacks_and_train_as_they_do_one_by_one(inner: str)
         found.append(
             [*first, *moved, *(np.array(trainer.capture(f.index)) for f in plan.fragments)]
         )
-    for apart, looped in zip(*found, strict=True):  # Adam turns what is nothing but rounding
-        assert np.linalg.norm(looped - apart) < 0.01 * np.linalg.norm(apart)
+    for apart, stacked in zip(*found, strict=True):  # Adam turns what is nothing but rounding
+        assert np.linalg.norm(stacked - apart) < 0.01 * np.linalg.norm(apart)
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_says_so() -> None:

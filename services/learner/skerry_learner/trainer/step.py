@@ -127,7 +127,8 @@ def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformat
 
 def stacks_of(model: Model, config: TrainConfig) -> Stacks:
     """Return the model's stacks, if its optimizer treats a stack as the leaves that it holds."""
-    return getattr(model, "stacks", NO_STACKS) if config.inner in INNERS else NO_STACKS
+    found: Any = getattr(model, "stacks", NO_STACKS)
+    return found if config.inner in INNERS and isinstance(found, Mapping) else NO_STACKS
 
 
 def make_step(model: Model, config: TrainConfig, places: TrainState | None = None) -> StepFunction:

@@ -18,8 +18,9 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
+from skerry.client.inner_state import StateKind
 from skerry.client.jax_fragments import JaxFragments
-from skerry.client.jax_inner import restored
+from skerry.client.jax_inner import kind_of, restored
 from skerry.client.jax_processes import SharedFragments
 from skerry.client.peer import Deed
 from skerry.client.processes import LeadProcess
@@ -121,7 +122,7 @@ def memory_of(
             *shape,
             width=width,
             fused=decoder.fused,
-            scanned=decoder.scanned,
+            loops="held" if stacks_of(model, train) else "made" if decoder.scanned else "none",
         )
     need = learner_memory(
         cut.parameters,
@@ -225,6 +226,10 @@ class Trainer:
             self.routed = meshes.in_turn(_added(before, result.expert_tokens))
         return result
 
+    def moments_kind(self) -> StateKind:
+        """Return what a saver of the inner optimizer's state has to know."""
+        return kind_of(self.moments_like(), self._programs.stacks)
+
     def moments_like(self) -> Any:
         """Return the inner optimizer's state as shapes and dtypes, and where each tensor lies."""
         return jax.tree.map(
@@ -240,7 +245,7 @@ class Trainer:
         """
         self._say(Deed.RESTORE, *point)
         self.moments = None
-        self.moments = restored(self.moments_like(), tensors)
+        self.moments = restored(self.moments_like(), tensors, self._programs.stacks)
 
     def reset(self) -> None:
         """Fall back to the anchors with fresh moments, after the loss has diverged."""

@@ -156,10 +156,11 @@ def resting(root: Path = ROOT) -> list[RunFolder]:
     return [folder for _, folder in sorted(kept, key=lambda pair: -pair[0])]
 
 
-def shut(root: Path = ROOT) -> Path | None:
-    """Return a run's folder that this user may not look into, if there is one."""
-    with contextlib.suppress(OSError):
-        for path in (root, *sorted(root.iterdir())):
+def shut(run: str | None, root: Path = ROOT) -> Path | None:
+    """Return the folder of this run, or of any, that this user may not look into; None: none."""
+    runs = [root / run] if run else [*root.glob("*")]
+    for path in (root, *runs):
+        with contextlib.suppress(OSError):
             if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
                 return path
     return None
