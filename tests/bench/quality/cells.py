@@ -57,6 +57,19 @@ LARGE = Size(
     1.8,
 )
 """246 k parameters."""
+LARGEST = Size(
+    "largest",
+    (
+        "model.layers=4",
+        "model.d_model=144",
+        "model.heads=4",
+        "model.kv_heads=4",
+        "model.d_ff=384",
+        "train.lr=3e-3",
+    ),
+    1.95,
+)
+"""1.03 M parameters."""
 COMMON = (f"data.seq_len={SEQ_LEN}", "sync.delta_scheme=none", "sync.chunk_bytes=524288")
 """Global fragments are read whole, as most runs were made: experiments ``deltas`` and ``optimizer``
 say what deltas change. Chunks are as long as they were by default, which changes no result."""

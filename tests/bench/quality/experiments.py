@@ -13,7 +13,7 @@ from .cells import BATCH, LARGE, M_TOKENS, SMALL, Cell, Experiment, Size, mode_s
 from .distances import lateness
 from .fleets import failures, partition, scavenging, speeds
 from .lengths import inner, length
-from .optimizers import optimizer
+from .optimizers import growth, optimizer
 from .rhythms import average, muon_fleet, rhythm
 
 LESS = 3 * M_TOKENS // 4
@@ -32,6 +32,7 @@ def all_experiments() -> tuple[Experiment, ...]:
         length(),
         inner(),
         optimizer(),
+        growth(),
         rhythm(),
         average(),
         muon_fleet(),

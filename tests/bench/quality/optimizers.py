@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .cells import BATCH, LARGE, SEQ_LEN, SMALL, Cell, Experiment, Size
+from .cells import BATCH, LARGE, LARGEST, SEQ_LEN, SMALL, Cell, Experiment, Size
 
 SIZES = (2, 4, 8)
 """Numbers of learners (M)."""
 BIG = 4 * BATCH
 """Sequences a learner and step: 1,024 tokens, where learning rates say more than noise does."""
-STEPS = {SMALL: 4 * 576, LARGE: 4 * 1_200}
+STEPS = {SMALL: 4 * 576, LARGE: 4 * 1_200, LARGEST: 4 * 5_000}
 """Steps of one learner for twenty tokens for each parameter."""
 BEFORE = "data-parallel"
 OUTER = {
@@ -41,6 +41,12 @@ LARGE_RATES = {
 """What is tried of the large model with M = 4."""
 LARGE_BEST = "1.2e-2"
 """Its best rate with either optimizer, data-parallel."""
+GROWTH = {
+    SMALL: {BEST["muon", BEFORE][1]: (0, 1, 2)},
+    LARGE: {LARGE_BEST: (0, 1), "6e-3": (0,)},
+    LARGEST: {"6e-3": (0,), LARGE_BEST: (0,)},
+}
+"""Rates and seeds of four learners with Muon by the size of the model, the best rate first."""
 
 
 def optimizer() -> Experiment:
@@ -74,12 +80,41 @@ def optimizer() -> Experiment:
     )
 
 
+def growth() -> Experiment:
+    """Compare decoupled learners with Muon and data-parallel at three sizes of the model."""
+    cells = [
+        replace(
+            muon(4, mode=mode, size=size, rate=rate),
+            seeds=seeds,
+            against="" if mode == BEFORE else _key(size, "muon", BEFORE, next(iter(rates)), 4),
+        )
+        for size, rates in GROWTH.items()
+        for rate, seeds in rates.items()
+        for mode in (BEFORE, "direct")
+    ]
+    return Experiment(
+        name="size",
+        title="The size of the model",
+        question=(
+            "Does the gap to data-parallel with Muon grow with the model? M = 4, H = 24,"
+            f" {BIG * SEQ_LEN:,} tokens a learner and step, twenty for each parameter."
+        ),
+        cells=tuple(cells),
+        x="model",
+        series="mode",
+        notes=(
+            "Models of 117 k, 246 k and 1.03 M parameters, the first two also at the rates of `the"
+            " inner optimizer`. The slope is of each size's best line, over its pairs of runs."
+        ),
+    )
+
+
 def muon(m: int, *sets: str, mode: str = "direct", size: Size = SMALL, rate: str = "") -> Cell:
     """Return the cell of M learners with Muon, by default at its best rate, and with sets.
 
     ``mode`` may also be ``BEFORE``, which the others are compared with.
     """
-    best = LARGE_BEST if size is LARGE else BEST["muon", mode][SIZES.index(m)]
+    best = BEST["muon", mode][SIZES.index(m)] if size is SMALL else LARGE_BEST
     cell = _cell(size, "muon", mode, rate or best, m)
     return replace(cell, sets=(*cell.sets, *sets))
 

@@ -84,6 +84,21 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, student_t(n - 1) * statistics.stdev(values) / math.sqrt(n), n)
 
 
+def slope(points: Sequence[tuple[float, float]]) -> Estimate | None:
+    """Return the slope of the line through (x, y) by least squares, and its 95 % interval.
+
+    None for fewer than three points, or for one x alone.
+    """
+    n, x = len(points), statistics.fmean(x for x, _ in points) if points else 0.0
+    square = sum((at - x) ** 2 for at, _ in points)
+    if n < 3 or not square:
+        return None
+    line = statistics.linear_regression(*zip(*points, strict=True))
+    rest = sum((y - line.slope * at - line.intercept) ** 2 for at, y in points)
+    half = student_t(n - 2) * math.sqrt(rest / (n - 2) / square)
+    return Estimate(line.slope, half, n)
+
+
 def excess(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
     """Return by how many per cent our losses exceed theirs, over the seeds that both have.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from .cells import Cell
-from .samples import Estimate
+from .samples import Estimate, slope
 from .tables import Findings, effective_step
 
 
@@ -20,11 +22,12 @@ def verdicts(findings: Findings) -> list[str]:
         "speeds": _within_a_further,
         "muon-fleet": _within_a_further,
         "outer": _outer,
+        "size": _size,
     }
     # Those two compare runs that are no pairs.
     told = name in special and (findings.alike() or name not in {"batch", "outer"})
     found = list(special[name](findings)) if told else []
-    return found if name in {"batch", "quantisation"} else [*found, *_best(findings)]
+    return found if name in {"batch", "quantisation", "size"} else [*found, *_best(findings)]
 
 
 def judged(difference: Estimate, goal: float) -> str:
@@ -111,6 +114,29 @@ def _within_a_further(findings: Findings) -> Iterator[str]:
             continue
         said = ", ".join(f"{key} {text}" for key, text in cell.labels)
         yield f"By the defaults ({said}), at equal steps: {judged(difference, goal)}."
+
+
+def _size(findings: Findings) -> Iterator[str]:
+    """Say how the gap to data-parallel changes with the model's size.
+
+    Of each size by the line that is best at its first seed: others have fewer.
+    """
+    best: dict[str, tuple[float, Cell]] = {}
+    for cell in findings.experiment.cells:
+        loss, model = findings.losses(cell.key).get(min(cell.seeds)), dict(cell.labels)["model"]
+        if loss is not None and findings.excesses(cell):
+            best[model] = min(best.get(model, (loss, cell)), (loss, cell), key=itemgetter(0))
+    points = [
+        (math.log2(next(iter(findings.of(cell).values())).number("parameters")), more)
+        for _, cell in best.values()
+        for more in findings.excesses(cell)
+    ]
+    if (found := slope(points)) is not None:
+        yield (
+            "Each doubling of the parameters changes the gap by"
+            f" {found.text(2, sign=True)} points of a per cent ({found.n} pairs of runs):"
+            f" {'it does not grow' if found.high <= 0 else 'the interval leaves growth open'}."
+        )
 
 
 def _outer(findings: Findings) -> Iterator[str]:

@@ -14,6 +14,7 @@ from bench.quality.cells import Cell, Experiment
 from bench.quality.experiments import all_experiments, modes, outer, quantisation
 from bench.quality.fleets import failures, scavenging
 from bench.quality.lengths import length
+from bench.quality.optimizers import growth
 from bench.quality.report import stamp_defaults, write_report
 from bench.quality.samples import Estimate
 from bench.quality.store import Found
@@ -100,6 +101,26 @@ def test_modes_are_judged_by_their_goals() -> None:
     said = verdicts(gather(experiment, every(experiment, losses)))
     judged_ms = [line for line in said if line.startswith("Decoupled against data-parallel")]
     assert [line.rpartition(": ")[2] for line in judged_ms] == ["reached.", "missed.", "reached."]
+
+
+def test_the_slope_over_sizes_is_of_each_sizes_best_line() -> None:
+    experiment = growth()
+    before, *others = (
+        {cell.size.name: cell.key for cell in reversed(experiment.cells) if mode in cell.key}
+        for mode in ("data-parallel", "direct")
+    )
+    more = {"small": 1.06, "large": 1.04, "largest": 1.0}
+    losses = dict.fromkeys(before.values(), 2.0)
+    losses |= {key: 2.0 * more[name] for name, key in others[0].items()}
+    losses |= {cell.key: 2.5 for cell in experiment.cells if cell.key not in losses}
+    have = every(experiment, losses)
+    for cell in experiment.cells:
+        for seed in cell.seeds:
+            size = 2 ** {"small": 17, "large": 18, "largest": 20}[cell.size.name]
+            have[cell.scenario(seed).digest].result["parameters"] = size
+    (said,) = verdicts(gather(experiment, have))
+    assert "by -1.99 ± 0.02 points" in said
+    assert "(6 pairs of runs): it does not grow." in said
 
 
 def test_the_effective_step_is_that_of_the_formula() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench.quality.samples import Estimate, at, estimate, excess, first_below, student_t
+from bench.quality.samples import Estimate, at, estimate, excess, first_below, slope, student_t
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.995, 0.9995])
@@ -35,6 +35,20 @@ def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
         for found in (estimate(list(draw.normal(1.0, 0.3, 3))) for _ in range(4000))
     )
     assert held / 4000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_slope_has_the_interval_of_least_squares() -> None:
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+
+    points = [(17.0, 6.0), (17.0, 7.1), (18.0, 4.2), (18.0, 3.9), (20.0, 3.5)]
+    x, y = np.array(points).T
+    (wanted, _), spread = np.polyfit(x, y, 1, cov=True)
+    found = slope(points)
+    assert found is not None
+    assert found.mean == pytest.approx(wanted)
+    assert found.half == pytest.approx(stats.t.ppf(0.975, 3) * spread[0, 0] ** 0.5)
+    assert slope(points[:2]) is None
+    assert slope([(17.0, 1.0)] * 3) is None
 
 
 def test_pairs_remove_what_seeds_differ_by() -> None:
