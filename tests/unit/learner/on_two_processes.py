@@ -7,6 +7,7 @@ adopt must be what that one does, bit by bit.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,9 +22,10 @@ from skerry.client.jax_processes import Crew, SharedFragments
 from skerry.client.meeting import Group
 from skerry.models import mesh
 from skerry.models.base import build_model, leaves_by_name, specs_of
+from skerry.models.stacks import Stacks, places_of, stacked
 from skerry.settings.models import ModelConfig, SyncConfig, TrainConfig
 
-MODEL = ModelConfig(layers=1, d_model=64, heads=4, kv_heads=2, d_ff=128)
+MODEL = ModelConfig(layers=2, d_model=64, heads=4, kv_heads=2, d_ff=128)
 
 
 def drawn(seed: int, plan: Plan) -> list[Any]:
@@ -79,13 +81,22 @@ def compare_feedback(
 def main(address: str, process: str) -> None:
     group = Group(2, int(process), "", 0)
     with Crew(group, address, None, None).computing():
-        model = build_model(MODEL, TrainConfig())
+        model: Any = build_model(MODEL, TrainConfig.model_validate({"layers": sys.argv[4]}))
+        stacks: Stacks = model.stacks
         specs, sync = specs_of(model), SyncConfig(fragments=3)
         plan, names = fragments.plan(specs, 3), [spec.name for spec in specs]
         everywhere = mesh.shardings(model, specs, mesh.make_mesh(sys.argv[3]))
         here = [jax.sharding.SingleDeviceSharding(jax.local_devices()[0])] * len(specs)
+        places = places_of(dict(zip(names, everywhere, strict=True)), stacks)
         first = drawn(0, plan)
-        spread = JaxFragments(plan, sync, held(first, everywhere, names))
+
+        def on_all(leaves: list[Any]) -> Any:
+            named = held(leaves, everywhere, names)
+            like = jax.eval_shape(partial(stacked, stacks=stacks), named)
+            lying = {name: places[name] for name in like}
+            return jax.jit(partial(stacked, stacks=stacks), out_shardings=lying)(named)
+
+        spread = JaxFragments(plan, sync, on_all(first), stacks)
         alone = JaxFragments(plan, sync, held(first, here, names))
         shared = SharedFragments(spread, plan, sync)
         feedback = sync.model_copy(update={"contribution_scheme": "int2"})
@@ -96,11 +107,13 @@ def main(address: str, process: str) -> None:
                 shared.adopt(cut.index, vector)
                 alone.adopt(cut.index, vector.copy())
             moved = drawn(20 + round_, plan)
-            spread.params, alone.params = (held(moved, p, names) for p in (everywhere, here))
+            spread.params, alone.params = on_all(moved), held(moved, here, names)
             for cut in plan.fragments:
                 compare(cut, shared, alone)
                 compare_feedback(cut, owing, alone, owed)
-        for leaf, one in zip(*map(leaves_by_name, (spread.params, alone.params)), strict=True):
+        assert alone.params is not None
+        wanted = stacked(alone.params, stacks)
+        for leaf, one in zip(*map(leaves_by_name, (spread.params, wanted)), strict=True):
             for shard in leaf.addressable_shards:
                 np.testing.assert_array_equal(np.array(shard.data), np.array(one)[shard.index])
     print("equal")

@@ -15,8 +15,11 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.drill
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("layers", ["unrolled", "scanned"])
 @pytest.mark.parametrize("setting", ["auto", "data=2,fsdp=2,tensor=2"])
-def test_two_processes_hold_and_send_what_one_device_does_bit_by_bit(setting: str) -> None:
+def test_two_processes_hold_and_send_what_one_device_does_bit_by_bit(
+    setting: str, layers: str
+) -> None:
     devices = "--xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu", "PYTHONPATH": "."}
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -24,7 +27,7 @@ def test_two_processes_hold_and_send_what_one_device_does_bit_by_bit(setting: st
     script = Path(__file__).with_name("on_two_processes.py")
     started = [
         subprocess.Popen(
-            [sys.executable, script, address, process, setting],
+            [sys.executable, script, address, process, setting, layers],
             env=environment,
             cwd=ROOT,
             stdout=subprocess.PIPE,
