@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from skerry.algorithm.presets import INNERS
 from skerry.models.arch import Layer
 
 DEEP = 12
@@ -33,6 +34,11 @@ def scanned(setting: str, layers: Sequence[Layer], *, adapters: bool) -> bool:
         return setting == "scanned"
     blocks = sum(run.period for run in runs_of(layers))
     return not adapters and len(layers) >= DEEP and 2 * blocks <= len(layers)
+
+
+def trains_stacks(inner: str) -> bool:
+    """Return True if an inner optimizer trains a stack as the leaves in it; others get leaves."""
+    return inner in INNERS
 
 
 def apart(layers: Sequence[Layer]) -> list[Run]:

@@ -31,7 +31,8 @@ LOGITS = 1 << 27
 
 
 Loops: TypeAlias = Literal["none", "made", "held"]
-"""Layers that repeat: one by one, in loops over stacks that a step makes, or the learner holds."""
+"""How layers that repeat are computed: one by one, in loops over stacks that each step makes, or in
+loops over stacks that the learner holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,10 @@ def activation_bytes(
     """Estimate what a device holds for the gradient of one part of a batch, besides gradients.
 
     ``width`` is the bytes of a number in the model's arithmetic, ``fused`` says whether a kernel
-    computes attention without its scores in memory. What one block needs while its gradient is
-    computed comes on top of what every block keeps, and so do the loss with the head's gradient,
-    not yet spread, and the matrices that fsdp gathers. The numbers are fitted to what XLA holds on
-    CPUs (docs/results/memory.md).
+    computes attention without its scores in memory, ``loops`` how layers that repeat are
+    computed. What one block needs while its gradient is computed comes on top of what every block
+    keeps, and so do the loss with the head's gradient, not yet spread, and the matrices that fsdp
+    gathers. The numbers are fitted to what XLA holds on CPUs (docs/results/memory.md).
     """
     rows = batch / train.accumulate / sizes.rows
     tokens = rows * seq

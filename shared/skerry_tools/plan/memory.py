@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from skerry.algorithm.presets import INNERS
 from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes, held_elements
-from skerry.models.layers import scanned
+from skerry.models.layers import scanned, trains_stacks
 from skerry.models.memory import Loops, MemoryNeed, activation_bytes, learner_memory, moment_bytes
 from skerry.models.names import AXES
 from skerry.models.tensors import leaf_specs_of
@@ -44,7 +43,7 @@ def known_of(
     adapters = bool(load.frozen)
     loops: Loops = "none"
     if scanned(train.layers, arch.layers, adapters=adapters):
-        loops = "made" if adapters or train.inner not in INNERS else "held"
+        loops = "held" if trains_stacks(train.inner) and not adapters else "made"
     return {
         "held": held_elements(load.leaves, AXES, sizes),
         "moments": moment_bytes(train, load.leaves, AXES, sizes),

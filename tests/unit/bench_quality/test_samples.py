@@ -10,14 +10,14 @@ from bench.quality.samples import Estimate, at, estimate, excess, first_below, s
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.995, 0.9995])
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 17, 30, 99])
 def test_quantiles_are_those_of_students_t(degrees: int, level: float) -> None:
-    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs] - it has none
 
     expected = stats.t.ppf((1 + level) / 2, degrees)
     assert student_t(degrees, level) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_lowest_of_several_has_a_wider_interval() -> None:
-    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs] - it has none
 
     found = estimate([-1.0, -1.2, -0.9])
     assert found.half is not None
@@ -38,7 +38,7 @@ def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
 
 
 def test_a_slope_has_the_interval_of_least_squares() -> None:
-    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs] - it has none
 
     points = [(17.0, 6.0), (17.0, 7.1), (18.0, 4.2), (18.0, 3.9), (20.0, 3.5)]
     x, y = np.array(points).T

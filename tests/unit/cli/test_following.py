@@ -72,8 +72,7 @@ async def test_the_newest_round_is_as_old_as_the_broker_says_whatever_its_syncer
 
 async def test_a_learner_whose_clock_is_years_behind_is_alive_at_a_single_look() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
-    told = pulse("late", sent_ns=1)
-    await scripted.bus.publish(Subjects("run").pulse("late"), encode(told))
+    await scripted.bus.publish(Subjects("run").pulse("late"), encode(pulse("late", sent_ns=1)))
     rows = (await read_model(scripted.bus, "run")).snapshot().report.learners
     assert [row.liveness for row in rows if row.name == "late"] == [Liveness.ALIVE]
 

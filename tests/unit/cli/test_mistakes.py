@@ -81,6 +81,7 @@ MISTAKES = [
     ("config show nowhere.toml", "No such file"),
     ("up --config broken.toml", "is not valid TOML"),
     ("lab nowhere.toml", "No such file"),
+    ("plan --params -5B", "plan.parameters (from the command line)"),
     ("plan --params 12X", 'such as 12e9 or "12B"'),
     ("plan --bandwidth 3", "about --regions"),
     ("simulate nowhere", "neither shipped nor a file"),

@@ -157,8 +157,8 @@ def test_a_refusal_is_as_old_as_its_arrival_whatever_other_clocks_say(
     model: RunModel, clock: Clock, off_s: float
 ) -> None:
     refusals = (refused(learner="a"), refused(RefusalCause.GENESIS, "c"))
-    told = closed(2, clock.now_s + off_s, refused=refusals)
-    model.take(as_seen(told, clock.now_s, 2, clock.now_s + off_s))
+    round_ = closed(2, clock.now_s + off_s, refused=refusals)
+    model.take(as_seen(round_, clock.now_s, 2, clock.now_s + off_s))
     assert model.history.lately.refused(clock.now_s + RECENT_S - 1) == {"too_stale": 1}
     assert model.history.lately.refused(clock.now_s + RECENT_S + 1) == {}
 
@@ -175,9 +175,10 @@ def test_a_round_of_before_we_watched_is_as_old_as_the_broker_says(
 
 
 def test_a_commit_is_counted_once_whatever_is_read_again(model: RunModel, clock: Clock) -> None:
-    told = closed(2, clock.now_s, consumed=(consumed(tokens=500),), refused=(refused(learner="b"),))
+    changes = {"consumed": (consumed(tokens=500),), "refused": (refused(learner="b"),)}
+    round_ = closed(2, clock.now_s, **changes)
     for _ in range(2):
-        model.take(as_seen(told, clock.now_s, 7))
+        model.take(as_seen(round_, clock.now_s, 7))
     assert (model.view.rounds, model.view.refused) == (1, {"too_stale": 1})
     (held,) = model.history.curves.run.bins.values()
     assert (held.tokens, held.loss, held.rounds) == (500.0, 2.0, 1)

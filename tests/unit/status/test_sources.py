@@ -142,7 +142,7 @@ async def test_history_is_as_old_as_the_broker_says_whatever_its_senders_clock_s
     await bus.publish(NAMES.commit(0), encode(replace(COMMIT, closed_ns=ns(9 * STORED_S))))
     reading = Sources(bus, RUN, MessageCounts(), P, lambda: STORED_S + 1.0)
     (pulsed,) = await reading.newest(Pulse)
-    (committed,) = [told async for told in reading.stored(Commit)]
+    (committed,) = [seen async for seen in reading.stored(Commit)]
     assert (pulsed.at_s, committed.at_s) == (STORED_S, STORED_S)
 
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 
-from skerry.algorithm.presets import INNERS
 from skerry.algorithm.rates import learning_rate
 from skerry.models.base import Batch, Frozen, Model, Params, batch_loss, specs_of, whole
+from skerry.models.layers import trains_stacks
 from skerry.models.mesh import copied
 from skerry.models.stacks import NO_STACKS, Stacks
 from skerry.settings.models import TrainConfig
@@ -126,9 +126,9 @@ def optimizer_of(model: Model, config: TrainConfig) -> optax.GradientTransformat
 
 
 def stacks_of(model: Model, config: TrainConfig) -> Stacks:
-    """Return the model's stacks, if its optimizer treats a stack as the leaves that it holds."""
+    """Return the model's stacks, if its inner optimizer can train them."""
     found: Any = getattr(model, "stacks", NO_STACKS)
-    return found if config.inner in INNERS and isinstance(found, Mapping) else NO_STACKS
+    return found if trains_stacks(config.inner) and isinstance(found, Mapping) else NO_STACKS
 
 
 def make_step(model: Model, config: TrainConfig, places: TrainState | None = None) -> StepFunction:
