@@ -284,9 +284,13 @@ def the_formula_is_what_a_step_takes() -> None:
 
     On a CPU blocks keep all that they compute, whatever ``remat`` says: that is not compared.
     """
-    data = DataConfig(batch=32, seq_len=128)
-    config = config_of(width=128).model_copy(update={"data": data})
-    for setting in ("fsdp=8", "data=2,fsdp=4"):
+    for setting, layers, how, rows in (
+        ("fsdp=8", 2, "unrolled", (32, 128)),
+        ("data=2,fsdp=4", 2, "unrolled", (32, 128)),
+        ("fsdp=8", 24, "scanned", (8, 16)),
+    ):
+        data = DataConfig(batch=rows[0], seq_len=rows[1])
+        config = config_of(layers=layers, width=128, how=how).model_copy(update={"data": data})
         model, on = build_model(config.model, config.train), mesh.make_mesh(setting)
         programs = Programs.of(model, config, on)
         need, places = programs.need, programs.places
@@ -297,8 +301,9 @@ def the_formula_is_what_a_step_takes() -> None:
             TrainState(shapes, moments),
             places,
         )
-        rows = jax.ShapeDtypeStruct((32, 129), np.int32, sharding=mesh.by_rows(on))
-        lowered = programs.step.lower(state, {"tokens": rows}, np.float32(0), np.float32(1))
+        shape = data.batch, data.seq_len + 1
+        tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=mesh.by_rows(on))
+        lowered = programs.step.lower(state, {"tokens": tokens}, np.float32(0), np.float32(1))
         found: Any = lowered.compile().memory_analysis()
         wanted = need.gradients + need.activations
         assert abs(found.temp_size_in_bytes / wanted - 1) < 0.2, (found, need)
