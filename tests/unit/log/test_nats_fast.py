@@ -90,6 +90,40 @@ async def test_all_that_is_sent_arrives_in_order_though_the_reader_is_slow() -> 
         assert first + second + await everything(transport) == sent
 
 
+async def test_views_among_lines_are_written_in_their_place() -> None:
+    pieces: list[bytes | memoryview] = [b"head", memoryview(bytes(range(250)) * 20_000), b"\r\n"]
+    pieces += [b"next", memoryview(b"x")]
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def hear(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        heard.set_result(await reader.readexactly(sum(map(len, pieces))))
+
+    async with connected(hear) as transport:
+        transport.writelines(pieces)
+        assert await heard == b"".join(pieces)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["Nats-Msg-Id", "traceparent"]), st.text(max_size=20)),
+    st.integers(fast.LARGE_BYTES - 1, fast.LARGE_BYTES + 1),
+)
+async def test_a_message_is_sent_byte_by_byte_as_nats_py_sends_it(
+    headers: dict[str, str], size: int
+) -> None:
+    clients: list[Any] = [Client(), fast.FastClient()]
+    for client in clients:
+        await client._send_publish("a.b", "back", bytes(size), size, headers or None)
+    theirs, ours = clients
+    assert b"".join(ours._pending) == b"".join(theirs._pending)
+    assert (ours._pending_data_size, ours.stats) == (theirs._pending_data_size, theirs.stats)
+
+
+async def test_a_large_payload_is_sent_from_where_it_is() -> None:
+    client, payload = cast("Any", fast.FastClient()), bytes(fast.LARGE_BYTES)
+    await client._send_publish("a.b", "", payload, len(payload), {"Nats-Msg-Id": "1"})
+    assert [piece.obj for piece in client._pending if isinstance(piece, memoryview)] == [payload]
+
+
 async def test_what_was_read_stays_until_the_next_reading_whatever_comes() -> None:
     incoming = Incoming()
 
