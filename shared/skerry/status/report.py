@@ -389,7 +389,8 @@ def _eta(
     tokens_s = left / rate if rate else math.inf
     sooner_s = min(time_s, tokens_s if left > 0 else 0.0)
     timed = sooner_s < steps_s
-    if view.finished or (rows and all(row.phase in ENDED for row in rows)):
+    phases = {row.phase for row in rows}
+    if view.finished or LearnerPhase.FINISHED in phases <= ENDED:  # not where all were stopped
         return 0.0, timed
     ends_s = steps_s if view.started_s is None else min(steps_s, sooner_s)
     return (max(0.0, ends_s) if math.isfinite(ends_s) else None), timed

@@ -312,6 +312,15 @@ def test_the_eta_is_unknown_before_the_first_step() -> None:
     assert reported(1, (0, joined())).run.eta_s is None
 
 
+@pytest.mark.parametrize(("last", "eta_s"), [("finished", 0.0), ("stopped", None)])
+def test_learners_that_were_stopped_do_not_say_that_a_run_is_over(
+    last: str, eta_s: float | None
+) -> None:
+    gone = (10.5, beat(10.5, 100, phase=LearnerPhase.STOPPED))
+    other = (10.5, beat(10.5, 100, "b", phase=LearnerPhase(last)))
+    assert reported(11, *training(10), *training(10, "b"), gone, other).run.eta_s == eta_s
+
+
 def test_a_finished_run_stands_still() -> None:
     record = run_record("r", created_ns=at_ns(0), state=RunState.FINISHED)
     run = reported(999, (0, joined()), *training(10), (10, closed(0, 2, 10)), (10, record)).run
