@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -303,9 +304,29 @@ def test_batches_go_on_behind_those_that_were_used_and_begin_again(
                 break
         assert seen == [10, 11, 12, 10, 11]
         assert island.cursor == 5 * BATCH
-        assert next(iter(island.batches(lambda cursor: iter([cursor])))) == 0
+        assert next(iter(island.batches(lambda cursor: iter([cursor])))) == 5 * BATCH
         with pytest.raises(ConfigError, match="gives no batch"):
             next(iter(island.batches([])))
+
+
+def test_batches_are_read_in_parts_and_each_by_as_many_steps_as_the_loop_takes(
+    syncer: None, asked: dict[str, Any]
+) -> None:
+    loader = iter(range(10, 20))
+    with skerry.join(params=initial(), **asked) as island:
+        params, seen, cursors = island.params, list[int](), list[int]()
+        for steps in (1, 3):
+            for batch in islice(island.batches(loader), 2):
+                seen.append(batch)
+                for _ in range(steps):
+                    params = island.step(params, tokens=1, loss=0.0)
+                cursors.append(island.cursor)
+        seen += islice(island.batches(loader), 2)  # two batches make one step
+        params = island.step(params, tokens=1, loss=0.0)
+        assert seen == [10, 11, 12, 13, 14, 15]
+        assert [*cursors, island.cursor] == [BATCH * used for used in (1, 2, 3, 4, 6)]
+        island.step(params, tokens=1, loss=0.0)
+        assert island.cursor == 7 * BATCH, "a loop without batches uses some in each step"
 
 
 def test_the_optimizers_state_is_there_again_after_a_restart(

@@ -17,7 +17,7 @@ CONFIG: Mapping[str, Any] = {
     "log": {"window_bytes": 64 * 1024**2},
     "liveness": {"pulse_s": 0.05},
 }
-ENDLESS = {**CONFIG, "train": {"steps": 10_000_000}}
+ENDLESS = {**CONFIG, "train": {"steps": 10_000_000, "inner_max_age_steps": 10_000_000}}
 
 
 def violations(thread: LoopThread, url: str, run: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from skerry.data.corpus import load_corpus
@@ -18,19 +18,34 @@ Batch = TypeVar("Batch")
 Loader: TypeAlias = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 
 
-def from_cursor(loader: Loader[Batch], cursor: int, each: int) -> Iterator[Batch]:
-    """Iterate over a loader of ``each`` sequences a batch from a cursor on."""
+def from_cursor(
+    loader: Loader[Batch], cursor: int, each: int, *, begun: bool = False
+) -> Iterator[Batch]:
+    """Iterate over a loader of ``each`` sequences a batch from a cursor on.
+
+    An iterator that was ``begun`` before goes on where it is. A loader that gives nothing a second
+    time ends, as an iterator does.
+    """
     at = cursor // each
     if callable(loader):
         return iter(loader(cursor))
     batches = iter(loader)
     if batches is loader:  # it has no second time
-        return islice(batches, at, None)
+        return islice(batches, 0 if begun else at, None)
     first = list(islice(batches, 1))
     if not first:
         msg = "The loader gives no batch: check what it reads."
         raise ConfigError(msg)
-    return islice(chain(first, batches, chain.from_iterable(repeat(loader))), at, None)
+    return islice(chain(first, batches, _again(loader)), at, None)
+
+
+def _again(loader: Iterable[Batch]) -> Iterator[Batch]:
+    given = True
+    while given:
+        given = False
+        for batch in loader:
+            given = True
+            yield batch
 
 
 def of_run(config: RunConfig, shard: int, cursor: int) -> Iterator[Prefetched]:
@@ -55,21 +70,24 @@ class Reading(Protocol):
     @property
     def shard(self) -> int: ...
     @property
-    def start(self) -> int: ...
+    def cursor(self) -> int: ...
     @property
     def done(self) -> bool: ...
 
 
-def until_done(island: Reading, loader: Loader[Any] | None) -> Iterator[tuple[int, Any]]:
+def until_done(
+    island: Reading, loader: Loader[Any] | None, *, begun: bool = False
+) -> Iterator[tuple[int, Any]]:
     """Yield batches from where this learner's data goes on, each with the cursor behind it.
 
     ``loader`` is called with the cursor to begin at, or is iterated over from its beginning, again
-    and again where it can be, with the batches that were used left out. Without one they are of
-    this learner's part of the run's data. They end with the run.
+    and again where it can be, with the batches that were used left out; an iterator that was
+    ``begun`` here has none of them. Without one they are of this learner's part of the run's data.
+    They end with the run.
     """
-    each, at = island.config.data.batch, island.start
+    each, at = island.config.data.batch, island.cursor
     own = partial(of_run, island.config, island.shard)
-    for batch in from_cursor(own if loader is None else loader, at, each):
+    for batch in from_cursor(own if loader is None else loader, at, each, begun=begun):
         if island.done:
             return
         at += each

@@ -140,7 +140,7 @@ class JoinedIsland:
     """One learner of a run, for as long as a ``with`` block lasts, or its first process.
 
     Errors of the network's thread are raised at the next step boundary. ``read_to`` is how far the
-    next step's batch has used the data, where that is known.
+    loop's batches have used the data, where it ``reads`` them or did since its last step.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class JoinedIsland:
         origin: Origin,
         lead: LeadProcess | None,
     ) -> None:
-        self.read_to: int | None = None
+        self.read_to, self.reads = 0, False
         self._local = local
         self._island = island
         self._serving = serving
@@ -229,7 +229,8 @@ class JoinedIsland:
 
         Nothing here waits, but in a blocking mode. ``tokens`` are those that the step trained on,
         ``loss`` its mean loss, a number or a scalar that may still be computed; ``cursor`` is how
-        far the data is used, in sequences; by default each step takes ``data.batch`` of them.
+        far the data is used, in sequences; by default as far as ``batches`` has read it, and
+        without these each step takes ``data.batch`` of them.
         ``routed`` counts the tokens that reached each unit of a stack so far. ``state`` gives the
         optimizer's state, to be saved when a save is due.
 
@@ -280,8 +281,9 @@ class JoinedIsland:
     def _cursor_after(self, cursor: int | None) -> int:
         now = self._island.now.cursor
         if cursor is None:
-            cursor, self.read_to = self.read_to, None
-        after = now + self.config.data.batch if cursor is None else whole_number(cursor)
+            cursor = max(self.read_to, now)
+            cursor += 0 if self.reads or cursor > now else self.config.data.batch
+        after = whole_number(cursor)
         if after is None or after < now:
             msg = f"The cursor counts the sequences used so far, {now} or more: not {cursor!r}."
             raise ConfigError(msg)

@@ -137,6 +137,7 @@ class LoopIsland(StandingView):
         self._standing: Standing | None = None
         self._around, self._leaving = ExitStack(), ExitStack()
         self._left = False
+        self._begun: Any = None
 
     def __enter__(self) -> Self:
         self._left = False
@@ -182,11 +183,20 @@ class LoopIsland(StandingView):
     @overload
     def batches(self, loader: Loader[Batch]) -> Iterator[Batch]: ...
     def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
-        """Yield each process's batches until the run is over, as ``batches.until_done`` says."""
-        for cursor, batch in until_done(self, loader):
-            if self._joined is not None:
-                self._joined.read_to = cursor
-            yield batch
+        """Yield each process's batches until the run is over, as ``batches.until_done`` says.
+
+        While they are read, steps use the data as far as it was read, however many of them.
+        """
+        joined, begun = self._joined, loader is not None and loader is self._begun
+        self._begun = loader
+        try:
+            for cursor, batch in until_done(self, loader, begun=begun):
+                if joined is not None:
+                    joined.read_to, joined.reads = cursor, True
+                yield batch
+        finally:
+            if joined is not None:
+                joined.reads = False
 
     @property
     def _lead(self) -> JoinedIsland:

@@ -19,3 +19,20 @@ def test_a_loader_begins_once_for_each_time_that_it_is_read() -> None:
     batches = from_cursor(Loader(), 4, 4)
     assert list(islice(batches, 4)) == [1, 2, 0, 1]
     assert len(begun) == 2
+
+
+def test_a_loader_that_gives_nothing_a_second_time_ends() -> None:
+    class Once:
+        def __init__(self) -> None:
+            self.left = iter(range(3))
+
+        def __iter__(self) -> Iterator[int]:
+            yield from self.left
+
+    assert list(from_cursor(Once(), 4, 4)) == [1, 2]
+
+
+def test_nothing_of_an_iterator_that_was_begun_is_left_out() -> None:
+    loader = iter(range(4))
+    assert next(from_cursor(loader, 4, 4)) == 1
+    assert list(from_cursor(loader, 8, 4, begun=True)) == [2, 3]
