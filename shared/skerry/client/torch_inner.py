@@ -30,7 +30,10 @@ def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
         return all(
             entry[:1] == [type(optimizer).__name__]
             and len(entry) >= 4
-            and (shape == () or (shape, entry[4:]) == (shapes.get(entry[1]), places.get(entry[1])))
+            and (shape == () or entry[4:] == places.get(entry[1]))
+            and (
+                not entry[4:] or shape == shapes.get(entry[1])
+            )  # of a part only what is cut as it is
             and isinstance(getattr(torch, entry[3], None), torch.dtype)
             for entry, (shape, _) in ((name.split("|"), about) for name, about in found.items())
         )

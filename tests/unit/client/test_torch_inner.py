@@ -42,3 +42,25 @@ def test_a_state_that_cannot_be_saved_whole_is_not_saved() -> None:
     momentum = optimizer.state[model.weight]["exp_avg"]
     optimizer.state[model.weight]["exp_avg"] = momentum.as_subclass(Quantised)
     assert torch_inner.state_of(optimizer, model) == {}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adafactor])
+def test_a_saved_state_fits_and_is_given_back_in_the_shapes_that_its_optimizer_keeps(
+    kind: Any,
+) -> None:
+    optimizer, model = stepped(kind)
+    about, state = torch_inner.kind_of(optimizer, model), torch_inner.state_of(optimizer, model)
+    assert about.fits(about.described(state))
+    again = kind(model.parameters(), lr=0.1)
+    torch_inner.restore(again, model, about.handed(state))
+    restored = torch_inner.state_of(again, model)
+    assert {name: value.tolist() for name, value in restored.items()} == {
+        name: value.tolist() for name, value in state.items()
+    }
+
+
+def test_a_state_of_a_parameter_that_is_unknown_or_was_cut_otherwise_does_not_fit() -> None:
+    about = torch_inner.kind_of(*stepped(torch.optim.AdamW))
+    assert about.fits({"AdamW|weight|exp_avg|float32": ((2, 3), "float32")})
+    assert not about.fits({"AdamW|other|exp_avg|float32": ((2, 3), "float32")})
+    assert not about.fits({"AdamW|weight|exp_avg|float32|0": ((2, 3), "float32")})
