@@ -233,7 +233,7 @@ def test_no_broker_is_one_sentence() -> None:
         ({"params": {"w": jnp.zeros((2,), jnp.int32)}}, "float32"),
         ({"params": {}}, "empty"),
         ({"params": jax.eval_shape(initial)}, r"layer\.bias has no values \(ShapeDtypeStruct\)"),
-        ({"params": {"w": donated(jnp.zeros((2,)))}}, r"no values \(donated float32 \[2\]\)"),
+        ({"params": {"w": donated(jnp.zeros((2,)))}}, r"no values \(donated float32 \[2\] on"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_before_anything_is_connected(
@@ -259,12 +259,15 @@ def test_claims_that_the_run_rules_out_are_refused_where_they_are_made(
 @pytest.mark.parametrize(
     ("change", "about"),
     [
-        (lambda w: w.T, r"layer\.w is float32 \[20, 15\] in the run, and float32 \[15, 20\]"),
+        (
+            lambda w: w.T,
+            r"layer\.w is float32 \[20, 15\] on \S+ in the run, and float32 \[15, 20\]",
+        ),
         (lambda w: w.astype(jnp.bfloat16), r"bfloat16 \[20, 15\]"),
         (np.array, "ndarray"),
         (lambda _: None, "missing"),
         (donated, "donated float32"),
-        (lambda w: [w], r"layer\.w is float32 \[20, 15\] in the run, and missing"),
+        (lambda w: [w], r"layer\.w is float32 \[20, 15\] on \S+ in the run, and missing"),
     ],
 )
 def test_a_step_with_another_tree_than_the_runs_is_refused_at_once(
@@ -290,6 +293,9 @@ def test_a_learner_that_has_left_joins_again_with_the_values_of_the_log(
         stale = initial(9.0)
         assert weights(island.step(stale, tokens=1, loss=0.0)).max() == 0.0
         assert island.cursor == 0
+        donated(island.params["layer"]["w"])
+    with pytest.raises(ModelError, match=r"layer\.w has no values"), learner:
+        pass
 
 
 def test_batches_go_on_behind_those_that_were_used_and_begin_again(

@@ -77,22 +77,23 @@ class DeviceVector:
         return vector if dtype is None else vector.astype(dtype, copy=False)
 
 
-Kind: TypeAlias = tuple[bool, Any, tuple[int, ...]] | str
-"""Of an array: whether it was donated, its dtype and its shape. Of anything else, such as what
-``jit`` traces: the name of its type."""
+Kind: TypeAlias = tuple[bool, Any, tuple[int, ...], set[Any]] | str
+"""Of an array: whether it was donated, its dtype, its shape and its devices. Of anything else, such
+as what ``jit`` traces: the name of its type."""
 
 
 def _kind(leaf: Any) -> Kind:
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return type(leaf).__name__
-    return leaf.is_deleted(), leaf.dtype, leaf.shape
+    return leaf.is_deleted(), leaf.dtype, leaf.shape, leaf.sharding.device_set
 
 
 def _said(kind: Kind | None) -> str:
     if kind is None or isinstance(kind, str):
         return kind or "missing"
-    donated, dtype, shape = kind
-    return f"{'donated ' * donated}{dtype} {list(shape)}"
+    donated, dtype, shape, devices = kind
+    lies = ", ".join(sorted(map(str, devices)))
+    return f"{'donated ' * donated}{dtype} {list(shape)} on {lies:.80}"
 
 
 def check_values(params: Params) -> None:
@@ -254,7 +255,10 @@ class JaxFragments:
                 before, now = (_said(kinds.get(name)) for kinds in (self._kinds, found))
                 about = f"Parameter {name} is {before} in the run, and {now} in this step"
                 break
-            msg = f"{about}: call step outside of jit, with arrays in a tree like that of join."
+            msg = (
+                f"{about}: call step outside of jit, with arrays in a tree like that of join,"
+                " on the same devices."
+            )
             raise ModelError(msg)
         self.params = in_turn(params)
 

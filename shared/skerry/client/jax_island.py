@@ -133,6 +133,7 @@ class JaxIsland(LoopIsland):
         It is committed to its devices, as what is adopted is: so programs are compiled once.
         """
         given = self._held.params if self._given is None else self._given  # None: it joins again
+        check_values(given)
         copies = jax.tree.map(lambda leaf: in_turn(jnp.copy(leaf)), given)
         held: Params = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), copies)
         self._held = JaxFragments(plan, config.sync, held)
