@@ -20,16 +20,27 @@ def momentum(optimizer: Any) -> float:
     return sum(float(part.double().sum()) for part in held)
 
 
-def evaluate(model: Any) -> None:
+def evaluate(model: Any) -> Any:
     """Run a pass without gradients, after which FSDP leaves the root's parameters gathered."""
     with torch.no_grad():
-        model(torch.zeros(1, 20))
+        return model(torch.ones(1, 20))
+
+
+def computes_with_what_it_holds(model: Any) -> bool:
+    """Return True if a pass takes the parameters that a checkpoint would."""
+    computed, whole = evaluate(model), layers()
+    whole.load_state_dict({name: part.full_tensor() for name, part in model.state_dict().items()})
+    return torch.equal(computed, evaluate(whole))
+
+
+def layers() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(20, 15), torch.nn.Linear(15, 1))
 
 
 def main(url: str, run: str, store: str, config: str, rank: str) -> None:
     distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=2)
     torch.manual_seed(int(rank))  # the first process's values count
-    model: Any = torch.nn.Sequential(torch.nn.Linear(20, 15), torch.nn.Linear(15, 1))
+    model = layers()
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1)
     evaluate(model)
@@ -44,6 +55,8 @@ def main(url: str, run: str, store: str, config: str, rank: str) -> None:
             optimizer.step()
             evaluate(model)
             island.step(tokens=16, loss=1.0)
+        evaluate(model)
+    print(f"computes with what it holds: {computes_with_what_it_holds(model)}", flush=True)
     whole = model[0].weight.full_tensor()
     close = int(((whole - 1.0).abs() < 0.1).all(dim=1).sum())
     print(f"ends after {island.cursor} with {close} rows close to the goal", flush=True)

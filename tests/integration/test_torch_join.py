@@ -291,6 +291,7 @@ def test_two_processes_of_a_sharded_module_are_one_learner(
     with ranks(shared_nats.url, run_id, tmp_path / "ranks", dict(CONFIG)) as both:
         assert both.ended() == [0, 0], both.said()
         assert both.said("ends") == [["ends after 80 with 15 rows close to the goal"]] * 2
+        assert both.said("computes") == [["computes with what it holds: True"]] * 2
     assert violations(thread, shared_nats.url, run_id) == ()
 
 

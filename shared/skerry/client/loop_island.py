@@ -140,10 +140,14 @@ class LoopIsland(StandingView):
         self._begun: Any = None
 
     def __enter__(self) -> Self:
+        if self._left and self._process is not None:
+            msg = "This learner's processes have parted: call join again, in each of them."
+            raise ConfigError(msg)
         self._left = False
         try:
             self._at_boundary(self._join)
         except BaseException as error:
+            self._left = True
             self._end(error)
             raise
         return self

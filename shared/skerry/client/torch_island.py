@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -82,6 +83,7 @@ class TorchIsland(LoopIsland):
 
     def __enter__(self) -> Self:
         """Join, and go on with the optimizer's state that an earlier start has saved."""
+        reshard(self._sharded)
         super().__enter__()
         if self._optimizer is None:
             return self
@@ -93,6 +95,16 @@ class TorchIsland(LoopIsland):
             self.__exit__(*sys.exc_info())
             raise
         return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave, and adopt what is still to come."""
+        reshard(self._sharded)
+        super().__exit__(kind, error, trace)
 
     def step(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,11 +14,12 @@ import structlog
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client.inner_file import Origin, Saved, write_file
 from skerry.client.inner_state import StateKind, shapes_in
-from skerry.client.loop_island import Follower, Obey
+from skerry.client.joined import JoinedIsland, Joining
+from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, LeadProcess
 from skerry.client.standing import Standing
-from skerry.errors import RunMismatch, SkerryError
+from skerry.errors import ConfigError, RunFinished, RunMismatch, SkerryError
 from skerry.settings import loading
 from skerry.settings.local import LearnerSettings, LocalSettings, Settings
 from skerry.settings.models import RunConfig
@@ -92,6 +93,20 @@ def test_a_process_whose_first_one_has_left_says_so(scene: Scene) -> None:
     scene.lead.close()
     with pytest.raises(SkerryError, match="has left its block"):
         scene.follower.follow()
+
+
+def test_processes_that_have_parted_are_told_to_join_anew() -> None:
+    class Refused:
+        def join(self, _: object) -> JoinedIsland:
+            msg = "finished"
+            raise RunFinished(msg)
+
+    with joined() as (lead, _process, _connection, _lost):
+        island = LoopIsland(cast("Joining", Refused()), lead, None)
+        with pytest.raises(RunFinished), island:
+            pass
+        with pytest.raises(ConfigError, match="call join again, in each of them"), island:
+            pass
 
 
 def test_a_process_restores_and_saves_its_own_part(scene: Scene, tmp_path: Path) -> None:
