@@ -87,8 +87,11 @@ def until_done(
     """
     each, at = island.config.data.batch, island.cursor
     own = partial(of_run, island.config, island.shard)
-    for batch in from_cursor(own if loader is None else loader, at, each, begun=begun):
-        if island.done:
+    batches = from_cursor(own if loader is None else loader, at, each, begun=begun)
+    ended = object()
+    while not island.done:  # else a loader that waits for its data would hold up the run's end
+        batch = next(batches, ended)
+        if batch is ended or island.done:
             return
         at += each
         yield at, batch
