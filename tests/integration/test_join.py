@@ -298,6 +298,15 @@ def test_a_learner_that_has_left_joins_again_with_the_values_of_the_log(
         pass
 
 
+def test_a_loop_that_forbids_transfers_answers_and_adopts(
+    syncer: None, asked: dict[str, Any]
+) -> None:
+    with skerry.join(params=initial(), **asked) as island, jax.transfer_guard("disallow"):
+        params = island.params
+        while min(island.versions) < 2:
+            params = island.step(params, tokens=1, loss=0.0)
+
+
 def test_batches_go_on_behind_those_that_were_used_and_begin_again(
     syncer: None, asked: dict[str, Any]
 ) -> None:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.support.several import Several
 
 torch: Any = pytest.importorskip("torch")
 skerry_torch: Any = pytest.importorskip("skerry.torch")
+PendingLoss: Any = pytest.importorskip("skerry.client.torch_island").PendingLoss
 torch.set_num_threads(1)
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(120), pytest.mark.usefixtures("quiet")]
@@ -92,6 +94,19 @@ def test_what_is_no_number_is_refused_at_its_step_and_no_step_is_taken_after_the
                 island.step(tokens=3, loss=loss)
     with pytest.raises(ConfigError, match="has left its run"):
         island.step(tokens=3, loss=1.0)
+
+
+def test_a_loss_on_a_device_is_read_on_the_host_whatever_the_default_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here no device is needed: the copy and its event are made on the host."""
+    done = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
+    stream = SimpleNamespace(record_event=lambda: done)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda host: host)
+    loss = torch.tensor([2.5])
+    with torch.device("meta"):
+        assert float(PendingLoss(loss)) == 2.5
 
 
 def replace_a_parameter(model: Any) -> None:

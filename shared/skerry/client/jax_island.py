@@ -88,7 +88,8 @@ class JaxIsland(LoopIsland):
         if self._taken:
             self._held.take(params)
             held = None if state is None else lambda: state
-            self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
+            with jax.transfer_guard("allow"):  # a guard of the loop's is not about these
+                self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
         return self.params
 
     def restored(self, state: Any) -> Any:

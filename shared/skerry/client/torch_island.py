@@ -31,7 +31,7 @@ class PendingLoss:
     """A loss that a device still computes: read once it is there, without waiting for it."""
 
     def __init__(self, loss: torch.Tensor) -> None:
-        self._host = torch.empty((), dtype=loss.dtype, pin_memory=True)
+        self._host = torch.empty((), dtype=loss.dtype, device="cpu").pin_memory()
         self._host.copy_(loss.reshape(()), non_blocking=True)
         self._there = torch.cuda.current_stream(loss.device).record_event()
 
