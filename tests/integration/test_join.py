@@ -229,6 +229,7 @@ def test_no_broker_is_one_sentence() -> None:
         ({"config": {"train": {"stepz": 1}}}, "stepz"),
         ({"config": {"train": {"steps": 0}}}, r"train\.steps"),
         ({"name": "a.b"}, "learner"),
+        ({"units": {"layer.v": 2}}, r"units names 'layer\.v'"),
         ({"name": 3}, "learner 3 cannot be part of a subject"),
         ({"params": {"w": jnp.zeros((2,), jnp.int32)}}, "float32"),
         ({"params": {}}, "empty"),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from skerry.algorithm.fragments import LeafSpec
 from skerry.client.loop_thread import LoopThread
-from skerry.errors import ModelError
+from skerry.errors import ConfigError, ModelError
 from skerry.log import ledger
 from skerry.models.presets import OWN, arch_of
 from skerry.models.tensors import leaf_specs_of
@@ -43,6 +44,15 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
                 nats = cluster.reached_with(nats)
                 return Settings(run=found.run, local=found.local.model_copy(update={"nats": nats}))
     return found
+
+
+def with_units(leaves: Iterable[LeafSpec], units: Mapping[str, int] | None) -> tuple[LeafSpec, ...]:
+    """Return leaves with the units that a loop gives some by name; ConfigError for another name."""
+    sizes, known = dict(units or {}), tuple(leaves)
+    if strange := sizes.keys() - {leaf.name for leaf in known}:
+        msg = f"units names {min(strange)!r}: no parameter has that name."
+        raise ConfigError(msg)
+    return tuple(replace(leaf, unit=sizes.get(leaf.name, leaf.unit)) for leaf in known)
 
 
 def model_of_leaves(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import jax_inner
-from skerry.client.asked import Config, settings_of
+from skerry.client.asked import Config, settings_of, with_units
 from skerry.client.following import Following
 from skerry.client.jax_fragments import JaxFragments, check_values
 from skerry.client.jax_processes import SharedFragments, met
@@ -182,12 +182,9 @@ def join(
     has taken this one's name.
 
     """
-    settings, sizes = settings_of(url, run, config), dict(units or {})
-    specs = (
-        replace(spec, unit=sizes.get(spec.name, unit_of(spec.name, spec.shape)))
-        for spec in leaf_specs(params, embeddings)
-    )
-    leaves = tuple(specs)
+    settings = settings_of(url, run, config)
+    specs = leaf_specs(params, embeddings)
+    leaves = with_units((replace(s, unit=unit_of(s.name, s.shape)) for s in specs), units)
     check_values(params)
     process = met(run, name) if jax.process_count() > 1 else None
     return JaxIsland(settings, run, name, params, leaves, process)

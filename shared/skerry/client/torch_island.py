@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from skerry.algorithm.fragments import LeafSpec, Plan
 from skerry.client import torch_inner
-from skerry.client.asked import Config, settings_of
+from skerry.client.asked import Config, settings_of, with_units
 from skerry.client.joined import Joining, name_or_host
 from skerry.client.loop_island import Follower, LoopIsland, Obey
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
@@ -240,10 +239,7 @@ def join(
 
     """
     model = bare(model)
-    sizes = dict(units or {})
-    leaves = tuple(
-        replace(leaf, unit=sizes.get(leaf.name, leaf.unit)) for leaf in leaves_of(model, embeddings)
-    )
+    leaves = with_units(leaves_of(model, embeddings), units)
     check(optimizer, model)
     settings, process = settings_of(url, run, config), met(run, name)
     return TorchIsland(settings, run, name, model, leaves, optimizer, process)
