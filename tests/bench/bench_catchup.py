@@ -159,10 +159,11 @@ async def batch_gets(client: Client, sequences: list[int]) -> None:
 
 async def pulls(client: Client, sequences: list[int]) -> None:
     """Read messages through a pull consumer, as nats-py's documentation does."""
-    names, seen = Subjects(RUN), 0
+    seen, shard = 0, Subjects(RUN).shard(0)
+    pattern = next(pattern for pattern in shard.shared() if f".{KEYFRAME}." in pattern)
     config = ConsumerConfig(ack_policy=AckPolicy.NONE)
     reader = await client.jetstream().pull_subscribe(
-        f"{names.root}.state.*.*.*", stream=names.shard(0).stream("STATE"), config=config
+        pattern, stream=shard.stream("STATE"), config=config
     )
     while seen < len(sequences):
         seen += len(await reader.fetch(16, timeout=30))

@@ -29,7 +29,7 @@ from skerry.settings.models import SyncConfig
 F32 = NDArray[np.float32]
 RUN = "bench"
 CHUNK_BYTES = SyncConfig().chunk_bytes
-SIGMA = {"f32": 0.02, "bf16": 0.02, "int8": 1e-4, "int4": 1e-4, "e3m0": 1e-4, "int2": 1e-4}
+SIGMA = dict.fromkeys(SCHEMES, 1e-4) | {"f32": 0.02, "bf16": 0.02}
 """Trained parameters for the schemes of global fragments, Adam's steps for the others."""
 GOALS = {"int4": (0.25, 0.3)}
 """Sending and receiving, as part of memcpy's speed."""
