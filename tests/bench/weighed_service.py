@@ -11,7 +11,7 @@ import json
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,10 @@ def weigh_learner(samples: Samples) -> None:
         if len(shared) == len(self.session.versions):
             samples.append({"device": live(), "host": host, "host_peak": peak})
 
-    def weighed_warm(self: Trainer, tick: Callable[[], None]) -> None:
-        warm(self, tick)
+    def weighed_warm(
+        self: Trainer, tick: Callable[[], None], batch: Mapping[str, Any] | None = None
+    ) -> None:
+        warm(self, tick, batch)
         tracemalloc.start()
 
     JaxFragments.adopt = weighed_adopt  # type: ignore[method-assign] # weighed in its place
