@@ -57,11 +57,19 @@ def from_here(name: str) -> str:
 
 
 def matching(name: str) -> list[Path]:
-    """Return the file or folder of this name, or those that it matches as a pattern."""
+    """Return the file or folder of this name, or those that it matches as a pattern.
+
+    Raises ConfigError for a name that can be neither.
+    """
     path = Path(name).expanduser()
-    if path.exists():
-        return [path]
-    return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    try:
+        if path.exists():
+            return [path]
+        return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    except (OSError, ValueError) as error:  # too long a name, ** beside other letters
+        why = error.strerror if isinstance(error, OSError) else error
+        msg = f"{name[:80]} names no files ({why}): correct data.paths, or the command."
+        raise ConfigError(msg, path="data.paths") from error
 
 
 @contextmanager

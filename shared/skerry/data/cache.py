@@ -74,9 +74,17 @@ def _of_files(path: str, words: Words, config: DataConfig) -> Path:
 
 def _kept(articles: Iterable[Article], words: Words | None, key: str, source: str) -> Path:
     """Return the folder of this key, made once however many processes of this machine want it."""
-    COPIES.mkdir(parents=True, exist_ok=True)
     folder = COPIES / f"tokens-{key}"
-    with _lock_of(key).open("w") as lock:
+    try:
+        COPIES.mkdir(parents=True, exist_ok=True)
+        held = _lock_of(key).open("w")
+    except OSError as error:
+        msg = (
+            f"Cannot keep tokens in {COPIES.absolute()} ({error.strerror}): start this where that"
+            " folder can be written, or prepare the text with `skerry data prepare`."
+        )
+        raise CorpusError(msg, path="data.tokenizer_folder") from error
+    with held as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = not (folder / MANIFEST).is_file()
         if made:

@@ -201,6 +201,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     left, mixed = iter(cuts), list[Corpus]()
     for part, own in zip(parts, documents, strict=True):
         mixed.append(_corpus(list(islice(left, len(own))), bound, part, part.paths[0]))
+        mixed[-1].train.weighted = whole.train.weighted  # all batches have the same arrays
     return replace(whole, mixed=tuple(mixed))
 
 

@@ -204,7 +204,8 @@ def _draft(target: Path, blank: PreparedManifest) -> Generator[tuple[Path, Prepa
 
     Raises CorpusError for a folder that holds anything, and while another process writes it.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if taken or not target.name:  # the working directory cannot be replaced
         msg = f"{target} is not empty: name a new folder."
         raise CorpusError(msg, path="out")
     draft = target.with_name(f".{target.name}.unfinished")

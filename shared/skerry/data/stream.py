@@ -129,17 +129,11 @@ class Mixture:
     def read(self, cursor: int, count: int) -> HostBatch:
         """Return ``count`` sequences from ``cursor`` on, in new arrays."""
         owner, own = self.places(cursor, count)
-        parts: dict[int, HostBatch] = {}
+        out: HostBatch = {}
         for source in np.unique(owner):
             mine = own[owner == source]
-            parts[int(source)] = self._streams[source].read(int(mine[0]), len(mine))
-        names = {name for part in parts.values() for name in part}
-        out: HostBatch = {}
-        for source, part in parts.items():
-            tokens = part["tokens"]
-            whole = {"weights": np.ones((len(tokens), tokens.shape[1] - 1), np.float32)} | part
-            for name in names:
-                array = whole[name]
+            part = self._streams[source].read(int(mine[0]), len(mine))
+            for name, array in part.items():
                 out.setdefault(name, np.empty((count, *array.shape[1:]), array.dtype))
                 out[name][owner == source] = array
         return out
@@ -235,11 +229,9 @@ class Prefetch:
 
 def check_tokens(rows: Batch, vocab: int | None) -> None:
     """Raise CorpusError for a token beyond the model's vocabulary; None: any is allowed."""
-    if vocab is not None and int(rows.max()) >= vocab:
-        msg = (
-            f"The corpus holds token {int(rows.max())} but model.vocab is {vocab}:"
-            " raise model.vocab."
-        )
+    most = int(rows.view(np.uint32).max())  # so that those beyond int32 are not negative
+    if vocab is not None and most >= vocab:
+        msg = f"The corpus holds token {most} but model.vocab is {vocab}: raise model.vocab."
         raise CorpusError(msg, path="model.vocab")
 
 

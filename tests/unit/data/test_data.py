@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from skerry.data.corpus import Corpus, HostBatch, Sequences, Stretch, load_corpus, split
 from skerry.data.source import Document, text
-from skerry.data.stream import Permutation, Prefetch, Stream
+from skerry.data.stream import Permutation, Prefetch, Stream, check_tokens
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
 
@@ -392,6 +392,14 @@ def test_a_token_out_of_range_reaches_the_trainer_as_an_error() -> None:
         pytest.raises(CorpusError, match=r"model\.vocab"),
     ):
         next(batches)
+
+
+def test_a_token_beyond_32_bits_with_a_sign_is_out_of_range(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(4000, dtype=np.uint32) + 2**31)
+    config = DataConfig(source="tokens", paths=(str(tmp_path),), seq_len=16, streams=1)
+    rows = Stream(load_corpus(config), 0).read(0, 1)["tokens"]
+    with pytest.raises(CorpusError, match="holds token 21474"):
+        check_tokens(rows, 256)
 
 
 def test_whatever_ends_the_prefetching_thread_reaches_the_trainer() -> None:

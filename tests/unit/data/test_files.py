@@ -7,13 +7,14 @@ from pathlib import Path
 import obstore
 import pytest
 
+from skerry import folders
 from skerry.data.corpus import load_corpus
 from skerry.data.documents import Article, find_sources
 from skerry.data.files import COPIES
 from skerry.data.prepare import prepare
 from skerry.data.source import read_source
 from skerry.data.tokenizer import train_tokenizer
-from skerry.errors import CorpusError
+from skerry.errors import ConfigError, CorpusError
 from skerry.settings import loading
 from skerry.settings.models import DataConfig
 from skerry.store.kinds import s3
@@ -85,6 +86,13 @@ def test_a_prepared_folder_in_a_bucket_is_read_like_one_on_disk(
     assert near.train.digest == far.train.digest
     with pytest.raises(CorpusError, match="There is no s3"):
         load_corpus(DataConfig(source="prepared", paths=(f"{url}/a.json",)))
+
+
+@pytest.mark.parametrize("name", ["a**/*.txt", "a" * 5000])
+def test_a_name_that_can_be_no_file_is_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.paths"):
+        read([name])
+    assert not folders.is_allowed(name)
 
 
 def test_a_pattern_names_the_files_that_it_matches(tmp_path: Path) -> None:

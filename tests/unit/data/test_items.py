@@ -287,6 +287,16 @@ def test_tokens_that_nobody_reads_are_removed_when_there_are_too_many(
         assert there == [[True], [True, True], [False, False, True]][n]
 
 
+def test_a_folder_that_cannot_keep_tokens_is_named(
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".skerry").write_text("a file where the folder should be")
+    (tmp_path / "a.txt").write_text(" ".join(STORIES))
+    with pytest.raises(CorpusError, match=r"Cannot keep tokens in .*/\.skerry/data"):
+        corpus_of(words, factory="", source="text", paths=["a.txt"])
+
+
 async def test_tokenising_ends_soon_once_it_is_cancelled(words: Words, tmp_path: Path) -> None:
     begun = threading.Event()
 

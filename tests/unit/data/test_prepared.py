@@ -194,6 +194,21 @@ def test_a_mixture_of_folders_is_read_by_weight(tmp_path: Path, words: Words) ->
     assert sum(row.tobytes() in own for row in rows) == 30
 
 
+def test_batches_of_a_mixture_have_the_same_arrays_whatever_sources_they_read(
+    tmp_path: Path, words: Words
+) -> None:
+    """A step is compiled once, and processes that share a batch must agree what it holds."""
+    plain = prepared(tmp_path, words, texts(60), "plain")
+    ids = np.arange(60, dtype=np.uint32)
+    chats = [Article(tokens=np.roll(ids, n), weights=ids > 30) for n in range(60)]
+    prepare(chats, words, tmp_path / "chats")
+    corpus = load_corpus(config_of(plain, tmp_path / "chats", weights=[5, 1]))
+    stream = stream_of(corpus, 0)
+    rows = [stream.read(cursor, 1) for cursor in range(12)]
+    assert {tuple(sorted(row)) for row in rows} == {("tokens", "weights")}
+    assert {bool(row["weights"].all()) for row in rows} == {True, False}
+
+
 def test_a_mixture_takes_a_source_of_a_single_document(tmp_path: Path, words: Words) -> None:
     counts = {"many": 60, "single": 1}
     folders = [prepared(tmp_path, words, texts(n, name), name) for name, n in counts.items()]
@@ -309,6 +324,14 @@ def test_what_was_prepared_of_other_sources_is_not_gone_on_with(
         prepare(broken(), words, tmp_path / "a", key="old")
     assert prepare(map(Article, texts(3)), words, tmp_path / "a", key="new").documents == 3
     assert verify(tmp_path / "a").documents == 3
+
+
+def test_the_working_directory_is_no_new_folder(
+    tmp_path: Path, words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError, match="name a new folder"):
+        prepare([Article("one")], words, Path())
 
 
 def test_one_process_prepares_a_folder_at_a_time(tmp_path: Path, words: Words) -> None:
