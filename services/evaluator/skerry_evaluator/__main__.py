@@ -67,7 +67,7 @@ def evaluate(
         typer.Option(help="Most held-out batches; default: the run's.", min=1, metavar="N"),
     ] = None,
     text: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(help="Judge on this text; default: the run's.", metavar="PATH"),
     ] = None,
     tasks: Annotated[
@@ -129,6 +129,7 @@ def sample(
     chat: Annotated[bool, typer.Option("--chat", help="Answer lines from stdin.")] = False,
 ) -> None:
     """Continue a prompt with a checkpoint's model, or talk with it."""
+    import io
     import sys
 
     from skerry.service.entry import exit_on_error
@@ -139,7 +140,8 @@ def sample(
         if chat:
             from skerry_evaluator.chat import print_chat
 
-            print_chat(checkpoint, sys.stdin, tokens, temperature, seed, tokenizer, set_ or [])
+            lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+            print_chat(checkpoint, lines, tokens, temperature, seed, tokenizer, set_ or [])
             return
         from skerry_evaluator.checkpoints import print_sample
 

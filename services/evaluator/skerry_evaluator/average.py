@@ -7,15 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from skerry.algorithm.fragments import Plan, gather
+from skerry.errors import CheckpointCorrupt
 from skerry.protocol.messages import Manifest, RunRecord
 from skerry.settings.local import StoreSettings
 from skerry.store import checkpoint
 from skerry.store.base import Store
 from skerry.store.finding import open_store, root_of, summaries
 from skerry.store.writer import CheckpointWriter
+
+log = structlog.get_logger()
 
 Vector = NDArray[np.float32]
 
@@ -61,13 +65,17 @@ class SavedAverage:
 
     @classmethod
     def of(cls, access: StoreSettings, record: RunRecord, plan: Plan, decay: float) -> SavedAverage:
-        """Return the average that was saved of this run, or an empty one."""
+        """Return the average that was saved of this run, or an empty one; a damaged one is none."""
         where = f"{root_of(access)}/{record.run}/{FOLDER}"
         made = cls(record, plan, open_store(where, access), MovingAverage(decay))
         for found in reversed(summaries(where, access)):
             saved = found.checkpoint
             if saved and saved.run_created_ns == record.created_ns:
-                _, tensors = checkpoint.params(made.store, found.name)
+                try:
+                    _, tensors = checkpoint.params(made.store, found.name)
+                except CheckpointCorrupt as error:
+                    log.warning("average_lost", run=record.run, cause=str(error))
+                    continue
                 flat = [tensors[leaf.name].reshape(-1) for leaf in plan.leaves]
                 made.average.vectors = {f.index: gather(f, flat) for f in plan.fragments}
                 made.average.versions, made.index = dict(enumerate(saved.versions)), saved.index + 1
@@ -77,8 +85,10 @@ class SavedAverage:
     def save(self) -> str:
         """Write the average as a checkpoint from which no run goes on; return where it lies.
 
-        It takes the place of the one before. Raises StoreError if the store cannot be written.
+        It takes the place of the one before, and of what a dead evaluator left half-written. Raises
+        StoreError if the store cannot be written.
         """
+        self.store.sweep()
         commits = [manifest.commit for manifest in self.average.manifests.values()]
         writer = CheckpointWriter(self.store, self.record, self.plan, checkpoint.step_of(commits))
         old = self.store.names()

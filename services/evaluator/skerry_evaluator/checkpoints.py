@@ -105,15 +105,15 @@ def print_scores(
     *,
     batches: int | None,
     as_json: bool,
-    text: Sequence[Path] = (),
+    text: Sequence[str] = (),
     tokenizer: Path | None = None,
     sets: Sequence[str] = (),
 ) -> None:
     """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
 
-    ``text`` are files and folders to judge on instead of a run's own: for a run that was trained on
-    tokens prepared ones, or text for a ``tokenizer``, from the column that ``data.field`` in
-    ``sets`` names. In JSON infinity and NaN are null.
+    ``text`` are files, folders and addresses to judge on instead of a run's own: for a run that was
+    trained on tokens prepared ones, or text for a ``tokenizer``, from the column that
+    ``data.field`` in ``sets`` names. In JSON infinity and NaN are null.
     """
     if tokenizer is not None and not text:
         msg = "--tokenizer is that of other text: name the text with --text."
@@ -146,19 +146,19 @@ def print_scores(
 
 
 def _on_other_text(
-    data: DataConfig, text: Sequence[Path], tokenizer: Path | None, sets: Sequence[str] = ()
+    data: DataConfig, text: Sequence[str], tokenizer: Path | None, sets: Sequence[str] = ()
 ) -> DataConfig:
     """Return a run's data settings with other text, read as the run's is."""
     given = loading.load(None, sets).run.data
     folder = str(tokenizer.absolute()) if tokenizer is not None else data.tokenizer_folder
-    own: dict[str, Any] = {"paths": tuple(map(str, text)), "weights": (), "factory": ""}
+    own: dict[str, Any] = {"paths": tuple(text), "weights": (), "factory": ""}
     own |= given.model_dump(include={"field"}, exclude_unset=True)
     if data.of_bytes:
         if tokenizer is not None:
             msg = "The run was trained on bytes, not on tokens: leave --tokenizer out."
             raise ConfigError(msg, path="tokenizer")
         own["source"] = "text"
-    elif folder and not any((path / MANIFEST).is_file() for path in text):
+    elif folder and not any(Path(path, MANIFEST).is_file() for path in text):
         own |= {"source": "text", "tokenizer_folder": folder}
     elif data.source != "tokens":
         own |= {"source": "prepared", "tokenizer_folder": ""}
@@ -175,13 +175,14 @@ def print_sample(
     sets: Sequence[str] = (),
 ) -> None:
     """Print a prompt and its continuation as it is written, by the ``tokenizer`` of a folder."""
+    prompt = prompt.encode(errors="surrogateescape").decode(errors="replace")  # if no UTF-8
     restored = restore(path, sets)
-    data = restored.config.data
+    data, vocab = restored.config.data, getattr(restored.model, "vocab", None)
     sampler = Sampler(restored.model, data.seq_len, temperature)
     words = words_of(data)
     if tokenizer is not None:
-        words = Words.of(tokenizer, getattr(restored.model, "vocab", None))
-    start = to_tokens(data, prompt) if words is None else words.encode(prompt) or [0]
+        words = Words.of(tokenizer, vocab)
+    start = to_tokens(data, prompt, vocab) if words is None else words.encode(prompt) or [0]
     decode = partial(to_text, data) if words is None else words.decode
     written = [] if words is None else [*start]
     if words is None:

@@ -21,6 +21,8 @@ TEMPERATURE = 0.8
 """Of the samples that go with evaluations."""
 NEWLINE = 0x0A
 BYTES = 256
+MOST_VOCAB = 2**31
+"""A model takes tokens as int32."""
 
 
 def words_of(data: DataConfig) -> Words | None:
@@ -32,18 +34,23 @@ def words_of(data: DataConfig) -> Words | None:
     return Words.of(folder) if folder is not None and (folder / FILE).is_file() else None
 
 
-def to_tokens(data: DataConfig, prompt: str) -> list[int]:
+def to_tokens(data: DataConfig, prompt: str, vocab: int | None) -> list[int]:
     """Return a prompt's tokens: its UTF-8 bytes, or its numbers where a run trains on tokens."""
     if data.of_bytes:
         return list(prompt.encode()) or [0]
     try:
-        return [int(word) for word in prompt.split()] or [0]
+        tokens = [int(word) for word in prompt.split()] or [0]
     except ValueError as error:
         msg = (
             "This run was trained on tokens: name their tokenizer with --tokenizer, or give the"
             " prompt as token numbers."
         )
         raise ConfigError(msg, path="prompt") from error
+    most = (vocab or MOST_VOCAB) - 1
+    if min(tokens) < 0 or max(tokens) > most:
+        msg = f"The prompt has a token that the model does not: its tokens are 0 to {most}."
+        raise ConfigError(msg, path="prompt")
+    return tokens
 
 
 def to_text(data: DataConfig, tokens: Sequence[int]) -> str:

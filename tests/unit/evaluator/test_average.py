@@ -114,6 +114,34 @@ async def test_no_run_goes_on_from_it(run: CommittedRun, tmp_path: Path) -> None
         await continue_from(MemoryBroker().connect(), average, "again")
 
 
+async def test_what_a_dead_evaluator_left_half_written_is_removed(
+    run: CommittedRun, tmp_path: Path
+) -> None:
+    left = tmp_path / "run" / "ema" / ".partial-step-00000010-0123456789ab"
+    left.mkdir(parents=True)
+    await run.commit(0)
+    await judging(run, StoreSettings(path=tmp_path)).evaluate()
+    assert not left.exists()
+    assert len(open_store(left.parent).names()) == 1
+
+
+async def test_a_damaged_average_begins_anew(run: CommittedRun, tmp_path: Path) -> None:
+    access = StoreSettings(path=tmp_path)
+    await run.commit(0)
+    await judging(run, access).evaluate()
+    folder = tmp_path / "run" / "ema"
+    (params,) = folder.glob("*/params.safetensors")
+    params.write_bytes(params.read_bytes()[:-1])
+    with capture_logs() as logs:
+        again = judging(run, access)
+    assert [line["event"] for line in logs] == ["average_lost"]
+    await run.commit(1)
+    await again.evaluate()
+    _, tensors = checkpoint.params(*locate(folder))
+    for name, tensor in parameters(run, 1).items():
+        np.testing.assert_array_equal(tensors[name], tensor)
+
+
 async def test_a_store_that_cannot_be_written_costs_the_save_alone(
     run: CommittedRun, tmp_path: Path
 ) -> None:

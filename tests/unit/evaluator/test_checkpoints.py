@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from skerry.errors import CheckpointCorrupt, ConfigError, ModelError
 from skerry.protocol.messages import MOST_SAMPLE_BYTES
@@ -19,8 +20,9 @@ from skerry.settings.models import DataConfig, RunConfig
 from skerry.store.base import MANIFEST
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
+from skerry_evaluator.__main__ import app
 from skerry_evaluator.checkpoints import _on_other_text, print_sample, print_scores, restore
-from skerry_evaluator.sampling import Sampler, SampleWriter, to_text
+from skerry_evaluator.sampling import Sampler, SampleWriter, to_text, to_tokens
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.evaluator.committed import CommittedRun
 
@@ -142,7 +144,7 @@ def test_a_loss_that_is_no_number_is_none_in_json(
 def test_other_text_is_read_as_a_run_reads_its_own_or_by_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "manifest.json").touch()
-    texts, corpora = [tmp_path / "a.txt"], [tmp_path / "corpus"]
+    texts, corpora = [str(tmp_path / "a.txt")], [str(tmp_path / "corpus")]
     of_bytes, prepared = DataConfig(), DataConfig(source="prepared", paths=("x",))
     on_the_fly = DataConfig(source="text", paths=("x",), tokenizer_folder="words")
     assert _on_other_text(of_bytes, texts, None).of_bytes
@@ -162,7 +164,7 @@ def test_other_text_is_read_as_a_run_reads_its_own_or_by_a_tokenizer(tmp_path: P
 def test_a_tokenizer_that_nothing_would_be_read_with_is_refused(
     folder: Path, tmp_path: Path, text: tuple[str, ...], said: str
 ) -> None:
-    paths = [tmp_path / name for name in text]
+    paths = [str(tmp_path / name) for name in text]
     with pytest.raises(ConfigError, match=said):
         print_scores([folder], batches=1, as_json=False, text=paths, tokenizer=tmp_path)
 
@@ -210,6 +212,39 @@ def test_sampled_token_numbers_stay_apart(
     print_sample(folder, "7 8", count=3, temperature=0.0, seed=0)
     words = capsys.readouterr().out.split()
     assert (len(words), words[:2]) == (5, ["7", "8"])
+
+
+@pytest.mark.parametrize("prompt", ["1 -5", "1 256", "99999999999"])
+def test_a_token_that_the_model_does_not_have_is_refused(prompt: str) -> None:
+    data = DataConfig(source="tokens", paths=("x",))
+    assert to_tokens(data, "7 255", 256) == [7, 255]
+    with pytest.raises(ConfigError, match="its tokens are 0 to 255"):
+        to_tokens(data, prompt, 256)
+
+
+def test_a_prompt_that_is_no_utf8_is_read_like_other_text_that_is_none(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_sample(folder, "d\udcff", count=1, temperature=0.0, seed=0)
+    assert capsys.readouterr().out.startswith("d\N{REPLACEMENT CHARACTER}")
+
+
+def test_a_chat_reads_lines_that_are_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(
+        "skerry_evaluator.chat.print_chat", lambda _path, given, *_: lines.extend(given)
+    )
+    CliRunner().invoke(app, ["sample", "x", "--chat"], input=b"a\xff\nb\n")
+    assert lines == ["a\N{REPLACEMENT CHARACTER}\n", "b\n"]
+
+
+def test_text_to_judge_on_may_lie_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "skerry_evaluator.checkpoints.print_scores", lambda _paths, **more: given.update(more)
+    )
+    CliRunner().invoke(app, ["eval", "x", "--text", "s3://bucket/text"])
+    assert given["text"] == ["s3://bucket/text"]
 
 
 def test_one_flipped_bit_is_refused(folder: Path) -> None:
