@@ -62,13 +62,13 @@ def tokenised(config: DataConfig) -> DataConfig:
 
 def _of_files(path: str, words: Words, config: DataConfig) -> Path:
     files = find_sources([path], config.suffixes)
+    key = key_of(fingerprint(files, config.field), words)
     if (size := sum(file.stat().st_size for file in files)) > MOST_BYTES:
         msg = (
             f"{path} has {size / 1e9:.1f} GB of text: tokenise it once with `skerry data prepare`,"
             ' and set data.source = "prepared".'
         )
         raise CorpusError(msg, path="data.paths")
-    key = key_of(fingerprint(files, config.field), words)
     return _kept(read_all(files, config.field), words, key, path)
 
 

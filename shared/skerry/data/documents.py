@@ -42,8 +42,14 @@ def find_sources(sources: Sequence[str], text: Sequence[str] = TEXT) -> list[Pat
 
 
 def fingerprint(files: Sequence[Path], field: str) -> str:
-    """Return what changes when one of these files does, without reading them."""
-    stats = ((file.absolute(), file.stat()) for file in files)
+    """Return what changes when one of these files does, without reading them.
+
+    Raises CorpusError for one that is gone.
+    """
+    try:
+        stats = [(file.absolute(), file.stat()) for file in files]
+    except OSError as error:
+        raise unreadable(error) from error
     known = [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
     return xxhash.xxh3_128_hexdigest(json.dumps([field, known]).encode())
 

@@ -28,6 +28,7 @@ from skerry.data.shards import (
     MANIFEST,
     PreparedManifest,
     ShardEntry,
+    digest_of,
     open_shards,
     read_manifest,
 )
@@ -114,7 +115,8 @@ class _Writer:
             tokens=len(tokens),
             documents=len(some),
             text_bytes=int(arrays["bytes"].sum()),
-            xxh3=xxhash.xxh3_64_hexdigest(tokens.data.cast("B")),
+            xxh3=digest_of([tokens]),
+            rest=digest_of(values for kind, values in arrays.items() if kind != "tokens"),
         )
         self._note(shard, int(tokens.max()))
         self._waiting, self._size = [], 0

@@ -9,7 +9,7 @@ complete, or it has no manifest.
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 
 
 class ShardEntry(BaseModel):
-    """One shard; ``xxh3`` is of its tokens' bytes."""
+    """One shard; ``xxh3`` is of its tokens' bytes, ``rest`` of all others (empty: unknown)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[0-9]{5}$")
@@ -38,6 +38,7 @@ class ShardEntry(BaseModel):
     documents: int = Field(ge=1)
     text_bytes: int = Field(ge=0)
     xxh3: str
+    rest: str = ""
 
 
 class PreparedManifest(BaseModel):
@@ -116,18 +117,29 @@ def open_shards(folder: Path, manifest: PreparedManifest) -> Iterator[PreparedSh
         yield PreparedShard(tokens, ends, hashes, sizes, weights)
 
 
+def digest_of(arrays: Iterable[NDArray[Any]]) -> str:
+    """Return the xxh3-64 of arrays as a shard's files hold them, in hexadecimal digits."""
+    digest = xxhash.xxh3_64()
+    for array in arrays:
+        digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data.cast("B"))
+    return digest.hexdigest()
+
+
 def verify(
     folder: Path, progress: Callable[[int, int], None] = lambda *_: None
 ) -> PreparedManifest:
-    """Read all tokens of a folder; CorpusError where they are not those that were prepared.
+    """Read all shards of a folder; CorpusError where they are not those that were prepared.
 
     ``progress`` gets how many documents and tokens have been read.
     """
     manifest, documents, tokens = read_manifest(folder), 0, 0
     for shard, opened in zip(manifest.shards, open_shards(folder, manifest), strict=True):
-        if xxhash.xxh3_64_hexdigest(opened.tokens.data.cast("B")) != shard.xxh3:
-            msg = f"{folder / shard.name}.tokens is damaged: prepare the folder again."
-            raise CorpusError(msg, path="data.paths")
+        arrays = opened.ends, opened.hashes, opened.text_bytes, opened.weights
+        rest = [array for array in arrays if array is not None]
+        for kind, known, held in (("tokens", shard.xxh3, [opened.tokens]), ("*", shard.rest, rest)):
+            if known and digest_of(held) != known:
+                msg = f"{folder / shard.name}.{kind} is damaged: prepare the folder again."
+                raise CorpusError(msg, path="data.paths")
         documents, tokens = documents + shard.documents, tokens + shard.tokens
         progress(documents, tokens)
     return manifest

@@ -116,7 +116,8 @@ def all_summaries(
 def locate(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> tuple[Store, str]:
     """Return store and name of a checkpoint, or of the newest one in a run's folder.
 
-    Raises StoreError when there is none.
+    Raises StoreError when there is none, and where one that cannot be read may be newer: it has a
+    later step in its name.
     """
     address = _whole(where)
     folder, _, name = address.rpartition("/")
@@ -124,11 +125,17 @@ def locate(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> tuple
         beside = open_store(folder or "/", access)
         if name in beside.names():
             return beside, name
-    readable = [found.name for found in summaries(address, access) if found.checkpoint]
+    found = summaries(address, access)
+    readable = [one.name for one in found if one.checkpoint]
     if not readable:
         msg = (
             f"There is no checkpoint at {address} that this release reads: name one that "
             "`skerry checkpoints list` shows, or a folder of some."
         )
         raise StoreError(msg)
-    return open_store(address, access), readable[-1]
+    store = open_store(address, access)
+    for one in reversed(found):
+        if one.checkpoint is None and one.name > readable[-1]:
+            msg = f"{one.error} {store.where(readable[-1])} can be read: name it, then."
+            raise StoreError(msg)
+    return store, readable[-1]

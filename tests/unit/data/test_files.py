@@ -9,7 +9,7 @@ import pytest
 
 from skerry import folders
 from skerry.data.corpus import load_corpus
-from skerry.data.documents import Article, find_sources
+from skerry.data.documents import Article, find_sources, fingerprint
 from skerry.data.files import COPIES
 from skerry.data.prepare import prepare
 from skerry.data.source import read_source
@@ -86,6 +86,14 @@ def test_a_prepared_folder_in_a_bucket_is_read_like_one_on_disk(
     assert near.train.digest == far.train.digest
     with pytest.raises(CorpusError, match="There is no s3"):
         load_corpus(DataConfig(source="prepared", paths=(f"{url}/a.json",)))
+
+
+def test_a_file_that_is_gone_before_it_is_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    files = find_sources([str(tmp_path)])
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(CorpusError, match=r"Cannot read .*/a\.txt: No such file"):
+        fingerprint(files, "text")
 
 
 @pytest.mark.parametrize("name", ["a**/*.txt", "a" * 5000])

@@ -237,6 +237,12 @@ def test_what_a_folder_says_must_be_so(tmp_path: Path, words: Words) -> None:
     tokens.write_bytes(whole[:-2] + b"\x09\x00")
     with pytest.raises(CorpusError, match="is damaged"):
         verify(folder)
+    tokens.write_bytes(whole)
+    hashes = folder / "00000.hashes"
+    known = hashes.read_bytes()
+    hashes.write_bytes(known[:-1] + bytes([known[-1] ^ 1]))
+    with pytest.raises(CorpusError, match=r"00000\.\* is damaged"):
+        verify(folder)
     tokens.write_bytes(whole[:-2])
     with pytest.raises(CorpusError, match=r"bytes, .* by its manifest"):
         load_corpus(config_of(folder))

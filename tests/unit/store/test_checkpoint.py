@@ -264,6 +264,17 @@ def test_the_newest_is_what_its_run_wrote_last(
     assert locate(saved.parent)[1] == names[1]
 
 
+def test_an_older_checkpoint_does_not_pass_for_one_that_is_damaged(saved: Path) -> None:
+    for name in ("step-00000000", "step-99999999"):
+        shutil.copytree(saved, saved.parent / name)
+    (saved.parent / "step-00000000" / MANIFEST).write_bytes(b"{}")
+    assert locate(saved.parent)[1] == "step-99999999"
+    (saved.parent / "step-99999999" / MANIFEST).write_bytes(b"{}")
+    with pytest.raises(StoreError, match=rf"step-99999999/.* is damaged.* {saved} can be read"):
+        locate(saved.parent)
+    assert locate(saved)[1] == saved.name
+
+
 def test_a_checkpoint_or_its_runs_folder_can_be_named(saved: Path, tmp_path: Path) -> None:
     for path in (saved, saved.parent):
         store, name = locate(path)
