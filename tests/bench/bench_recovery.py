@@ -58,11 +58,13 @@ class Recovery:
 
 
 async def merged_at_s(bus: Bus, incarnation: int) -> float:
-    """Return when a commit first named this incarnation of ``a``, by the syncer's clock."""
+    """Return when a round first merged this incarnation of ``a``, by the syncer's clock."""
     commits = ledger.follow_commits(bus, RUN)
     async with asyncio.timeout(120), aclosing(commits):
         async for _, commit in commits:
-            if any(c.learner == "a" and c.incarnation >= incarnation for c in commit.consumed):
+            if commit.version > 1 and any(
+                c.learner == "a" and c.incarnation >= incarnation for c in commit.consumed
+            ):
                 return commit.closed_ns / 1e9
     msg = "the log ended"
     raise RuntimeError(msg)
