@@ -51,6 +51,8 @@ class Words:
         except Exception as error:  # it raises nothing narrower
             msg = f"{file} cannot be read as a tokenizer ({error}): name the folder that has one."
             raise ConfigError(msg, path="tokenizer") from error
+        made.no_truncation()  # which a tokenizer is often saved with after a training
+        made.no_padding()
         size, plain = (made.get_vocab_size(with_added_tokens=added) for added in (True, False))
         if vocab is not None and plain > vocab:
             msg = f"The tokenizer of {folder} has {plain} tokens, the model {vocab}: name its own."

@@ -40,8 +40,8 @@ def export_hf(
     Hugging Face's, and ConfigError for a folder that holds anything or cannot be written.
     """
     target = Path(out)
-    if source is not None and not Path(source).is_dir():
-        msg = f"{source} is no folder: name the one that has tokenizer.json."
+    if source is not None and not any(Path(source, name).is_file() for name in hf.COMPANIONS):
+        msg = f"{source} has no tokenizer: name the folder that has tokenizer.json."
         raise ModelError(msg, path="tokenizer")
     saved, tensors = checkpoint.params(*locate(where, access))
     config = run_config_from_json(json.dumps(saved.config))

@@ -121,8 +121,9 @@ def test_adapters_are_exported_in_float32_alone(tmp_path: Path) -> None:
         export_peft("none", tmp_path / "out", StoreSettings(), dtype="bfloat16")
 
 
-async def test_a_tokenizer_that_is_no_folder_is_refused_before_anything_is_read(
-    tmp_path: Path,
+@pytest.mark.parametrize("source", ["nowhere", "."])
+def test_a_folder_without_a_tokenizer_is_refused_before_anything_is_read(
+    tmp_path: Path, source: str
 ) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
-        export_hf("none", tmp_path / "out", StoreSettings(), source=tmp_path / "nowhere")
+        export_hf("none", tmp_path / "out", StoreSettings(), source=tmp_path / source)

@@ -68,6 +68,19 @@ def test_a_trained_tokenizer_reads_back_what_it_wrote(words: Words) -> None:
     assert theirs.encode(plain) == words.encode(plain)
 
 
+def test_a_tokenizer_that_was_saved_with_truncation_and_padding_does_neither(
+    tmp_path: Path, words: Words
+) -> None:
+    made = Words.of(words.folder)._made
+    made.enable_truncation(8)
+    made.enable_padding(length=8)
+    made.save(str(tmp_path / FILE))
+    saved = Words.of(tmp_path)
+    for text in ("hi", "a long text " * 9):
+        assert saved.encode_batch([text]) == words.encode_batch([text])
+        assert saved.encode(text) == words.encode(text)
+
+
 def test_text_lines_and_tables_give_the_same_documents(tmp_path: Path) -> None:
     wanted = texts(5)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": t}) + "\n\n" for t in wanted))
