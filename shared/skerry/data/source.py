@@ -24,6 +24,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 """One dimension of uint8, uint16 or uint32 token ids; may be memory-mapped."""
 Places = NDArray[np.int64]
 
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 END_OF_FILE = b"\0"
 BLOCK_BYTES = 1 << 24
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -70,6 +71,9 @@ def text_files(config: DataConfig) -> list[Path]:
                 f"{file} is a table, whose bytes are no text: name a tokenizer's folder with"
                 " data.tokenizer_folder, or prepare it with `skerry data prepare`."
             )
+            raise CorpusError(msg, path="data.paths")
+        if file.suffix in COMPRESSED:
+            msg = f"{file} is compressed, and its bytes are no text: unpack it first."
             raise CorpusError(msg, path="data.paths")
     return files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import tracemalloc
 from collections.abc import Sequence
@@ -360,6 +361,13 @@ def test_a_table_is_not_read_byte_by_byte(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1" * 4000)
     config = DataConfig(source="text", paths=(str(tmp_path / "rows.parquet"),), seq_len=16)
     with pytest.raises(CorpusError, match=r"rows\.parquet is a table.*data\.tokenizer_folder"):
+        load_corpus(config)
+
+
+def test_a_compressed_file_is_not_read_byte_by_byte(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(np.random.default_rng(0).bytes(9000)))
+    config = DataConfig(source="text", paths=(str(tmp_path / "*.gz"),), seq_len=16)
+    with pytest.raises(CorpusError, match=r"a\.txt\.gz is compressed"):
         load_corpus(config)
 
 
