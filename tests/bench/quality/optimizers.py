@@ -41,12 +41,20 @@ LARGE_RATES = {
 """What is tried of the large model with M = 4."""
 LARGE_BEST = "1.2e-2"
 """Its best rate with either optimizer, data-parallel."""
-GROWTH = {
-    SMALL: {BEST["muon", BEFORE][1]: (0, 1, 2)},
-    LARGE: {LARGE_BEST: (0, 1), "6e-3": (0,)},
-    LARGEST: {"6e-3": (0,), LARGE_BEST: (0,)},
+GROWTH: dict[tuple[Size, int], dict[str, dict[str, tuple[int, ...]]]] = {
+    (SMALL, 2): {BEFORE: {"1.2e-2": (0, 1, 2)}, "direct": {"1.2e-2": (0, 1, 2)}},
+    (LARGEST, 2): {BEFORE: {"6e-3": (0,)}, "direct": {"3e-3": (0,)}},
+    (SMALL, 4): {BEFORE: {"2.4e-2": (0, 1, 2)}, "direct": {"2.4e-2": (0, 1, 2)}},
+    (LARGE, 4): {
+        BEFORE: {"1.2e-2": (0, 1), "6e-3": (0,)},
+        "direct": {"1.2e-2": (0, 1), "6e-3": (0,)},
+    },
+    (LARGEST, 4): {
+        BEFORE: {"6e-3": (0,), "3e-3": (0,), "1.2e-2": (0,)},
+        "direct": {"3e-3": (0,), "6e-3": (0,), "1.2e-2": (0,)},
+    },
 }
-"""Rates and seeds of four learners with Muon by the size of the model, the best rate first."""
+"""Rates and seeds with Muon by the size of the model and M, the best rate first."""
 
 
 def optimizer() -> Experiment:
@@ -84,19 +92,20 @@ def growth() -> Experiment:
     """Compare decoupled learners with Muon and data-parallel at three sizes of the model."""
     cells = [
         replace(
-            muon(4, mode=mode, size=size, rate=rate),
+            muon(m, mode=mode, size=size, rate=rate),
             seeds=seeds,
-            against="" if mode == BEFORE else _key(size, "muon", BEFORE, next(iter(rates)), 4),
+            against="" if mode == BEFORE else _key(size, "muon", BEFORE, next(iter(base)), m),
         )
-        for size, rates in GROWTH.items()
+        for (size, m), modes in GROWTH.items()
+        for base in [modes[BEFORE]]
+        for mode, rates in modes.items()
         for rate, seeds in rates.items()
-        for mode in (BEFORE, "direct")
     ]
     return Experiment(
         name="size",
         title="The size of the model",
         question=(
-            "Does the gap to data-parallel with Muon grow with the model? M = 4, H = 24,"
+            "Does the gap to data-parallel with Muon grow with the model? H = 24,"
             f" {BIG * SEQ_LEN:,} tokens a learner and step, twenty for each parameter."
         ),
         cells=tuple(cells),

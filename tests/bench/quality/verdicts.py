@@ -117,26 +117,28 @@ def _within_a_further(findings: Findings) -> Iterator[str]:
 
 
 def _size(findings: Findings) -> Iterator[str]:
-    """Say how the gap to data-parallel changes with the model's size.
+    """Say how the gap to data-parallel changes with the model's size, for each M.
 
     Of each size by the line that is best at its first seed: others have fewer.
     """
-    best: dict[str, tuple[float, Cell]] = {}
+    best: dict[int, dict[str, tuple[float, Cell]]] = {}
     for cell in findings.experiment.cells:
         loss, model = findings.losses(cell.key).get(min(cell.seeds)), dict(cell.labels)["model"]
         if loss is not None and findings.excesses(cell):
-            best[model] = min(best.get(model, (loss, cell)), (loss, cell), key=itemgetter(0))
-    points = [
-        (math.log2(next(iter(findings.of(cell).values())).number("parameters")), more)
-        for _, cell in best.values()
-        for more in findings.excesses(cell)
-    ]
-    if (found := slope(points)) is not None:
-        yield (
-            "Each doubling of the parameters changes the gap by"
-            f" {found.text(2, sign=True)} points of a per cent ({found.n} pairs of runs):"
-            f" {'it does not grow' if found.high <= 0 else 'the interval leaves growth open'}."
-        )
+            sizes = best.setdefault(cell.learners, {})
+            sizes[model] = min(sizes.get(model, (loss, cell)), (loss, cell), key=itemgetter(0))
+    for m, sizes in sorted(best.items()):
+        points = [
+            (math.log2(next(iter(findings.of(cell).values())).number("parameters")), more)
+            for _, cell in sizes.values()
+            for more in findings.excesses(cell)
+        ]
+        if (found := slope(points)) is not None:
+            yield (
+                f"M = {m}: each doubling of the parameters changes the gap by"
+                f" {found.text(2, sign=True)} points of a per cent ({found.n} pairs of runs):"
+                f" {'it does not grow' if found.high <= 0 else 'the interval leaves growth open'}."
+            )
 
 
 def _outer(findings: Findings) -> Iterator[str]:
