@@ -17,6 +17,7 @@ from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import CloseReason, Commit, Consumed, ContributionKind, MemberRecord
 from skerry.protocol.records import decode
 from skerry.protocol.subjects import Subjects
+from tests.support.builders import until
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import History, Key, settle
 from tests.support.nats_server import NatsServer
@@ -220,8 +221,8 @@ async def test_restarted_learner_is_warm_only_with_its_own_undamaged_state_of_th
             await cluster.start("syncer", "s")
             first, new = await start(1)
             await until_merged(bus, run_id, 1, 3)
+            await until(kept.exists)
             await kill(first)
-            assert kept.exists()
             second, warm = await start(2)
             await until_merged(bus, run_id, 2, 2)
             await kill(second)
