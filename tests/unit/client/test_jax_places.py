@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from tests.support.devices import ran_on
 
 MOVED = """
 import jax
@@ -27,17 +25,5 @@ except ModelError as error:
 
 
 def test_a_step_that_moves_the_parameters_to_other_devices_is_refused_at_once() -> None:
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", MOVED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "[512] on cpu:0 in the run, and float32 [512] on cpu:0, cpu:1 in this step" in ran.stdout
+    said = ran_on(2, "-c", MOVED)
+    assert "[512] on cpu:0 in the run, and float32 [512] on cpu:0, cpu:1 in this step" in said

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.devices import ran_on
 
 QUICK = (
     "explicit_axes_stay_as_they_are",
@@ -27,30 +26,16 @@ LONG = (
     "a_return_goes_on",
     "one_program_at_a_time_is_in_flight",
 )
-ROOT = Path(__file__).parents[3]
 
 
 def failures(checks: tuple[str, ...]) -> dict[str, str]:
     """Run checks in one process that has eight devices; returns the traceback of each failure."""
-    devices = "--xla_force_host_platform_device_count=8"
     patience = "--xla_cpu_collective_call_terminate_timeout_seconds=300"  # XLA ends after 40 s
-    environment = os.environ | {
-        "XLA_FLAGS": f"{devices} {patience}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": ".",
-    }
-    if checks is LONG:  # some of them are about bits and memory
-        environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
-    ran = subprocess.run(
-        [sys.executable, Path(__file__).with_name("on_eight_devices.py"), *checks],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, str] = json.loads(ran.stdout.splitlines()[-1])
+    # Some of the long ones are about bits and memory.
+    plain = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"} if checks is LONG else {}
+    script = str(Path(__file__).with_name("on_eight_devices.py"))
+    said = ran_on(8, script, *checks, flags=patience, **plain)
+    found: dict[str, str] = json.loads(said.splitlines()[-1])
     return found
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -13,6 +10,7 @@ from hypothesis import strategies as st
 
 from skerry.errors import ConfigError
 from skerry.models.axes import SHARDED, SMALL, sizes_of, split
+from tests.support.devices import ran_on
 
 LOGICAL = (None, "embed", "heads", "kv_heads", "mlp", "vocab", "experts", "layers")
 
@@ -114,17 +112,4 @@ print("done")
 
 
 def test_parameters_are_the_same_on_eight_devices_and_each_holds_its_share() -> None:
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", ON_EIGHT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "done\n"
+    assert ran_on(8, "-c", ON_EIGHT) == "done\n"
