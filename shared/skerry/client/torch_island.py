@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -82,7 +81,6 @@ class TorchIsland(LoopIsland):
 
     def __enter__(self) -> Self:
         """Join, and go on with the optimizer's state that an earlier start has saved."""
-        reshard(self._sharded)
         super().__enter__()
         if self._optimizer is None:
             return self
@@ -94,16 +92,6 @@ class TorchIsland(LoopIsland):
             self.__exit__(*sys.exc_info())
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Leave, and adopt what is still to come."""
-        reshard(self._sharded)
-        super().__exit__(kind, error, trace)
 
     def step(
         self,
@@ -136,6 +124,10 @@ class TorchIsland(LoopIsland):
         self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=state)
         if self.fell_back:
             forget(self._optimizer, self._model)
+
+    def _at_boundary(self, act: Callable[[], object], ends: BaseException | None = None) -> None:
+        reshard(self._sharded)  # else a module goes on with what FSDP gathered before
+        super()._at_boundary(act, ends)
 
     def _hold(self, plan: Plan, config: RunConfig) -> TorchFragments | LeadFragments:
         held = TorchFragments(plan, config.sync, self._model)
