@@ -49,8 +49,10 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
 def with_units(leaves: Iterable[LeafSpec], units: Mapping[str, int] | None) -> tuple[LeafSpec, ...]:
     """Return leaves with the units that a loop gives some by name; ConfigError for another name."""
     sizes, known = dict(units or {}), tuple(leaves)
-    if strange := sizes.keys() - {leaf.name for leaf in known}:
-        msg = f"units names {min(strange)!r}: no parameter has that name."
+    names = {leaf.name for leaf in known}
+    if strange := sizes.keys() - names:
+        few = ", ".join(sorted(names)[:8])
+        msg = f"units names {min(strange)!r}, and no parameter is called that: there are {few}."
         raise ConfigError(msg)
     return tuple(replace(leaf, unit=sizes.get(leaf.name, leaf.unit)) for leaf in known)
 

@@ -281,8 +281,8 @@ class JoinedIsland:
     def _cursor_after(self, cursor: int | None) -> int:
         now = self._island.now.cursor
         if cursor is None:
-            cursor = max(self.read_to, now)
-            cursor += 0 if self.reads or cursor > now else self.config.data.batch
+            by_batches = self.reads or self.read_to > now
+            cursor = max(self.read_to, now) if by_batches else now + self.config.data.batch
         after = whole_number(cursor)
         if after is None or after < now:
             msg = f"The cursor counts the sequences used so far, {now} or more: not {cursor!r}."

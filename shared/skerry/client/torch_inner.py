@@ -31,9 +31,8 @@ def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
             entry[:1] == [type(optimizer).__name__]
             and len(entry) >= 4
             and (shape == () or entry[4:] == places.get(entry[1]))
-            and (
-                not entry[4:] or shape == shapes.get(entry[1])
-            )  # of a part only what is cut as it is
+            # A shard's tensors are of its shape, or were cut otherwise.
+            and (not entry[4:] or shape == shapes.get(entry[1]))
             and isinstance(getattr(torch, entry[3], None), torch.dtype)
             for entry, (shape, _) in ((name.split("|"), about) for name, about in found.items())
         )

@@ -390,7 +390,8 @@ def _eta(
     sooner_s = min(time_s, tokens_s if left > 0 else 0.0)
     timed = sooner_s < steps_s
     phases = {row.phase for row in rows}
-    if view.finished or LearnerPhase.FINISHED in phases <= ENDED:  # not where all were stopped
+    over = phases <= ENDED and LearnerPhase.FINISHED in phases  # not where all were stopped
+    if view.finished or over:
         return 0.0, timed
     ends_s = steps_s if view.started_s is None else min(steps_s, sooner_s)
     return (max(0.0, ends_s) if math.isfinite(ends_s) else None), timed

@@ -41,7 +41,7 @@ LINE_BYTES = 1024
 LONGEST_MESSAGE = 64 * 1024**2
 """The most that a server can be set to take as one message."""
 LARGE_BYTES = 64 * 1024
-"""From so many bytes on a payload is sent from where it is; below that, two copies cost less."""
+"""From so many bytes on a payload is sent from where it is: to copy less costs less than a send."""
 SPACES = str.maketrans("\r\n", "  ")
 SHUTDOWN_S = 2.0
 """How long a server that is left may take to say goodbye through TLS; asyncio would wait 30 s."""
@@ -207,7 +207,7 @@ class WideTransport(Transport):
     def write(self, payload: bytes) -> None:
         self._open.transport.write(payload)
 
-    def writelines(self, payload: list[bytes | memoryview]) -> None:  # type: ignore[override]
+    def writelines(self, payload: list[bytes | memoryview]) -> None:  # type: ignore[override] # views
         """Write pieces one after the other; of a view no byte is copied that the socket takes."""
         for is_view, pieces in groupby(payload, lambda piece: isinstance(piece, memoryview)):
             for piece in pieces if is_view else [b"".join(pieces)]:
