@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from skerry.algorithm.schemes import AUTO, CHUNK_BYTES, DELTAS, SCHEMES
-from skerry.settings.modes import INNER, SMALL, WITH_MUON, Mode, clauses
+from skerry.settings.modes import MUON_LR, WITH_MUON, Mode, clauses
 
 
 class Table(BaseModel):
@@ -151,8 +151,8 @@ class TrainConfig(Table):
     """``adamw``, ``muon`` (matrices by Muon, the rest by AdamW, at one learning rate), ``gradient``
     (a step subtracts the bare gradient, for mode data-parallel), or ``module:function`` that takes
     ``learning_rate`` and returns an optax optimizer. Where neither this nor ``lr`` is set, presets
-    nano and micro are trained from scratch with ``muon`` at 1.2e-2 (experiment ``optimizer`` of
-    docs/quality.md)."""
+    nano and micro are trained from scratch with ``muon`` at 1.2e-2 and 6e-3 (experiments
+    ``optimizer`` and ``size`` of docs/quality.md)."""
     steps: int = Field(default=1000, ge=1)
     """Steps on the global clock after which the run ends."""
     duration_s: float | None = Field(default=None, gt=0)
@@ -400,11 +400,11 @@ class RunConfig(Table):
             if clause.value is not None and key not in table.model_fields_set:
                 # Frozen for all others: no one has seen this value yet.
                 vars(self)[name] = table.model_copy(update={key: clause.value})
-        model, open_yet = self.model, not self.train.model_fields_set & {*INNER}
-        small = model.preset in SMALL and not (model.config or model.path or model.factory)
-        if open_yet and self.mode in WITH_MUON and small and not model.lora_rank:
+        model, open_yet = self.model, not self.train.model_fields_set & {"inner", "lr"}
+        lr = MUON_LR.get("" if model.config or model.path or model.factory else model.preset)
+        if lr and open_yet and self.mode in WITH_MUON and not model.lora_rank:
             vars(self)["train"] = self.train.model_copy()
-            vars(self.train).update(INNER)  # and not as what the user has set
+            vars(self.train).update(inner="muon", lr=lr)  # and not as what the user has set
         return self
 
     def for_model(self, model: ModelConfig) -> Self:

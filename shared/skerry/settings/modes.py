@@ -15,7 +15,7 @@ data-parallel K = M, P = 1, H = 1, tau = 0, bare gradients in f32, AdamW on the 
 single        M = 1: the one learner's own optimizer
 ============= =====================================================================================
 
-``decoupled`` and ``single`` train small models from scratch with Muon, see ``INNER``.
+``decoupled`` and ``single`` train small models from scratch with Muon, see ``MUON_LR``.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Clause:
         return self.least is not None and isinstance(value, int) and value >= self.least
 
 
-INNER = {"inner": "muon", "lr": 1.2e-2}
-"""What ``train`` is where neither is set, the mode is one of ``WITH_MUON`` and a built-in model of
-``SMALL`` begins from scratch (experiment ``optimizer`` of docs/quality.md). Weights that AdamW has
-made, adapters on them, and larger models, for which no rate was measured, stay with AdamW."""
 WITH_MUON: tuple[Mode, ...] = ("decoupled", "single")
-SMALL = ("nano", "micro")
-RATES = {"adamw": (3e-4, 2.4e-2), "muon": (6e-3, 4.8e-2)}
-"""The lowest and the highest learning rate that was measured with an inner optimizer, by models
-below 1 M parameters that begin from scratch (docs/quality.md)."""
+MUON_LR = {"nano": 1.2e-2, "micro": 6e-3}
+"""Built-in models that begin from scratch with Muon, and their learning rates, where the mode is
+one of ``WITH_MUON`` and neither ``train.inner`` nor ``train.lr`` is set (experiments ``optimizer``
+and ``size`` of docs/quality.md). Weights that AdamW has made, adapters on them, and larger models,
+for which no rate was measured, stay with AdamW."""
+RATES = {"adamw": (3e-4, 2.4e-2), "muon": (3e-3, 4.8e-2)}
+"""The lowest and the highest learning rate that was measured with an inner optimizer, by models of
+0.1 to 1 M parameters that begin from scratch (docs/quality.md)."""
 
 
 def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:

@@ -99,7 +99,7 @@ def test_a_mode_fills_in_what_is_open(
     ("sets", "inner", "lr"),
     [
         ((), "muon", 1.2e-2),
-        (("model.preset=micro", "model.layers=2"), "muon", 1.2e-2),
+        (("model.preset=micro", "model.layers=2"), "muon", 6e-3),
         (("train.lr=1e-3",), "adamw", 1e-3),
         (("train.inner=adamw",), "adamw", 3e-3),
         (("mode=diloco",), "adamw", 3e-3),
