@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from skerry.errors import ConfigError, SkerryError
 
@@ -73,13 +74,28 @@ def matching(name: str) -> list[Path]:
 
 
 @contextmanager
-def writing(folder: Path) -> Generator[None]:
-    """Raise ConfigError for a folder that holds anything, and where it cannot be written."""
+def writing(folder: Path) -> Generator[Path]:
+    """Yield a draft below a folder; its files move up once all of them are written.
+
+    What fails or is interrupted leaves nothing. ``folder`` may be a mounted disk, which nothing can
+    be renamed onto. Raises ConfigError for a folder that holds anything, and where it cannot be
+    written.
+    """
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        is_new = not folder.exists()
+        if not is_new and (not folder.is_dir() or any(folder.iterdir())):
             msg = f"{folder} is not empty: name a new folder."
             raise ConfigError(msg, path="out")
-        yield
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with TemporaryDirectory(prefix=".", dir=folder) as draft:
+                yield Path(draft)
+                for file in sorted(Path(draft).iterdir(), reverse=True):  # config.json after others
+                    file.rename(folder / file.name)
+        finally:
+            if is_new:
+                with suppress(OSError):  # it holds what was written
+                    folder.rmdir()
     except SkerryError:  # some are OSErrors too
         raise
     except OSError as error:

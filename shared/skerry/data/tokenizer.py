@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -113,15 +111,10 @@ def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
     if (first := next(filled, None)) is None:
         msg = "The sources hold no text: name files with some."
         raise CorpusError(msg, path="source")
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as draft:
-            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
-            Path(draft, SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-            Path(draft, FILE).write_text(_trained(chain([first], filled), vocab), encoding="utf-8")
-            out.mkdir(exist_ok=True)
-            for name in (SETTINGS, FILE):  # without the last there is no tokenizer
-                shutil.move(Path(draft, name), out / name)
+    with writing(out) as draft:
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+        (draft / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        (draft / FILE).write_text(_trained(chain([first], filled), vocab), encoding="utf-8")
     return Words.of(out)
 
 

@@ -77,7 +77,6 @@ def write_peft(
     folder: str | Path, model: ModelConfig, adapters: Mapping[str, Any], base: str = ""
 ) -> None:
     """Write adapters as the peft library loads them; ``base`` is what it calls the weights."""
-    target = Path(folder)
     tensors = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in adapters.items()}
     config = {
         "peft_type": "LORA",
@@ -90,11 +89,10 @@ def write_peft(
         "bias": "none",
         "inference_mode": True,
     }
-    with writing(target):
-        target.mkdir(parents=True, exist_ok=True)
-        save_tensors(tensors, target / "adapter_model.safetensors")
+    with writing(Path(folder)) as draft:
+        save_tensors(tensors, draft / "adapter_model.safetensors")
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        (target / "adapter_config.json").write_text(text)
+        (draft / "adapter_config.json").write_text(text)
 
 
 def alpha_of(model: ModelConfig) -> float:

@@ -112,9 +112,8 @@ def export_tensors(
     del source
     target, (_, tensors) = Path(out), checkpoint.params(*locate(where, access))
     made = {n: np.asarray(t, hf.DTYPES[dtype or DEFAULT_DTYPE]) for n, t in tensors.items()}
-    with writing(target):
-        target.mkdir(parents=True, exist_ok=True)
-        save_tensors(made, target / hf.SINGLE)
+    with writing(target) as draft:
+        save_tensors(made, draft / hf.SINGLE)
     return target
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,33 +135,16 @@ def write(
 ) -> None:
     """Write a model that transformers loads: shards, index, config, and the source's companions.
 
-    ``tensors`` are arrays or lazy tensors by leaf name. The folder appears when it is whole; one
-    that has anything in it, or cannot be written, is refused with ConfigError.
+    ``tensors`` are arrays or lazy tensors by leaf name. The files appear when all are written; a
+    folder that has anything in it, or cannot be written, is refused with ConfigError.
     """
-    target = Path(folder)
-    with writing(target), _draft(target) as draft:
+    with writing(Path(folder)) as draft:
         _write_tensors(draft, arch, tensors, dtype, shard_bytes)
         table = parse(arch.config) | {"architectures": [arch.architecture], "dtype": dtype}
         (draft / CONFIG).write_text(json.dumps(table, indent=2, sort_keys=True) + "\n")
         for name in COMPANIONS:
             if source is not None and (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, draft / name)
-
-
-@contextmanager
-def _draft(target: Path) -> Generator[Path]:
-    """Yield a folder that takes the place of ``target`` when it is whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield draft
-        draft.chmod(0o755)
-        with suppress(FileNotFoundError):
-            target.rmdir()
-        draft.rename(target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
 
 
 def digest(folder: str | Path) -> str:

@@ -99,13 +99,26 @@ async def test_what_cannot_be_exported_is_one_sentence(
 
 
 @pytest.mark.parametrize("form", ["hf", "tensors"])
-async def test_an_export_that_does_not_fit_its_disk_is_one_sentence(
+async def test_an_export_fills_the_folder_that_is_there_as_a_mounted_disk_needs(
+    store: LocalStore, tmp_path: Path, form: str
+) -> None:
+    where = await checkpoint_of(store, {"config": ARCH.config})
+    (tmp_path / "out").mkdir()
+    there = (tmp_path / "out").stat().st_ino
+    out = FORMS[form](where, tmp_path / "out", StoreSettings(), source=None, dtype=None)
+    assert out.stat().st_ino == there
+    assert all(path.is_file() for path in out.iterdir())
+
+
+@pytest.mark.parametrize("form", ["hf", "tensors"])
+async def test_an_export_that_does_not_fit_its_disk_leaves_one_sentence_and_no_folder(
     store: LocalStore, tmp_path: Path, form: str, short_of_disk: Callable[[], None]
 ) -> None:
     where = await checkpoint_of(store, {"config": ARCH.config})
     short_of_disk()
     with pytest.raises(ConfigError, match=r"Cannot write .*out \(.*File too large"):
         FORMS[form](where, tmp_path / "out", StoreSettings(), source=None, dtype=None)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ PREPARE = "prepare {} --tokenizer {} --out out"
         (without_end, PREPARE.format("a.txt", "plain"), "no token that ends a text"),
         (None, "prepare a.txt --tokenizer words --out corpus", "corpus is not empty"),
         (None, "train-tokenizer a.txt --out corpus", "corpus is not empty"),
-        (None, "train-tokenizer a.txt --out a.txt/x", "Cannot write a.txt/x (File exists)"),
+        (None, "train-tokenizer a.txt --out a.txt/x", "Cannot write a.txt/x (Not a directory)"),
         (hollow, "train-tokenizer a.txt --out out", "The sources hold no text"),
         (
             halved,
