@@ -15,6 +15,7 @@ from typing import Literal
 import psutil
 
 from skerry.cli.cluster import devices
+from skerry.data.files import files_below
 from skerry.errors import ConfigError
 from skerry.models.axes import MeshSizes
 from skerry.models.memory import activation_bytes, learner_memory
@@ -110,7 +111,7 @@ def fitting(machine: Machine, learners: int) -> tuple[str, str]:
 def text_in(folder: Path) -> tuple[tuple[str, ...], int]:
     """Return the name endings of a folder's text, and its bytes.
 
-    Raises ConfigError for a folder without any.
+    Raises ConfigError for a folder without any, CorpusError for one that cannot be read.
     """
     if not folder.exists():
         msg = f"There is no {folder}: name a file or folder with the text to train on."
@@ -118,8 +119,8 @@ def text_in(folder: Path) -> tuple[tuple[str, ...], int]:
     if folder.is_file() and (size := folder.stat().st_size):
         return (), size
     sizes = Counter[str]()
-    for path in folder.rglob("[!.]*"):
-        if path.is_file():
+    for path in files_below(folder):
+        if path.is_file() and not path.name.startswith("."):
             sizes[path.suffix] += path.stat().st_size
     usual = [suffix for suffix in DataConfig().suffixes if sizes[suffix]]
     found = usual or [suffix for suffix, size in sizes.most_common(1) if size]

@@ -57,7 +57,7 @@ def _local(name: str, suffixes: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for path in matching(name):
         if path.is_dir():
-            found += sorted(p for p in _below(path) if p.suffix in suffixes and p.is_file())
+            found += sorted(p for p in files_below(path) if p.suffix in suffixes and p.is_file())
         elif path.is_fifo():
             msg = f"{name} is a pipe, and text is read more than once: write it to a file first."
             raise CorpusError(msg, path="data.paths")
@@ -66,16 +66,23 @@ def _local(name: str, suffixes: Sequence[str]) -> list[Path]:
     return found
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield every file below a folder; CorpusError for a folder that cannot be read.
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield every file below a folder and the folders linked there, each once.
 
-    ``rglob`` would skip it, and two learners would read different texts without a warning.
+    Raises CorpusError for a folder that cannot be read. ``rglob`` would skip it, and links: two
+    learners would read different texts without a warning.
     """
 
     def refuse(error: OSError) -> None:
         raise unreadable(error)
 
-    for root, _, names in os.walk(folder, onerror=refuse):
+    seen = set[Path]()
+    for root, below, names in os.walk(folder, onerror=refuse, followlinks=True):
+        below.sort()  # so that every machine finds a folder by the same of two links
+        if (here := Path(root).resolve()) in seen:
+            below.clear()
+            continue
+        seen.add(here)
         yield from (Path(root, name) for name in names)
 
 

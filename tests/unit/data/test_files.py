@@ -10,7 +10,7 @@ import pytest
 from skerry import folders
 from skerry.data.corpus import load_corpus
 from skerry.data.documents import Article, find_sources, fingerprint
-from skerry.data.files import COPIES
+from skerry.data.files import COPIES, files_below
 from skerry.data.prepare import prepare
 from skerry.data.source import read_source
 from skerry.data.tokenizer import train_tokenizer
@@ -109,3 +109,16 @@ def test_a_pattern_names_the_files_that_it_matches(tmp_path: Path) -> None:
     assert read([str(tmp_path / "a*.txt")]) == ["a1.txt", "a2.txt"]
     with pytest.raises(CorpusError, match="There is no"):
         read([str(tmp_path / "c*.txt")])
+
+
+def test_folders_linked_below_a_folder_are_read_once_and_loops_left_out(tmp_path: Path) -> None:
+    texts, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
+    for folder in (texts, elsewhere):
+        folder.mkdir()
+    (texts / "a.txt").write_text("one")
+    (elsewhere / "b.txt").write_text("two")
+    (texts / "linked").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(texts)
+    (texts / "itself").symlink_to(texts)
+    found = sorted(files_below(texts))
+    assert [path.relative_to(texts).as_posix() for path in found] == ["a.txt", "linked/b.txt"]
