@@ -10,14 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from errno import ENOLCK
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import obstore
 import pytest
 
 from skerry.errors import CheckpointCorrupt, ConfigError, StoreError
+from skerry.settings.local import StoreSettings
 from skerry.store import local
 from skerry.store.base import MANIFEST, Store, StoredFile
 from skerry.store.checkpoint import PARAMS_FILE, verify
@@ -333,6 +337,49 @@ class TestS3Store:
         access = s3_server.access().model_copy(update=changes)
         with pytest.raises(StoreError, match="does not answer"):
             S3Store(bucket.url, access).names()
+
+    def test_a_busy_s3_is_asked_again_and_a_refusal_says_what_helps(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "any")
+        with refusing() as (answers, endpoint):
+            access = StoreSettings(endpoint=endpoint, region="us-east-1")
+            answers.extend([(503, "SlowDown")] * 8)
+            assert S3Store(f"s3://{BUCKET}/run", access).names() == []
+            impatient = S3Store(f"s3://{BUCKET}/run", access.model_copy(update={"timeout_s": 0.5}))
+            for status, code, said in (
+                (503, "SlowDown", "too busy"),
+                (429, "TooManyRequests", "too busy"),
+                (403, "RequestTimeTooSkewed", "clock of this machine is wrong"),
+            ):
+                answers[:] = [(status, code)] * 99
+                with pytest.raises(StoreError, match=said):
+                    impatient.names()
+
+
+@contextmanager
+def refusing() -> Iterator[tuple[list[tuple[int, str]], str]]:
+    """Serve as an S3 that gives these answers, status and code, and then an empty list."""
+    answers: list[tuple[int, str]] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, code = answers.pop(0) if answers else (200, "")
+            kind = "Error" if code else "ListBucketResult"
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(f"<{kind}><Code>{code}</Code></{kind}>".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield answers, f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 def full_writer(prefix: list[str], folder: Path, before: str = "") -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from skerry.cli.cluster import clock
-from skerry.cli.cluster.cluster import Team, stages
+from skerry.cli.cluster.cluster import ServedBroker, Team, prepared, stages
 from skerry.cli.cluster.folder import RunFolder
+from skerry.cli.cluster.processes import ProcessTable
 from skerry.cli.cluster.supervisor import Command, Need
+from skerry.settings.loading import load
 
 KEYS = {"learner-1": Path("/keys/learner-1.nk")}
 
@@ -75,3 +78,15 @@ def test_only_the_monitor_of_a_run_that_allows_faults_can_ask_for_them(
     started = commands(folder, Team(1, chaos=chaos))
     asking = {n for n, one in started.items() if any("health.token_file" in w for w in one.argv)}
     assert asking == ({"health-monitor"} if chaos else set())
+
+
+def test_a_page_stays_at_its_port_when_its_monitor_is_started_again(folder: RunFolder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        for port in (0, taken):
+            given = load(None, [f"health.port={port}"], {})
+            broker = ServedBroker(given.local.nats, ProcessTable(folder.processes))
+            kept = prepared(given, broker, folder).local.health.port
+            assert kept not in {0, taken}
+            assert load(folder.settings, environ={}).local.health.port == kept
+            socket.create_server(("127.0.0.1", kept)).close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from skerry.cli.cluster.folder import RunFolder
     from skerry.cli.cluster.proxy import Proxy
-    from skerry.settings.local import NatsSettings, Settings
+    from skerry.settings.local import HealthSettings, NatsSettings, Settings
 
 INSTALLED = ("learner", "syncer", "checkpointer", "health-monitor")
 """Services without which no cluster is started."""
@@ -213,7 +214,7 @@ def note(table: ProcessTable, kind: str, event: ProcessEvent) -> None:
 
 
 def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Settings:
-    """Write the settings that the services start with, the broker's addresses among them.
+    """Write the settings that the services start with, the broker's and the page's addresses too.
 
     The run's record gets its text by whole paths: its checkpoints are judged from any folder.
     """
@@ -227,6 +228,7 @@ def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Set
         "store": local.store.model_copy(update={"path": local.store.path.absolute()}),
         "telemetry": local.telemetry.model_copy(update={"jsonl": rows}),
         "metrics": local.metrics.model_copy(update={"broker": monitoring}),
+        "health": local.health.model_copy(update={"port": _page_port(local.health)}),
     }
     text = settings.run.data
     found = {
@@ -237,6 +239,18 @@ def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Set
     full = settings.model_copy(update={"run": run, "local": local.model_copy(update=changed)})
     write_private(folder.settings, to_toml(full))
     return full
+
+
+def _page_port(health: HealthSettings) -> int:
+    """Return a port that is free: the page stays there when its monitor is started again."""
+    for port in (health.port, 0):
+        family = socket.AF_INET6 if ":" in health.host else socket.AF_INET
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server((health.host, port), family=family) as free,
+        ):
+            return int(free.getsockname()[1])
+    return health.port  # the monitor says what is wrong with this host
 
 
 async def call(folder: RunFolder, argv: Sequence[str], log_name: str) -> str:

@@ -57,7 +57,8 @@ MOST_PARTS = 10_000
 TRANSFERS = 4
 """Parts on their way at once; they bound a writer's memory."""
 MOST_NAMES = 1000
-RETRIES = 5
+RETRIES = 10
+"""About 4 s of them, unless ``store.timeout_s`` ends them before."""
 CREDENTIALS = Path("~/.aws/credentials")
 KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
@@ -65,11 +66,15 @@ SENTENCES = {
     "NoSuchBucket": "There is no bucket {bucket!r}: create it or change store.url.",
     "169.254.169.254, Missing SecretAccessKey": "There are no credentials for {where}: set"
     " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or store.credentials.",
+    "RequestTimeTooSkewed": "The clock of this machine is wrong, so S3 refuses what it signs for"
+    " {where}: set it right.",
     "AccessDenied, SignatureDoesNotMatch, InvalidAccessKeyId, 403 Forbidden, Unauthenticated": "S3"
     " allows these credentials too little at {where}: they must read, write, list and delete there;"
     " check the keys and the bucket's policy.",
     "error sending request, timed out, dns error, Connection refused, TimeoutError": "S3 does not"
     " answer for {where}: check store.endpoint, store.region and the network.",
+    "503 Service, 429 Too, 500 Internal": "S3 is too busy, or out of order, at {where}: try again"
+    " later, or set store.timeout_s higher.",
     "FileNotFoundError, NotFoundError": "There is no {where}: check the address.",
 }
 """What S3's own messages hold, and what to say and do then; the first that fits counts."""
