@@ -14,6 +14,7 @@ from skerry.algorithm.fragments import plan
 from skerry.algorithm.goodput import data_parallel_bytes
 from skerry.algorithm.liveness import Liveness, LivenessReason
 from skerry.protocol.messages import (
+    CheckpointRecord,
     Commit,
     Evaluation,
     LearnerPhase,
@@ -102,6 +103,8 @@ class RunModel:
                     self.history.committed(commit, seen.sequence, seen.stored_ns / 1e9, at_s)
                     self.totals.take(commit)
             case _:
+                if isinstance(message, CheckpointRecord):  # its writer's clock may be off by hours
+                    message = replace(message, written_ns=int(at_s * 1e9))
                 self.view.take(message, at_s)
                 self.history.take(message, at_s)
 

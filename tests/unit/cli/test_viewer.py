@@ -25,7 +25,7 @@ from skerry.cli.viewer import FollowedRun, Screen, keys, snapshot_json
 from skerry.log import run_records
 from skerry.log.base import Room, Storage
 from skerry.log.memory import MemoryBroker
-from skerry.protocol.messages import Commit, LearnerPhase, Pulse
+from skerry.protocol.messages import CheckpointRecord, Commit, LearnerPhase, Pulse
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.service.reporting import BrokerWatch
@@ -111,11 +111,13 @@ LIVE: list[RunMessage] = [
 def scene(
     messages: Sequence[RunMessage], *, later_s: float = 0.0, config: RunConfig = CONFIG
 ) -> RunSnapshot:
-    """Return a run whose pulses and commits came at their own time, all else by now."""
+    """Return a run whose pulses, commits and checkpoints came at their own time, else by now."""
     model = RunModel(RECORD, config, lambda: NOW_S + later_s)
     for number, message in enumerate(messages, 1):
         match message:
-            case Pulse(sent_ns=at_ns) | Commit(closed_ns=at_ns):
+            case (
+                Pulse(sent_ns=at_ns) | Commit(closed_ns=at_ns) | CheckpointRecord(written_ns=at_ns)
+            ):
                 at_s = at_ns / 1e9
             case _:
                 at_s = NOW_S

@@ -22,7 +22,17 @@ from skerry.status.model import MOST_LINES, RunModel
 from skerry.status.recent import RECENT_S
 from skerry.status.timeline import AHEAD_S
 from skerry.telemetry.metrics import flat
-from tests.support.builders import as_seen, commit, consumed, member, ns, pulse, refused, run_record
+from tests.support.builders import (
+    as_seen,
+    checkpoint_record,
+    commit,
+    consumed,
+    member,
+    ns,
+    pulse,
+    refused,
+    run_record,
+)
 
 PULSE_S = 0.5
 STARTED_S = 1_000_000.0
@@ -201,3 +211,14 @@ def test_a_crowd_that_changes_at_once_is_one_line_beyond_the_first_few(clock: Cl
         assert len(judge(model)) == 500
     assert len(logs) == MOST_LINES + 1
     assert logs[-1]["learner_gone"] == 500 - MOST_LINES
+
+
+def test_the_newest_checkpoint_is_the_last_one_whatever_clock_its_writer_had(
+    clock: Clock, model: RunModel
+) -> None:
+    for path, off_s in (("ahead", 18_000), ("right", 0), ("behind", -18_000)):
+        clock.now_s += 30
+        written = checkpoint_record(path, written_ns=ns(clock.now_s + off_s))
+        model.take(as_seen(written, clock.now_s))
+        run = model.snapshot().report.run
+        assert (run.checkpoint, run.checkpoint_s_ago) == (path, 0.0)
