@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from errno import ENOLCK
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -359,7 +359,7 @@ class TestS3Store:
 
 
 @contextmanager
-def refusing() -> Iterator[tuple[list[tuple[int, str]], str]]:
+def refusing() -> Generator[tuple[list[tuple[int, str]], str]]:
     """Serve as an S3 that gives these answers, status and code, and then an empty list."""
     answers: list[tuple[int, str]] = []
 
@@ -371,7 +371,7 @@ def refusing() -> Iterator[tuple[list[tuple[int, str]], str]]:
             self.end_headers()
             self.wfile.write(f"<{kind}><Code>{code}</Code></{kind}>".encode())
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:

@@ -224,7 +224,11 @@ class Checkpointer:
         indices = {name: checkpoint.index for name, checkpoint in self.known.items()}
         kept = keep(indices, self.config.keep_newest, self.config.keep_every)
         for name in sorted(indices.keys() - kept):
-            self.store.delete(name)
+            try:
+                self.store.delete(name)
+            except StoreError as error:  # one that somebody protects keeps no other
+                log.warning("checkpoint_not_deleted", name=name, error=str(error))
+                continue
             del self.known[name]
             log.info("checkpoint_deleted", name=name)
 

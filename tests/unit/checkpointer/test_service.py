@@ -152,6 +152,26 @@ async def test_old_ones_are_thinned_out_also_after_a_restart(store: LocalStore) 
     assert [read_manifest(store, name).index for name in store.names()] == [0, 3, 4]
 
 
+async def test_one_that_cannot_be_deleted_keeps_no_other(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = await begun(keep_newest=1, keep_every=0)
+    service = of(scripted, store)
+    delete = store.delete
+
+    def protecting(name: str) -> bool:
+        if name == "step-00000001":
+            msg = "Cannot write it (Device or resource busy)."
+            raise StoreError(msg)
+        return delete(name)
+
+    monkeypatch.setattr(store, "delete", protecting)
+    for step in range(1, 5):
+        await scripted.commit(0, step=step)
+        assert await service.save() is not None
+    assert store.names() == ["step-00000001", "step-00000004"]
+
+
 indices = st.dictionaries(st.text(min_size=1, max_size=8), st.integers(0, 200), max_size=40)
 newest, every = st.integers(1, 10), st.integers(0, 12)
 
