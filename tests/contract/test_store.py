@@ -168,6 +168,17 @@ class TestLocalStore:
         assert len(store.sweep()) == 1
         assert list(tmp_path.iterdir()) == [tmp_path / "first"]
 
+    def test_a_first_draft_that_is_discarded_leaves_no_folder_and_no_other_goes(
+        self, tmp_path: Path
+    ) -> None:
+        store = LocalStore(tmp_path / "run")
+        store.draft("first").discard()
+        assert list(tmp_path.iterdir()) == []
+        one, two = store.draft("first"), store.draft("second")
+        one.discard()
+        assert two.commit(MANIFEST_BYTES) == "second"
+        assert store.names() == ["second"]
+
     def test_a_file_that_reads_back_differently_is_never_committed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -121,6 +121,7 @@ class LocalDraft:
         self._folder = root / f"{PARTIAL}{name}-{uuid.uuid4().hex[:12]}"
         self._over = False
         with _refusals(self._folder):
+            self._is_first = not root.exists()
             root.mkdir(parents=True, exist_ok=True)
             with _locked(root):  # so that no sweep sees the folder before its lock
                 self._folder.mkdir()
@@ -157,6 +158,9 @@ class LocalDraft:
     def discard(self) -> None:
         if not self._over:
             shutil.rmtree(self._folder, ignore_errors=True)
+            if self._is_first:
+                with suppress(OSError):  # another draft is there by now
+                    self._root.rmdir()
             self._end()
 
     def _end(self) -> None:
