@@ -156,10 +156,15 @@ def bus_from(
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return what a person can do about an error of JAX; any other error as it is."""
+    """Return what a person can do about an error of JAX or of a path; any other as it is."""
     said = str(error)
     if isinstance(error, SkerryError):
         return error
+    if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:  # getcwd
+        return ConfigError("The working folder is gone: change to a folder that is there.")
+    if said == "Could not determine home directory.":
+        msg = "A path begins with ~ and names no user of this machine: write the path in full."
+        return ConfigError(msg)
     if "RESOURCE_EXHAUSTED" in said or isinstance(error, MemoryError):
         msg = (
             "Out of memory: lower data.batch, or keep it and set train.accumulate=2 or"

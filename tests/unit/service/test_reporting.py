@@ -222,3 +222,18 @@ def test_what_a_person_can_mend_of_jax_is_one_sentence_in_a_services_log_too(
         raise error
     (line,) = capsys.readouterr().err.splitlines()
     assert fix in line
+
+
+def test_a_working_folder_that_is_gone_and_a_home_that_is_none_are_no_defects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"), exit_on_error():
+        Path("~no-such-user/books").expanduser()
+    assert "write the path in full" in capsys.readouterr().err
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SystemExit, match="2"), exit_on_error():
+        Path("keys").absolute()
+    assert "change to a folder that is there" in capsys.readouterr().err
