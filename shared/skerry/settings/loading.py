@@ -153,7 +153,7 @@ def validated(model: type[T], tree: Tree) -> T:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return what a TOML file holds; ConfigError where it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         why = f"is not valid TOML: {error}"
         if isinstance(error, OSError):

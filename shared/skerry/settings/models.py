@@ -6,12 +6,24 @@ what its mode has filled in. ``settings.local`` has what belongs to one machine.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from skerry.algorithm.schemes import AUTO, CHUNK_BYTES, DELTAS, SCHEMES
 from skerry.settings.modes import MUON_LR, WITH_MUON, Mode, clauses
+
+WHOLE = 2**63
+"""Whole numbers lie below this, and not below its negative: they have 64 bits."""
 
 
 class Table(BaseModel):
@@ -20,6 +32,17 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*")
+    @classmethod
+    def _complete(cls, value: object) -> object:
+        """Complete a path that begins with ``~``; refuse a number that no array or broker holds."""
+        if isinstance(value, Path):
+            return value.expanduser()
+        if isinstance(value, int) and not -WHOLE <= value < WHOLE:
+            kind, bound = ("less_than", {"lt": WHOLE}) if value > 0 else ("least", {"ge": -WHOLE})
+            raise PydanticCustomError(kind, "out of bounds", bound)
+        return value
 
 
 def _by_comma(value: object) -> object:
@@ -343,7 +366,7 @@ class LogConfig(Table):
     """Bytes of contributions that are kept for replay, an equal part of them for each shard; the
     broker reserves them at once. Unset, they have room for ``sync.snapshot_every`` rounds, and at
     least twice for the initial parameters."""
-    window_s: float = Field(default=24 * 3600.0, gt=0)
+    window_s: float = Field(default=24 * 3600.0, gt=0, le=9e9)
     """Seconds for which contributions are kept; the smaller of both bounds counts."""
 
     def bytes_for(self, wanted: int) -> int:

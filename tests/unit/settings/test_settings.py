@@ -125,6 +125,9 @@ def test_unknown_key_of_the_environment_or_a_file_names_its_source(tmp_path: Pat
         ("train.b1=1", "train.b1 (from --set) is 1, but it must be less than 1.0."),
         ("health.port=70000", "is 70000, but it must be at most 65535."),
         ("train.rewarm_steps=0.5", "is 0.5, but it must be a whole number."),
+        ("train.seed=9223372036854775808", "but it must be less than 9223372036854775808."),
+        ("data.seed=-9223372036854775809", "but it must be at least -9223372036854775808."),
+        ("log.window_s=1e10", "is 10000000000.0, but it must be at most 9000000000.0."),
         ("sync.h_steps=true", "is true, but it must be a whole number."),
         ("sync.h_steps=many", 'is "many", but it must be a whole number.'),
         ("train.lr=inf", "but it must be a finite number."),
@@ -143,6 +146,19 @@ def test_wrong_value_names_path_value_and_bound(assignment: str, sentence: str) 
     error = refusal(assignment)
     assert sentence in str(error)
     assert error.path == assignment.partition("=")[0]
+
+
+def test_a_file_may_begin_with_the_mark_that_windows_editors_write(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nsteps = 7\n", encoding="utf-8-sig")
+    assert load(path, (), {}).run.train.steps == 7
+
+
+def test_a_machines_paths_may_begin_with_its_owners_home() -> None:
+    sets = ["store.path=~/kept", "nats.credentials=~/keys/a.nk"]
+    local = load(None, sets, {}).local
+    assert local.store.path == Path.home() / "kept"
+    assert local.nats.credentials == Path.home() / "keys/a.nk"
 
 
 @pytest.mark.parametrize("value", ["my books, b.txt", '["my books", "b.txt"]'])
