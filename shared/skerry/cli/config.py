@@ -119,7 +119,7 @@ def text_in(folder: Path) -> tuple[tuple[str, ...], int]:
     if folder.is_file() and (size := folder.stat().st_size):
         return (), size
     sizes = Counter[str]()
-    for path in files_below(folder):
+    for path in files_below(folder) if folder.is_dir() else ():
         if path.is_file() and not path.name.startswith("."):
             sizes[path.suffix] += path.stat().st_size
     usual = [suffix for suffix in DataConfig().suffixes if sizes[suffix]]
