@@ -179,25 +179,25 @@ PLAN_FILE = TypeAdapter(PlanFile)
 
 def random_plan(
     seed: int,
-    rate_s: float,
+    every_s: float,
     duration_s: float,
     kinds: Sequence[Kind],
     targets: Sequence[str],
     *,
     heal_s: float = 30.0,
 ) -> FaultPlan:
-    """Draw a plan: a fault every ``rate_s`` seconds on average, none after ``duration_s``.
+    """Draw a plan: a fault every ``every_s`` seconds on average, none after ``duration_s``.
 
     The same arguments give the same plan on every machine and Python: only ``Random.random``,
     whose sequence is promised, is drawn from. Kinds that no target can suffer are left out.
     ConfigError for numbers that mean nothing, or far too many faults.
     """
-    check_number("rate_s", rate_s, above=True)
+    check_number("every_s", every_s, above=True)
     check_number("duration_s", duration_s, above=True)
-    if duration_s / rate_s > MOST_FAULTS:
+    if duration_s / every_s > MOST_FAULTS:
         msg = (
-            f"A fault every {rate_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,} faults:"
-            " give a shorter time, or fewer of them."
+            f"A fault every {every_s:g} s for {duration_s:g} s are more than {MOST_FAULTS:,}"
+            " faults: give a shorter time, or fewer of them."
         )
         raise ConfigError(msg, path="duration_s")
     draw = random.Random(f"skerry/{seed}").random  # noqa: S311 - faults, no secrets
@@ -206,7 +206,7 @@ def random_plan(
     found: list[Fault] = []
     longest_s = min(LONGEST_DURATION * duration_s, LONGEST_DURATION_S)
     at_s = 0.0
-    while possible and (at_s := at_s - rate_s * math.log(1.0 - draw())) < duration_s:
+    while possible and (at_s := at_s - every_s * math.log(1.0 - draw())) < duration_s:
         kind = possible[int(draw() * len(possible))]
         which = draw()
         target = BROKER if kind in BROKER_KINDS else services[int(which * len(services))]

@@ -41,19 +41,19 @@ def test_other_seeds_give_other_plans() -> None:
     assert len(drawn) == 50
 
 
-@given(seed=st.integers(0, 10_000), rate_s=st.floats(0.1, 5.0))
-def test_a_random_plan_passes_its_own_check(seed: int, rate_s: float) -> None:
-    drawn = plans.random_plan(seed, rate_s, 30.0, DRAWN, TARGETS)
+@given(seed=st.integers(0, 10_000), every_s=st.floats(0.1, 5.0))
+def test_a_random_plan_passes_its_own_check(seed: int, every_s: float) -> None:
+    drawn = plans.random_plan(seed, every_s, 30.0, DRAWN, TARGETS)
     plans.check(drawn, SERVICES)
     assert all(f.at_s < 30.0 for f in drawn.faults)
 
 
 @pytest.mark.parametrize(
-    ("rate_s", "duration_s", "path"),
+    ("every_s", "duration_s", "path"),
     [
-        (math.inf, 60.0, "rate_s"),
-        (math.nan, 60.0, "rate_s"),
-        (0.0, 60.0, "rate_s"),
+        (math.inf, 60.0, "every_s"),
+        (math.nan, 60.0, "every_s"),
+        (0.0, 60.0, "every_s"),
         (5.0, math.inf, "duration_s"),
         (5.0, math.nan, "duration_s"),
         (5.0, 0.0, "duration_s"),
@@ -64,10 +64,10 @@ def test_a_random_plan_passes_its_own_check(seed: int, rate_s: float) -> None:
     ],
 )
 def test_times_that_mean_nothing_or_draw_without_end_are_refused(
-    rate_s: float, duration_s: float, path: str
+    every_s: float, duration_s: float, path: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        plans.random_plan(1, rate_s, duration_s, DRAWN, TARGETS)
+        plans.random_plan(1, every_s, duration_s, DRAWN, TARGETS)
     assert refused.value.path == path
 
 
