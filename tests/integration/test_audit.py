@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import reduce
@@ -24,7 +25,7 @@ from skerry.protocol.shard import MOST_NAMED
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import OuterConfig, RunConfig
 from skerry.store import checkpoint
-from skerry.store.local import LocalStore
+from skerry.store.local import LocalDraft, LocalStore
 from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
 from skerry_tools.audit.accounts import What
@@ -365,6 +366,24 @@ async def test_a_fork_is_the_run_as_it_was_and_starts_as_another(tmp_path: Path)
         assert restored.commit.version == 3
         assert restored.commit.master_digest == commit.master_digest
         assert restored.commit.progress != ()
+
+
+async def test_a_fork_that_is_interrupted_as_it_begins_to_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, store = await log_of(await trained()), LocalStore(tmp_path / "then")
+    forking = asyncio.create_task(fork(log, ReplayMoment(version=3), "then", store))
+    loop, draft = asyncio.get_running_loop(), store.draft
+
+    def interrupted(name: str) -> LocalDraft:
+        begun = draft(name)
+        loop.call_soon_threadsafe(forking.cancel)
+        return begun
+
+    monkeypatch.setattr(store, "draft", interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert store.names() == store.sweep() == []
 
 
 async def test_a_fork_without_a_learner_merges_the_others_alone(tmp_path: Path) -> None:

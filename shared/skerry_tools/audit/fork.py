@@ -57,7 +57,7 @@ async def fork(
         raise ConfigError(msg, path="without")
     found = await survey(log, moment)
     record = replace(log.record, run=checked_token(run, "as"))
-    writer = await asyncio.to_thread(CheckpointWriter, store, record, log.plan, found.step)
+    writer = CheckpointWriter(store, record, log.plan, found.step)  # in no thread: Ctrl-C lost it
 
     def keep(fold: FragmentFold, last: Commit) -> None:
         scheme, leaves = log.config.sync.global_scheme, fold.outer.leaves(fold.state)
