@@ -270,6 +270,19 @@ async def test_what_a_syncer_has_to_merge_again_must_be_in_the_window() -> None:
     assert [words in note for note in report.notes] == [True, False]
 
 
+async def test_a_merged_contribution_gone_from_the_middle_of_the_window_is_a_note() -> None:
+    bus = await trained(6)
+    merged = next(c.consumed[0] for _, c in commits_of(bus, 0) if c.version == 3)
+    drop(bus, "CONTRIB", merged.sequence_last)
+    report = await verified(bus)
+    assert report.violations == ()
+    (hole, uncovered) = report.notes
+    assert f"Fragment 0, version 3, learner {merged.learner}: contribution" in hole
+    assert "is gone from the window, which begins before it" in hole
+    assert "Fragment 0, versions 2 to 3: the window has dropped" in uncovered
+    assert report.survey.base == {0: 3, 1: 0}
+
+
 async def test_an_earlier_snapshot_is_the_one_that_the_ledger_tells_of() -> None:
     bus = await trained()
     held = (await state.read_manifests(bus, RUN, PLAN))[0]

@@ -140,6 +140,10 @@ class Checks:
             history.waiting.setdefault(contribution.id, contribution)
             self.starts_of(header.learner).know(header.incarnation, header.cursor_to)
 
+    def offered(self, fragment: int, item: Consumed) -> bool:
+        """Return True for a contribution of the window that no commit has resolved yet."""
+        return fragment in self.histories and id_of(item) in self.histories[fragment].waiting
+
     def joined(self, record: MemberRecord) -> None:
         """Note that there is a record of a start, ahead of its place among the commits."""
         starts = self.starts_of(record.learner)

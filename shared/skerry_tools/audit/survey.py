@@ -102,15 +102,15 @@ class Survey:
     sequence: int = 0
     step: int = 0
 
-    def commit(self, commit: Commit, sequence: int) -> None:
-        """Take the next commit of the ledger."""
+    def commit(self, commit: Commit, sequence: int, *, is_whole: bool = True) -> None:
+        """Take the next commit of the ledger; ``is_whole``: the window holds what it merged."""
         fragment = commit.fragment
         self.versions[fragment], self.sequence = commit.version, sequence
         self.step = max(self.step, commit.step)
         self.base.setdefault(fragment, 0)
         first = min((c.sequence_first for c in commit.consumed), default=0)
         begins = is_from_checkpoint(commit) or commit.master_origin is not None
-        if begins or 0 < first < self.window.first_sequence(fragment):
+        if begins or not is_whole or 0 < first < self.window.first_sequence(fragment):
             self.base[fragment] = commit.version
 
     def unreachable(self, fragment: int) -> str:

@@ -12,11 +12,11 @@ import xxhash
 from skerry.log import ledger
 from skerry.log.base import Bus, Record
 from skerry.log.reading import newest_sequence, read_now
-from skerry.protocol.contribution import Contribution, ContributionAssembler
+from skerry.protocol.contribution import Contribution, ContributionAssembler, id_of
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
 from skerry.protocol.subjects import contributor
 from skerry_tools.audit import replay as replaying
-from skerry_tools.audit.accounts import Violation, What
+from skerry_tools.audit.accounts import Violation, What, named
 from skerry_tools.audit.checks import Checks, Rules
 from skerry_tools.audit.global_state import Ends, check_parts
 from skerry_tools.audit.log import LedgerEntry, OnProgress, RunLog
@@ -129,13 +129,28 @@ class _Walk:
 
     def _commit(self, commit: Commit, raw: Record) -> None:
         self.commits += 1
-        self.report(self.checks.commit(commit, raw.sequence, raw.time_ns))
+        lost = self._lost(commit)
+        wrong = self.checks.commit(commit, raw.sequence, raw.time_ns)
+        self.report(wrong)
+        self.notes += lost if not wrong else []  # it may name what another commit has merged
         self.report(self._chained(commit, raw))
         self.merged.update(item.learner for item in commit.consumed if is_round(commit))
         for item in commit.refused:
             self.refused.setdefault(item.learner, Counter())[item.cause.value] += 1
         self.ends.commit(commit.fragment, commit.version, raw.payload)
-        self.survey.commit(commit, raw.sequence)
+        self.survey.commit(commit, raw.sequence, is_whole=not lost)
+
+    def _lost(self, commit: Commit) -> list[str]:
+        """Return a note for each contribution that a round merged and the window should hold."""
+        first = self.survey.window.first_sequence(commit.fragment)
+        return [
+            f"Fragment {commit.fragment}, version {commit.version}, learner {item.learner}:"
+            f" {named(id_of(item))} was merged and is gone from the window, which begins before"
+            " it: nothing can merge it again."
+            for item in (commit.consumed if is_round(commit) else ())
+            if item.identity and item.sequence_first >= first
+            if not self.checks.offered(commit.fragment, item)
+        ]
 
     def _chained(self, commit: Commit, raw: Record) -> list[Violation]:
         """Check that a record names the digest of the one before it of its fragment.
@@ -254,6 +269,7 @@ async def _walk(log: RunLog, report: OnProgress) -> _Walk:
                 done += 1
                 if done % STRIDE == 0:
                     report("window messages", done, walk.survey.window.messages)
+    walk.survey.window = await Window.read(log)  # what it has dropped by now is no hole
     info = await log.stream(log.subjects.stream("LEDGER"))
     through = await newest_sequence(log.bus, log.subjects.of_stream("LEDGER")[0])
     members = await log.members()  # after the ledger's end: who is named there has joined
