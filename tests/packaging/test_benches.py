@@ -17,25 +17,21 @@ SMALLEST = {
     "catchup": "--mib 16 --rounds 1 --gbit 0",
     "codec": "",
     "commit": "",
-    "data": "",
-    "durability": "--rounds 1 --count 1",
     "exchange": "--parameters 1e6 --fragments 2 --learners 2 --times 1",
     "growth": "--commits 200 --fragments 4 --blocks 2 --learners 2",
     "lab": "--learners 2 --batch 2 --turns 1 --seconds 0.2",
     "merge": "",
     "model": "--steps 2",
-    "monitor": "--seconds 1",
     "planning": "",
     "quantise": "",
     "recovery": "--times 1",
-    "scale": "--parameters 1e5",
     "takeover": "--times 1",
 }
 LONG = {
-    *("hostile", "join", "learner", "memory", "mesh", "page", "regions", "restart", "telemetry"),
-    *("torch", "wan"),
+    *("data", "durability", "hostile", "join", "learner", "memory", "mesh", "monitor", "page"),
+    *("regions", "restart", "scale", "telemetry", "torch", "wan"),
 }
-"""Those that take minutes at their smallest."""
+"""Those that take half a minute and more at their smallest."""
 
 
 def test_each_bench_is_run_here_or_known_to_be_long() -> None:
