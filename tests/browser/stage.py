@@ -260,6 +260,7 @@ class Stage:
             tokens=step * TOKENS,
             written_ns=self.ns,
             size_bytes=9_300_000,
+            ledger_sequence=sum(self.versions.values()),
         )
         await ledger.record_checkpoint(self.bus, record)
 

@@ -280,7 +280,9 @@ class RunView:
         held.ended_s = (held.ended_s or at_s) if pulse.phase in ENDED else None
 
     def _checkpointed(self, written: CheckpointRecord) -> None:
-        if self.checkpoint is None or written.written_ns > self.checkpoint.written_ns:
+        """Keep the checkpoint of the most commits: clocks jump, and writers overtake each other."""
+        held = self.checkpoint
+        if held is None or written.ledger_sequence >= held.ledger_sequence:
             self.checkpoint = written
             for fragment in [f for f in self.lacking if self.versions[f] <= held_in(written, f)]:
                 del self.lacking[fragment]

@@ -213,12 +213,14 @@ def test_a_crowd_that_changes_at_once_is_one_line_beyond_the_first_few(clock: Cl
     assert logs[-1]["learner_gone"] == 500 - MOST_LINES
 
 
-def test_the_newest_checkpoint_is_the_last_one_whatever_clock_its_writer_had(
+def test_the_newest_checkpoint_has_the_most_commits_whatever_clock_its_writer_had(
     clock: Clock, model: RunModel
 ) -> None:
-    for path, off_s in (("ahead", 18_000), ("right", 0), ("behind", -18_000)):
+    for at, (path, off_s) in enumerate((("ahead", 18_000), ("right", 0), ("behind", -18_000))):
         clock.now_s += 30
-        written = checkpoint_record(path, written_ns=ns(clock.now_s + off_s))
+        written = checkpoint_record(path, written_ns=ns(clock.now_s + off_s), ledger_sequence=at)
         model.take(as_seen(written, clock.now_s))
         run = model.snapshot().report.run
         assert (run.checkpoint, run.checkpoint_s_ago) == (path, 0.0)
+    model.take(as_seen(checkpoint_record("of a slower writer", ledger_sequence=1), clock.now_s))
+    assert model.snapshot().report.run.checkpoint == "behind"

@@ -336,7 +336,10 @@ def test_a_run_that_has_ended_by_tokens_is_not_shown_as_so_many_of_its_steps() -
 
 
 def test_the_newest_checkpoint_is_shown() -> None:
-    older, newer = (checkpoint_record(p, written_ns=at_ns(t)) for p, t in (("x", 1), ("y", 2)))
+    older, newer = (
+        checkpoint_record(path, written_ns=at_ns(t), ledger_sequence=t)
+        for path, t in (("x", 1), ("y", 2))
+    )
     run = reported(5, (2, newer), (3, older)).run
     assert (run.checkpoint, run.checkpoint_s_ago) == ("y", pytest.approx(3.0))
 

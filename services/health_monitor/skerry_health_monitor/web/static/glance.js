@@ -118,8 +118,8 @@ function tileAll() {
   const times = sent > 0 ? run.bytes_data_parallel / sent : 0;
   tile("sent", ...bytes(sent).split(" "),
     times > 1 ? `${times.toFixed(times < 10 ? 1 : 0)}× below data-parallel` : `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down`);
-  // By when it was written: a monitor that was started again tells of the newest one first.
-  const newest = [...store.checkpoints.values()].reduce((a, b) => (a && a.written_s > b.written_s ? a : b), null);
+  // By its commits: a monitor that was started again tells of the newest one first, and clocks jump.
+  const newest = [...store.checkpoints.values()].reduce((a, b) => (a && a.sequence > b.sequence ? a : b), null);
   tile("checkpoint", newest ? age(now() - newest.written_s) : "–", newest ? (now() - newest.written_s < 1 ? "" : "ago") : "", newest ? `step ${whole(newest.step)}, ${bytes(newest.bytes)}` : "none yet");
 }
 

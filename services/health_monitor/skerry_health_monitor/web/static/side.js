@@ -97,7 +97,7 @@ class Checkpoint {
 const checkpoints = new Rows($("checkpoint-rows"), () => new Checkpoint());
 
 function showCheckpoints() {
-  const all = [...store.checkpoints.entries()].sort((a, b) => b[1].written_s - a[1].written_s);
+  const all = [...store.checkpoints.entries()].sort((a, b) => b[1].sequence - a[1].sequence);
   checkpoints.show(all.map(([key]) => key));
   for (const [key, c] of all) checkpoints.rows.get(key).show(c);
   $("checkpoints-none").hidden = all.length > 0;
