@@ -168,7 +168,7 @@ class TestLocalStore:
         assert len(store.sweep()) == 1
         assert list(tmp_path.iterdir()) == [tmp_path / "first"]
 
-    def test_a_first_draft_that_is_discarded_leaves_no_folder_and_no_other_goes(
+    def test_discarding_the_only_draft_removes_the_folder_that_it_made(
         self, tmp_path: Path
     ) -> None:
         store = LocalStore(tmp_path / "run")

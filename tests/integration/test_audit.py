@@ -255,6 +255,7 @@ async def test_damage_to_a_log_is_found(
     assert what in kinds(report)
     said = "\n".join(v.sentence for v in report.violations)
     assert all(sentence in said for sentence in words)
+    assert not any("gone from the window" in note for note in report.notes)
 
 
 async def test_what_a_syncer_has_to_merge_again_must_be_in_the_window() -> None:

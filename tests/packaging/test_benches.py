@@ -46,7 +46,7 @@ def test_a_bench_runs_to_its_end(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHES / f"bench_{name}.py"), *SMALLEST[name].split()]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "BENCH_JSON": str(out)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(out.read_text())["results"]

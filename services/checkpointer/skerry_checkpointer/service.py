@@ -226,7 +226,7 @@ class Checkpointer:
         for name in sorted(indices.keys() - kept):
             try:
                 self.store.delete(name)
-            except StoreError as error:  # one that somebody protects keeps no other
+            except StoreError as error:  # the others must go all the same
                 log.warning("checkpoint_not_deleted", name=name, error=str(error))
                 continue
             del self.known[name]

@@ -23,7 +23,7 @@ from skerry.algorithm.schemes import AUTO, CHUNK_BYTES, DELTAS, SCHEMES
 from skerry.settings.modes import MUON_LR, WITH_MUON, Mode, clauses
 
 WHOLE = 2**63
-"""Whole numbers lie below this, and not below its negative: they have 64 bits."""
+"""A whole number has 64 bits: it is less than this, and at least its negative."""
 
 
 class Table(BaseModel):
@@ -424,8 +424,9 @@ class RunConfig(Table):
                 # Frozen for all others: no one has seen this value yet.
                 vars(self)[name] = table.model_copy(update={key: clause.value})
         model, open_yet = self.model, not self.train.model_fields_set & {"inner", "lr"}
-        lr = MUON_LR.get("" if model.config or model.path or model.factory else model.preset)
-        if lr and open_yet and self.mode in WITH_MUON and not model.lora_rank:
+        is_preset = not (model.config or model.path or model.factory or model.lora_rank)
+        lr = MUON_LR.get(model.preset)
+        if lr and is_preset and open_yet and self.mode in WITH_MUON:
             vars(self)["train"] = self.train.model_copy()
             vars(self.train).update(inner="muon", lr=lr)  # and not as what the user has set
         return self

@@ -280,7 +280,7 @@ class RunView:
         held.ended_s = (held.ended_s or at_s) if pulse.phase in ENDED else None
 
     def _checkpointed(self, written: CheckpointRecord) -> None:
-        """Keep the checkpoint of the most commits: clocks jump, and writers overtake each other."""
+        """Keep the checkpoint with the most commits: clocks jump, and a slow writer comes late."""
         held = self.checkpoint
         if held is None or written.ledger_sequence >= held.ledger_sequence:
             self.checkpoint = written

@@ -152,7 +152,7 @@ async def test_old_ones_are_thinned_out_also_after_a_restart(store: LocalStore) 
     assert [read_manifest(store, name).index for name in store.names()] == [0, 3, 4]
 
 
-async def test_one_that_cannot_be_deleted_keeps_no_other(
+async def test_a_checkpoint_that_cannot_be_deleted_does_not_keep_the_others(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted = await begun(keep_newest=1, keep_every=0)

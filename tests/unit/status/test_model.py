@@ -222,5 +222,6 @@ def test_the_newest_checkpoint_has_the_most_commits_whatever_clock_its_writer_ha
         model.take(as_seen(written, clock.now_s))
         run = model.snapshot().report.run
         assert (run.checkpoint, run.checkpoint_s_ago) == (path, 0.0)
+    clock.now_s += 30
     model.take(as_seen(checkpoint_record("of a slower writer", ledger_sequence=1), clock.now_s))
     assert model.snapshot().report.run.checkpoint == "behind"
