@@ -1,13 +1,16 @@
 """What this repository measured of itself, on which plans are built.
 
-All of it comes from docs/results: one x86 core of a shared machine, Gaussian
-data. Other machines differ; ratios hold longer than figures. Rates are f32 bytes a second.
+Speeds and bytes come from docs/results: one x86 core of a shared machine, Gaussian data. Other
+machines differ; ratios hold longer than figures. Rates are f32 bytes a second. What M costs in loss
+comes from docs/quality.md, and from a published law.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schemes import AUTO, SCHEMES, raw_bytes
@@ -90,19 +93,44 @@ DEFAULT = Speeds(
     beside_s=(2.0e-9, 2.9e-9),
     round_s=0.011,
 )
-LARGEST = 246e3
-LOSS_BY_LEARNERS = {2: 2.5, 4: 8.3, 8: 15.8}
-LOSS_BY_H = {24: 0.9, 64: 3.0}
-"""Parameters of the largest model, and per cent of the loss: of M learners
-above data-parallel at equal tokens and H = 24, and of larger H above H = 8 (docs/quality.md)."""
+LAW = {2: (18.768, 0.0969), 4: (19.762, 0.0992), 8: (21.051, 0.1018)}
+LAW_IN_STEP, LAW_SIZES = (18.129, 0.0953), (35e6, 10e9)
+"""Loss of M learners and of data-parallel as A N^-a of N parameters, 20 tokens for each, at each
+one's best rates, and what N were checked: Charles et al. 2025, arXiv 2503.09799."""
+GAPS: Mapping[str, Mapping[int, Mapping[float, float]]] = {
+    "adamw": {2: {117e3: 4.6}, 4: {117e3: 10.6, 246e3: 5.2}, 8: {117e3: 16.9}},
+    "muon": {
+        2: {117e3: 2.3, 1.03e6: 0.7},
+        4: {117e3: 6.6, 246e3: 3.9, 1.03e6: 1.5},
+        8: {117e3: 15.2},
+    },
+}
+"""Per cent of the loss of M learners above data-parallel by parameters, as the law's, at H = 24."""
+LOSS_BY_H = {"adamw": {24: 0.9, 64: 3.0}, "muon": {24: 2.4, 64: 5.6}}
+"""Per cent of the loss of four learners with a larger H above H = 8 (docs/quality.md)."""
 
 
-def loss_remark(learners: int, h_steps: int) -> str:
-    """Return what M and H cost in loss where that was measured, of the nearest ones that were."""
-    near = min(LOSS_BY_LEARNERS, key=lambda count: abs(count - learners))
-    least = max((h for h in LOSS_BY_H if h <= h_steps), default=min(LOSS_BY_H))
-    return (
-        f"loss is not judged: small models (up to {LARGEST / 1e6:.2g} Mparam, AdamW) ended"
-        f" {LOSS_BY_LEARNERS[near]} % above data-parallel with M = {near}, and {LOSS_BY_H[least]} %"
-        f" above H = 8 with H = {least}; long runs and large batches lose less (docs/quality.md)"
-    )
+def measured_with(learners: int) -> int:
+    """Return the M that stands for so many learners: the next that was measured, or the most."""
+    return next((m for m in LAW if m >= learners), max(LAW))
+
+
+def gap_by_law(learners: int, parameters: float) -> float:
+    """Return per cent of the loss above data-parallel, of AdamW with H = 30, by the law."""
+    (together, decay), (factor, power) = LAW_IN_STEP, LAW[measured_with(learners)]
+    size = min(parameters, LAW_SIZES[1])
+    return 100 * (factor / together * math.pow(size, decay - power) - 1)
+
+
+def gap_by_own_fit(inner: str, learners: int, parameters: float) -> tuple[float, float]:
+    """Return per cent of the loss above data-parallel by our own runs, and the size that it is of.
+
+    Power laws lie between the sizes that were trained; beyond them it is that of the nearest.
+    """
+    known = sorted(GAPS[inner][measured_with(learners)].items())
+    size = max(min(parameters, known[-1][0]), known[0][0])
+    for (less, gap), (more, next_gap) in pairwise(known):
+        if less <= size <= more:
+            share = math.log(size / less) / math.log(more / less)
+            return gap * math.pow(next_gap / gap, share), size
+    return known[0][1], size

@@ -108,7 +108,7 @@ def _caveats(plan: RunPlan) -> Iterator[str]:
 
 def _notes(plan: RunPlan) -> Iterator[str]:
     """Yield what no constraint says and a reader should know."""
-    at, load, sites = plan.at, plan.at.load, plan.at.sites.values()
+    at, sites = plan.at, plan.at.sites.values()
     if meshes := ", ".join(site.name for site in sites if site.table.chips > MACHINE):
         one = f"learners of more than {MACHINE} chips, at {meshes}, are a process on each machine"
         yield f"{one} (learner.processes), which each save their part of the moments"
@@ -118,13 +118,42 @@ def _notes(plan: RunPlan) -> Iterator[str]:
         yield "rounds move all parameters, a step computes with the active ones only"
     yield from _taken(at)
     if at.learners > 1:
-        yield measured.loss_remark(at.learners, load.sync.h_steps)
+        yield from _of_loss(at)
     if at.learners > MOST_LEARNERS:
         scores = "the paper's average score was 54.4, 55.0, 55.4, 53.4 for M = 2, 4, 8, 16"
         join = f"join learners of a site until {MOST_LEARNERS} are left"
         yield f"{at.learners} learners: {scores}; {join}"
     if at.learners == 1:
         yield "1 learner: there is nothing to synchronise (mode=single)"
+
+
+def _of_loss(at: Deployment) -> Iterator[str]:
+    """Yield what is known of the loss beside the table of it."""
+    by_h = measured.LOSS_BY_H.get(at.run.train.inner, {})
+    if not _from_scratch(at):
+        yield "loss is not judged: what M and H cost weights that are trained further is unknown"
+    elif near := max((h for h in by_h if h <= at.load.sync.h_steps), default=None):
+        yield f"H = {near} ended {by_h[near]} % above H = 8 with small models (docs/quality.md)"
+
+
+def _from_scratch(at: Deployment) -> bool:
+    return not (at.load.frozen or at.run.model.path)
+
+
+def _loss(at: Deployment) -> Figures:
+    """Return what M costs in loss, of models that are trained from scratch."""
+    inner, size, m = at.run.train.inner, at.load.parameters, measured.measured_with(at.learners)
+    if at.learners == 1 or not _from_scratch(at):
+        return {}
+    least, most = (shown(edge, "param") for edge in measured.LAW_SIZES)
+    law = f"M = {m}, AdamW, H = 30, {least} to {most} (arXiv 2503.09799)"
+    rows = {"published law": Figure(measured.gap_by_law(at.learners, size) / 100, "share", law)}
+    if inner in measured.GAPS:
+        gap, near = measured.gap_by_own_fit(inner, at.learners, size)
+        beyond = ", our largest" * (size > near) + ", our smallest" * (size < near)
+        held = f"M = {m}, {inner}, H = 24, of {shown(near, 'param')}{beyond} (docs/quality.md)"
+        rows["own fit"] = Figure(gap / 100, "share", held)
+    return rows
 
 
 def _taken(at: Deployment) -> Iterator[str]:
@@ -166,6 +195,9 @@ def _tables(plan: RunPlan, kind: Kind) -> Iterator[FigureTable]:
     until = f"Until {shown(plan.tokens, 'token')} are trained on"
     notes = [f"  {way.name}: {way.convention}" for way in plan.methods]
     yield FigureTable("compared", until, _compared(plan), kind, notes)
+    if loss := _loss(at):
+        title = "Loss above data-parallel, each at its best rates: not judged"
+        yield FigureTable("loss", title, loss, "extrapolated")
     if plan.choices:
         title = "Choices that hold with a tenth to spare: less of one is more of another"
         choices = {

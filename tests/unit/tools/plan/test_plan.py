@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -241,20 +242,60 @@ def test_no_choice_is_better_than_another_in_all_and_each_holds() -> None:
     assert plan.chosen["h_steps"] >= min(one.h_steps for one in plan.choices)
 
 
-def test_the_remark_on_loss_has_the_figures_of_the_page_on_quality() -> None:
-    page = " ".join((ROOT / "docs" / "quality.md").read_text("utf-8").split())
-    by_m = re.search(
-        r"end ([\d.]+) % \(M = 2\), ([\d.]+) % \(M = 4\) and ([\d.]+) % \(M = 8\)", page
-    )
-    assert by_m
-    assert list(map(float, by_m.groups())) == list(measured.LOSS_BY_LEARNERS.values())
+def test_the_loss_by_own_runs_is_that_of_the_page_on_quality() -> None:
+    page = (ROOT / "docs" / "quality.md").read_text("utf-8")
+    found: dict[tuple[str, int, float], list[tuple[int, float, float]]] = {}
+    sizes = {"small": 117e3, "large": 246e3, "largest": 1.03e6}
+    for title in ("The inner optimizer", "The size of the model"):  # the later has more seeds
+        rows = re.findall(
+            r"^\| (\w+) \| (\d) \| (\w+) \| direct \| [\d.e-]+ \| (\d) of \d \| ([\d.]+)"
+            r".*\| \+([\d.]+)[^|]*\|$",
+            page.split(f"\n## {title}\n")[1].split("\n## ")[0],
+            re.MULTILINE,
+        )
+        assert rows
+        for model, m, inner, seeds, loss, gap in rows:
+            lines = found.setdefault((inner, int(m), sizes[model]), [])
+            lines.append((-int(seeds), float(loss), float(gap)))
+    held = {
+        (inner, m, size): gap
+        for inner, by_m in measured.GAPS.items()
+        for m, by_size in by_m.items()
+        for size, gap in by_size.items()
+    }
+    assert held == {key: pytest.approx(min(lines)[2], abs=0.051) for key, lines in found.items()}
     by_h = re.search(r"from 8 to 24 to 64 the loss rises by ([\d.]+) and ([\d.]+) %", page)
     assert by_h
-    assert list(map(float, by_h.groups())) == list(measured.LOSS_BY_H.values())
-    assert f"{measured.LARGEST / 1000:.0f} k parameters" in page
-    assert any(
-        "8.3 % above data-parallel with M = 4" in note for note in as_read(planned())["mind"]
-    )
+    assert list(map(float, by_h.groups())) == list(measured.LOSS_BY_H["adamw"].values())
+
+
+@pytest.mark.parametrize(
+    ("size", "gaps"),
+    [(35e6, (0.7, 2.0, 3.9)), (335e6, (0.1, 0.9, 2.0)), (2.4e9, (-0.1, 0.3, 1.1))],
+)
+def test_the_law_gives_about_what_was_published(size: float, gaps: tuple[float, ...]) -> None:
+    found = [measured.gap_by_law(m, size) for m in (2, 4, 8)]
+    assert found == pytest.approx(gaps, abs=0.25)
+    assert measured.gap_by_law(3, size) == measured.gap_by_law(4, size)
+    assert measured.gap_by_law(64, size) == measured.gap_by_law(8, size)
+
+
+def test_own_runs_give_a_power_law_between_sizes_and_no_less_beyond_them() -> None:
+    between = measured.gap_by_own_fit("muon", 4, math.sqrt(117e3 * 246e3))[0]
+    assert between == pytest.approx(math.sqrt(6.6 * 3.9))
+    largest = measured.gap_by_own_fit("muon", 4, 7e9)
+    assert largest == (measured.GAPS["muon"][4][1.03e6], 1.03e6)
+    assert measured.gap_by_own_fit("muon", 4, 1e3) == (6.6, 117e3)
+
+
+def test_an_answer_has_the_loss_of_models_that_are_trained_from_scratch_alone() -> None:
+    found = as_read(planned())
+    assert {"published law", "own fit"} == set(found["figures"]["loss"])
+    assert not any("trained further" in note for note in found["mind"])
+    further = as_read(planned(parameters=None, model={"preset": "micro", "lora_rank": 4}))
+    assert "loss" not in further["figures"]
+    assert any("trained further" in note for note in further["mind"])
+    assert "loss" not in as_read(planned({"a": site()}))["figures"]
 
 
 def test_what_lies_far_outside_the_checked_range_is_marked_with_the_reason() -> None:
