@@ -15,6 +15,7 @@ from .fleets import failures, partition, scavenging, speeds
 from .lengths import inner, length
 from .optimizers import growth, optimizer
 from .rhythms import average, muon_fleet, rhythm
+from .with_muon import muon_formats, muon_merge
 
 LESS = 3 * M_TOKENS // 4
 SHORT = M_TOKENS // 2
@@ -36,6 +37,8 @@ def all_experiments() -> tuple[Experiment, ...]:
         rhythm(),
         average(),
         muon_fleet(),
+        muon_formats(),
+        muon_merge(),
         modes(),
         outer(),
         adoption(),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from skerry_tools.lab.scenario import Failures
+from skerry_tools.lab.scenario import Failures, LinkSettings
 
 from .cells import LARGE, SEQ_LEN, SMALL, Cell, Experiment, Size
 from .fleets import EQUAL_STEPS, SLOW_STEP_S, STEP_S, THREE, M, fleet, ladder, pace
@@ -20,6 +21,8 @@ SIX = (0, 1, 2, 3, 4, 5)
 TOGETHER = ("learners", "all from the start")
 DOWN_S = 10.0
 """Mean time that a killed learner is away."""
+LATE_STEPS = 2
+"""What a message takes, each way: with tau = 2 a merge comes two steps later than it hides."""
 
 
 def rhythm() -> Experiment:
@@ -144,7 +147,9 @@ def muon_fleet() -> Experiment:
             f" them begins alone? M = {M}, H = 24, rate and batches as in"
             f" [the inner optimizer](#the-inner-optimizer), steps of {SLOW_STEP_S:g} s. Speeds are"
             " from 1 to 2x as in [mixed speeds](#mixed-speeds); of the failing fleet two learners"
-            f" are killed once a minute in the mean, each away for {DOWN_S:g} s, and start warm."
+            f" are killed once a minute in the mean, each away for {DOWN_S:g} s, and start warm, or"
+            f" without their moments (cold). Late messages take {LATE_STEPS} steps each way, where"
+            " the overlap hides two in all."
         ),
         cells=(*rungs, *_uneven(rungs[0]), *alone),
         columns=("tokens", "time", "kills", "steps", "equal steps", "staleness"),
@@ -155,28 +160,34 @@ def muon_fleet() -> Experiment:
     )
 
 
-def _uneven(equal: Cell) -> tuple[Cell, Cell]:
-    """Return the fleets of mixed speeds and of failing learners beside an equal one."""
-    mixed = fleet(SLOW_STEP_S, 2.0)
-    speeds = replace(
-        equal,
-        key="speeds",
-        labels=(("fleet", "speeds 2x"), TOGETHER),
-        against=equal.key,
-        share=pace(mixed),
-        islands=mixed,
-        plotted=True,
+def _uneven(equal: Cell) -> tuple[Cell, ...]:
+    """Return fleets of mixed speeds, of failing and of late learners, beside an equal one."""
+    mixed, failing = fleet(SLOW_STEP_S, 2.0), [one.name for one in equal.islands[M // 2 :]]
+    killed = Failures(islands=tuple(failing), every_s=60, down_s=DOWN_S)
+    kept = 1 - 0.5 * DOWN_S / (60 + DOWN_S)
+    late = LinkSettings(latency_s=LATE_STEPS * SLOW_STEP_S)
+    uneven: dict[str, dict[str, Any]] = {
+        "speeds 2x": {"share": pace(mixed), "islands": mixed},
+        "half of them failing": {"share": kept, "failures": killed},
+        "half of them failing, cold": {
+            "share": kept, "failures": killed.model_copy(update={"warm": False}),
+        },
+        f"messages {LATE_STEPS} steps late": {"link": late},
+        f"messages {LATE_STEPS} steps late, half of them failing": {
+            "share": kept, "failures": killed, "link": late,
+        },
+    }  # fmt: skip
+    return tuple(
+        replace(
+            equal,
+            key=said.replace(" ", "-").replace(",", ""),
+            labels=(("fleet", said), TOGETHER),
+            against=equal.key,
+            plotted=True,
+            **fields,
+        )
+        for said, fields in uneven.items()
     )
-    failing = tuple(island.name for island in equal.islands[M // 2 :])
-    failures = replace(
-        speeds,
-        key="failures",
-        labels=(("fleet", "half of them failing"), TOGETHER),
-        share=1 - 0.5 * DOWN_S / (60 + DOWN_S),
-        islands=equal.islands,
-        failures=Failures(islands=failing, every_s=60, down_s=DOWN_S),
-    )
-    return speeds, failures
 
 
 def _alone(said: str, share: float) -> Cell:

@@ -18,6 +18,7 @@ def verdicts(findings: Findings) -> list[str]:
         "batch": _batch,
         "modes": _modes,
         "quantisation": _quantisation,
+        "muon-formats": _quantisation,
         "failures": _within_a_further,
         "speeds": _within_a_further,
         "muon-fleet": _within_a_further,
@@ -27,7 +28,11 @@ def verdicts(findings: Findings) -> list[str]:
     # Those two compare runs that are no pairs.
     told = name in special and (findings.alike() or name not in {"batch", "outer"})
     found = list(special[name](findings)) if told else []
-    return found if name in {"batch", "quantisation", "size"} else [*found, *_best(findings)]
+    return (
+        found
+        if name in {"batch", "quantisation", "muon-formats", "size"}
+        else [*found, *_best(findings)]
+    )
 
 
 def judged(difference: Estimate, goal: float) -> str:
