@@ -232,16 +232,17 @@ def _refusals(path: Path) -> Generator[None]:
         else:
             free = f"{_free_bytes(path) / 1e6:.0f} MB free"
             msg = (
-                f"No room for a checkpoint below {path.parent} ({why}; {free}): free some space,"
-                " set checkpoint.keep_newest lower, or point store.path elsewhere; earlier"
-                " checkpoints are untouched."
+                f"No room for a checkpoint below {path.parent} ({why}; {free}): free some space"
+                " or point store.path elsewhere; earlier checkpoints are untouched."
             )
         raise StoreError(msg) from error
 
 
 def _unreadable(path: Path, error: OSError) -> StoreError:
-    why = error.strerror or str(error)
-    return StoreError(f"Cannot read {path} ({why}): check the path and its permissions.")
+    why, fix = error.strerror or str(error), "check the path and its permissions"
+    if isinstance(error, FileNotFoundError):
+        fix = "it may have been thinned out meanwhile; name another checkpoint, or try again"
+    return StoreError(f"Cannot read {path} ({why}): {fix}.")
 
 
 def _free_bytes(path: Path) -> int:

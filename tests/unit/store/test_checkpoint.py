@@ -283,6 +283,13 @@ def test_a_checkpoint_or_its_runs_folder_can_be_named(saved: Path, tmp_path: Pat
     assert all_summaries(tmp_path / "nowhere") == []
 
 
+def test_a_file_that_was_thinned_out_while_it_was_read_says_so(saved: Path) -> None:
+    store, name = locate(saved)
+    (saved / MANIFEST).unlink()
+    with pytest.raises(StoreError, match=r"thinned out meanwhile; name another checkpoint"):
+        store.read(name, MANIFEST, 10**6)
+
+
 def test_a_place_without_a_checkpoint_that_can_be_read_says_so(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(StoreError, match=r"Cannot read .*loop"):
