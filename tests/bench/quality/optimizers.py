@@ -50,8 +50,8 @@ GROWTH: dict[tuple[Size, int], dict[str, dict[str, tuple[int, ...]]]] = {
         "direct": {"1.2e-2": (0, 1), "6e-3": (0,)},
     },
     (LARGEST, 4): {
-        BEFORE: {"6e-3": (0,), "3e-3": (0,), "1.2e-2": (0,)},
-        "direct": {"3e-3": (0,), "6e-3": (0,), "1.2e-2": (0,)},
+        BEFORE: {"6e-3": (0, 1), "3e-3": (0,), "1.2e-2": (0,)},
+        "direct": {"3e-3": (0, 1), "6e-3": (0,), "1.2e-2": (0,)},
     },
 }
 """Rates and seeds with Muon by the size of the model and M, the best rate first."""
