@@ -50,7 +50,7 @@ test: .venv/.ready ## every test but the drills, four to seven minutes on two co
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 drill: .venv/.ready ## the long tests: real processes killed and stopped, images, the wheel (ARGS=...)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "drill and not soak" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "drill and not soak" --durations 25 $(ARGS)
 
 torch: .venv/.torch ## install PyTorch, for the tests of its learners; without it they are skipped
 

@@ -149,9 +149,10 @@ def muon_fleet() -> Experiment:
             " from 1 to 2x as in [mixed speeds](#mixed-speeds); of the failing fleet two learners"
             f" are killed once a minute in the mean, each away for {DOWN_S:g} s, and start warm, or"
             f" without their moments (cold). Late messages take {LATE_STEPS} steps each way, where"
-            " the overlap hides two in all."
+            " the overlap hides two in all. Equal learners with smaller batches take as many steps"
+            " for their tokens as those of mixed speeds."
         ),
-        cells=(*rungs, *_uneven(rungs[0]), *alone),
+        cells=(*rungs, *_uneven(rungs[0]), *_smaller(rungs[0]), *alone),
         columns=("tokens", "time", "kills", "steps", "equal steps", "staleness"),
         x="fleet",
         series="learners",
@@ -188,6 +189,32 @@ def _uneven(equal: Cell) -> tuple[Cell, ...]:
         )
         for said, fields in uneven.items()
     )
+
+
+def _smaller(equal: Cell) -> tuple[Cell, Cell]:
+    """Return equal learners with batches so small that steps and tokens are as of mixed speeds.
+
+    The ladder's fleets have as many steps and tokens too, but fewer learners, which is better by
+    itself. The second cell is the fleet of mixed speeds beside this one.
+    """
+    batch = round(equal.batch * pace(fleet(SLOW_STEP_S, 2.0)))
+    said = f"batches of {batch}"
+    smaller = replace(
+        equal,
+        key="smaller",
+        labels=(("fleet", f"M = {M}, {said}"), TOGETHER),
+        against=equal.key,
+        batch=batch,
+        plotted=False,
+    )
+    mixed = replace(
+        _uneven(equal)[0],
+        key="speeds-beside-smaller",
+        labels=(("fleet", f"speeds 2x, beside {said}"), TOGETHER),
+        against=smaller.key,
+        plotted=False,
+    )
+    return smaller, mixed
 
 
 def _alone(said: str, share: float) -> Cell:
