@@ -24,7 +24,7 @@ from skerry.cli.programs import (
     computing,
     require,
 )
-from skerry.service import entry
+from skerry.service import entry, interrupts
 from skerry.service.clusters import ROOT
 from skerry.service.entry import (
     DEBUG,
@@ -249,7 +249,8 @@ def pass_on(command: str, rest: list[str]) -> None:
             for name, value in computing(ROOT / "cache").items():  # the next start is sooner
                 os.environ.setdefault(name, value)
     become = argv_of(command, *rest)
-    os.execv(become[0], become)  # noqa: S606 - becoming the command is the point
+    with interrupts.held():
+        os.execv(become[0], become)  # noqa: S606 - becoming the command is the point
 
 
 def _listed(*programs: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 import typer
 
 from skerry.errors import ConfigError, SkerryError, first_cause
+from skerry.service import interrupts
 from skerry.service.examples import EXAMPLES
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def answer(
     ``computes``: threads may still be in XLA or numba at the end. Python would wait for them, or
     take what they use from under them, which aborts the process: it ends without its teardown.
     """
+    interrupts.end_at_once()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     name = "" if first in also else name
     command = cast("TyperCommand", typer.main.get_command(app))
@@ -100,11 +102,23 @@ def answer(
     try:
         with_examples(command, name)(prog_name=f"skerry {name}".strip())
     except SystemExit as end:
-        if not computes or isinstance(end.code, str):
-            raise
-        sys.stdout.flush()
+        code = 141 if _is_read_enough(end) else end.code
+        if not computes or isinstance(code, str):
+            sys.exit(code)
         sys.stderr.flush()
-        os._exit(end.code or 0)
+        os._exit(code or 0)
+
+
+def _is_read_enough(error: BaseException) -> bool:
+    """Return True where the reader of stdout has gone, as head does; no more is written then."""
+    try:
+        sys.stdout.flush()
+        gone = isinstance(error.__context__, BrokenPipeError)  # typer and rich exit with 1
+    except BrokenPipeError:
+        gone = True
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
 
 
 def with_examples(command: TyperGroup | TyperCommand, path: str = "") -> TyperGroup | TyperCommand:
@@ -195,6 +209,7 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
 
     if not structlog.is_configured():
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    interrupts.raise_again()
     try:
         yield
         sys.stdout.flush()
@@ -202,8 +217,7 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
         sys.exit(130)
     except (Exception, BaseExceptionGroup) as error:
         cause = explained(first_cause(error))
-        if isinstance(cause, BrokenPipeError):  # who reads it has read enough, as head does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(cause, BrokenPipeError):
             sys.exit(141)
         ours = isinstance(cause, SkerryError)
         if os.environ.get(DEBUG) or (logs and not ours):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import metadata, version
@@ -177,17 +178,42 @@ def test_a_defect_is_one_sentence_and_its_traceback_comes_with_debug(
         raise defect
 
 
-@pytest.mark.parametrize("line", ["config show", "keys init --run main"])
+@pytest.mark.parametrize(
+    "line",
+    [*("config show", "keys init --run main", "--help", "--version", "doctor", "doctor --json")],
+)
 def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(
     tmp_path: Path, line: str
 ) -> None:
-    """One prints more than a buffer holds, the other less."""
+    """Some print more than a buffer holds, some less; by rich, by typer, or by themselves."""
     reader, writer = os.pipe()
     os.close(reader)  # as head does after its lines
     command = [sys.executable, "-m", "skerry.cli.main", *line.split()]
     done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+INTERRUPTED = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+if PROGRAM in sys.orig_argv:
+    sys.meta_path.insert(0, Interrupting())
+"""
+
+
+@pytest.mark.parametrize("program", ["skerry.cli", "skerry_tools"])
+def test_ctrl_c_while_a_command_line_is_imported_ends_it_without_a_word(
+    tmp_path: Path, program: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.replace("PROGRAM", repr(program)))
+    line = (sys.executable, "-m", "skerry.cli", "ledger", "verify")
+    done = call(*line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("module", [main, tools, checkpointer, evaluator])
