@@ -17,7 +17,7 @@ from skerry.data.files import COPIES
 from skerry.data.items import fingerprint as fingerprint_of_items
 from skerry.data.items import open_dataset, read_items
 from skerry.data.prepare import Progress, key_of, prepare
-from skerry.data.shards import MANIFEST
+from skerry.data.shards import open_shards, read_manifest
 from skerry.data.tokenizer import Words
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
@@ -86,8 +86,9 @@ def _kept(articles: Iterable[Article], words: Words | None, key: str, source: st
         raise CorpusError(msg, path="data.tokenizer_folder") from error
     with held as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = not (folder / MANIFEST).is_file()
+        made = not _is_whole(folder)
         if made:
+            shutil.rmtree(folder, ignore_errors=True)
             log.info("tokenising", source=source, folder=str(folder))
             prepare(articles, words, folder, [source], _progress(), key=key)
         _used.append(os.open(folder, os.O_RDONLY))
@@ -96,6 +97,16 @@ def _kept(articles: Iterable[Article], words: Words | None, key: str, source: st
     if made:
         _tidy()
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return True if a folder has the files that its manifest names, in their sizes."""
+    try:
+        for _ in open_shards(folder, read_manifest(folder)):
+            pass
+    except CorpusError:
+        return False
+    return True
 
 
 def _lock_of(key: str) -> Path:

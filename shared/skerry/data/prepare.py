@@ -21,7 +21,7 @@ import structlog
 import xxhash
 from numpy.typing import NDArray
 
-from skerry.data.chat import ChatTemplate
+from skerry.data.chat import ChatTemplate, Message
 from skerry.data.documents import Article
 from skerry.data.shards import (
     DTYPES,
@@ -314,23 +314,25 @@ def _given(article: Article, words: Words | None) -> _Tokenised:
 
 def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Tokenised:
     """Return a conversation's tokens, of which those are targets that an assistant says."""
-    parts = _turns(article, template)
-    pieces = words.encode_batch([text for text, _ in parts], named=True)
+    messages = [{**one, "content": words.veiled(one["content"])} for one in article.messages]
+    parts = _turns(messages, template)
+    pieces = [words.encode_rendered(text) for text, _ in parts]
     said = [np.full(len(p), wanted) for p, (_, wanted) in zip(pieces, parts, strict=True)]
     tokens = np.array([token for piece in (*pieces, words.end) for token in piece], np.uint32)
     weights = np.concatenate([*said, np.array([True])])
-    written = sum(len(text.encode()) for text, wanted in parts if wanted)
-    return _Tokenised(tokens, "".join(text for text, _ in parts).encode(), written, weights)
+    texts = [words.unveiled(text).encode() for text, _ in parts]
+    written = sum(len(text) for text, (_, wanted) in zip(texts, parts, strict=True) if wanted)
+    return _Tokenised(tokens, b"".join(texts), written, weights)
 
 
-def _turns(article: Article, template: ChatTemplate) -> list[tuple[str, bool]]:
+def _turns(messages: list[Message], template: ChatTemplate) -> list[tuple[str, bool]]:
     """Return a conversation's text in parts, each with whether an assistant says it.
 
     A template writes a conversation's beginning the same whatever follows: what a turn adds is what
     its text has beyond that of the turns before. Where a template does not, all of it are targets.
     """
     parts: list[tuple[str, bool]] = []
-    before, messages = "", list(article.messages)
+    before = ""
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ COMPANIONS = (
     "generation_config.json",
 )
 END = "<|endoftext|>"
+STAND_IN = re.compile("\ufdd0([0-9]+)\ufdd1")
+"""Stands for a special token's name where somebody says it: no text has these characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Words:
     plain: int
     end: tuple[int, ...]
     _made: Any
+    _names: re.Pattern[str] = re.compile("(?!)")
 
     @classmethod
     def of(cls, folder: Path, vocab: int | None = None) -> Words:
@@ -56,7 +60,10 @@ class Words:
             msg = f"The tokenizer of {folder} has {plain} tokens, the model {vocab}: name its own."
             raise ConfigError(msg, path="tokenizer")
         end = made.token_to_id(end_of(folder))
-        return cls(folder, size, plain, () if end is None else (end,), made)
+        known = made.get_added_tokens_decoder().values()
+        names = (re.escape(token.content) for token in known if token.special)
+        pattern = "|".join(sorted(names, key=len, reverse=True)) or "(?!)"
+        return cls(folder, size, plain, () if end is None else (end,), made, re.compile(pattern))
 
     @property
     def digest(self) -> str:
@@ -85,6 +92,22 @@ class Words:
         finally:
             self._made.encode_special_tokens = False
         return [one.ids for one in found]
+
+    def veiled(self, said: str) -> str:
+        """Return what somebody says, as a template may render it, for ``encode_rendered``."""
+        return self._names.sub(lambda it: f"\ufdd0{self._made.token_to_id(it[0])}\ufdd1", said)
+
+    def unveiled(self, rendered: str) -> str:
+        """Return rendered text with what was ``veiled`` as it was said."""
+        return STAND_IN.sub(lambda it: self._made.id_to_token(int(it[1])), rendered)
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """Return the tokens of what a template wrote: its own names are special, others text."""
+        parts = STAND_IN.split(rendered)
+        named = self.encode_batch(parts[::2], named=True)
+        said = self.encode_batch([self._made.id_to_token(int(part)) for part in parts[1::2]])
+        pairs = zip_longest(named, said, fillvalue=list[int]())
+        return [token for pair in pairs for ids in pair for token in ids]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""

@@ -20,7 +20,7 @@ def end_at_once() -> None:
 
 
 def raise_again() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt: a command has begun that may have to put things right."""
+    """Have Ctrl-C raise KeyboardInterrupt: a command has begun that may have to clean up."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

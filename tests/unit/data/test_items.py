@@ -23,7 +23,7 @@ from skerry.data import cache
 from skerry.data.corpus import Corpus, load_corpus
 from skerry.data.documents import Article
 from skerry.data.prepare import prepare
-from skerry.data.shards import read_manifest
+from skerry.data.shards import MANIFEST, read_manifest, verify
 from skerry.data.source import with_tokenizer
 from skerry.data.stream import Stream
 from skerry.data.tokenizer import FILE, SETTINGS, Words, train_tokenizer
@@ -239,6 +239,22 @@ def test_text_lines_and_tables_are_tokenised_once(
     again = corpus_of(words, factory="", source="text", paths=["a.jsonl"], field="body")
     assert again.train.digest == found[0].train.digest
     assert read_manifest(Path(again.config.paths[0])).documents == len(STORIES)
+
+
+@pytest.mark.usefixtures("put")
+@pytest.mark.parametrize("name", ["00000.tokens", "00000.ends", MANIFEST])
+def test_kept_tokens_that_are_damaged_are_made_again(
+    words: Words, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a.txt").write_text(" ".join(STORIES))
+    (tmp_path / "b.txt").write_text("another " * 90)
+
+    asked = {"factory": "", "source": "text", "paths": ["*.txt"]}
+    corpus = corpus_of(words, **asked)
+    (folder,), first = map(Path, corpus.config.paths), documents(corpus)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-7])
+    assert documents(corpus_of(words, **asked)) == first
+    verify(folder)
 
 
 def test_another_tokenizer_than_the_run_has_is_refused_before_it_is_used(

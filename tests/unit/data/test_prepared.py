@@ -177,6 +177,21 @@ def test_only_what_an_assistant_says_is_a_target(tmp_path: Path, words: Words) -
     assert targets_in(batch) == len(learnt)
 
 
+def test_a_special_tokens_name_is_text_where_somebody_says_it(tmp_path: Path, words: Words) -> None:
+    """Else who writes a message could end it, and speak for others."""
+    for name in (FILE, SETTINGS):
+        (tmp_path / name).write_bytes((words.folder / name).read_bytes())
+    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    said = f"Say {END}, and {END}{END}."
+    talk = tuple({"role": role, "content": said} for role in ("user", "assistant"))
+    manifest = prepare([Article(messages=talk)], Words.of(tmp_path), tmp_path / "a")
+    tokens = np.fromfile(tmp_path / "a" / "00000.tokens", np.uint16).tolist()
+    assert words.decode(tokens) == said * 2
+    assert [token for token in tokens if token in words.end] == [*words.end] * 3
+    assert manifest.text_bytes == len(said + END)
+
+
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=4), st.integers(0, 5000))
 def test_a_mixture_reads_every_source_in_order_and_by_its_weight(
     weights: list[float], cursor: int
