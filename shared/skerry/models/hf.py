@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from skerry.models.tensors import tensors_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+POINTER = b"version https://git-lfs"
 SHARD_BYTES = 5_000_000_000
 MOST_INDEX_BYTES = 256 << 20
 COMPANIONS = (
@@ -198,6 +200,14 @@ def _files(folder: Path) -> dict[str, str]:
     return files
 
 
+def _reason(path: Path, error: Exception) -> str:
+    """Return why a file of weights cannot be read: often only a pointer to it was cloned."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            return "it is a pointer of Git LFS; `git lfs pull` in the folder fetches the weights"
+    return str(error)
+
+
 def _stored(folder: Path) -> dict[str, Any]:
     """Return an open slice of every stored tensor, by the name that a text model has for it."""
     files = _files(folder)
@@ -207,7 +217,8 @@ def _stored(folder: Path) -> dict[str, Any]:
             opened: Any = safe_open(folder / file, framework="numpy")
             held = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no dict
         except (OSError, SafetensorError) as error:
-            raise fault(folder, f"has a {file} that cannot be read: {error}.") from error
+            why = _reason(folder / file, error)
+            raise fault(folder, f"has a {file} that cannot be read: {why}.") from error
         if "*" not in files:
             wrong = next((n for n, where in files.items() if where == file and n not in held), None)
             if wrong is not None:

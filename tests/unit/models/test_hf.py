@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,19 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (path / hf.INDEX).write_text(text)
     with pytest.raises(ModelError, match="weight_map"):
         read(path)
+
+
+def test_a_pointer_to_weights_that_were_not_fetched_says_how_to_fetch_them(tmp_path: Path) -> None:
+    path = random_folder(tmp_path / "m")
+    (path / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(ModelError, match="`git lfs pull` in the folder fetches"):
+        read(path)
+
+
+def test_a_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        hf.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("cut", [0, 7, 8, 100, -1])
