@@ -143,6 +143,9 @@ class LoopIsland(StandingView):
         if self._left and self._process is not None:
             msg = "This learner's processes have parted: call join again, in each of them."
             raise ConfigError(msg)
+        if not self._left and (self._joined is not None or self._standing is not None):
+            msg = "This learner is in its block already: use it there, without another `with`."
+            raise ConfigError(msg)
         self._left = False
         try:
             self._at_boundary(self._join)

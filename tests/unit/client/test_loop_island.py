@@ -109,6 +109,19 @@ def test_processes_that_have_parted_are_told_to_join_anew() -> None:
             pass
 
 
+def test_a_block_inside_of_a_learners_own_is_refused_and_one_after_it_is_not() -> None:
+    """It would join a second time, and so end the first."""
+
+    class Joins:
+        def join(self, _: object) -> JoinedIsland:
+            return cast("JoinedIsland", object())
+
+    island = LoopIsland(cast("Joining", Joins()), None, None)
+    for _ in range(2):
+        with island, pytest.raises(ConfigError, match="is in its block already"), island:
+            pass
+
+
 def test_a_process_restores_and_saves_its_own_part(scene: Scene, tmp_path: Path) -> None:
     moments = {"mu": np.arange(5, dtype=np.float32)}
     path = tmp_path / "run" / "a" / "inner-1-of-2.state"
