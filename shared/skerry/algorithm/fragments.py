@@ -30,6 +30,9 @@ BLOCK = 256
 MOST_SLICES = 2**16
 """Slices of a plan: a contribution says a norm and a count of tokens for each of its own."""
 
+MOST_SHARDS = 1024
+"""Of a run: each has two streams, and a key names the subjects of each."""
+
 
 def padded(size: int, grain: int = BLOCK) -> int:
     """Return ``size`` rounded up to whole blocks, or whole grains of another size."""

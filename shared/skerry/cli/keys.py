@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skerry.algorithm.fragments import MOST_SHARDS
 from skerry.protocol.roles import Grant, Role
 from skerry.service.entry import Run, application, exit_on_error
 
@@ -24,7 +25,12 @@ PidFile = Annotated[
 ]
 Shards = Annotated[
     int | None,
-    typer.Option(help="The run's sync.shards; as its other keys say, or 1.", min=1, metavar="N"),
+    typer.Option(
+        help="The run's sync.shards; as its other keys say, or 1.",
+        min=1,
+        max=MOST_SHARDS,
+        metavar="N",
+    ),
 ]
 Days = Annotated[int | None, typer.Option(help="Days after which the key expires.", metavar="N")]
 KEYS = Path("keys")

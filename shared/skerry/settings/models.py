@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from skerry.algorithm.fragments import MOST_SHARDS
 from skerry.algorithm.schemes import AUTO, CHUNK_BYTES, DELTAS, SCHEMES
 from skerry.settings.modes import MUON_LR, WITH_MUON, Mode, clauses
 
@@ -245,7 +246,7 @@ class SyncConfig(Table):
     loss, where links allow it: experiments ``outer`` and ``batch``."""
     overlap_steps: int = Field(default=2, ge=0)
     """Steps that a learner takes while its round is open (tau): experiment ``adoption``."""
-    shards: int = Field(default=1, ge=1)
+    shards: int = Field(default=1, ge=1, le=MOST_SHARDS)
     """Groups of fragments, each with one syncer and with streams of its own for state and
     contributions: fragment f is in shard f modulo this."""
     lease_s: float = Field(default=2.0, gt=0)

@@ -102,6 +102,9 @@ def run_fork(
             log = RunLog.of(bus, await ledger.read_run(bus, run))
             left = "" if without is None else f"-without-{without}"
             new = name or f"{run}-{re.sub('[^A-Za-z0-9_-]', '-', at)}{left}"
+            if new == run:
+                msg = f"What is written begins another run than {run!r}: give it an id with --as."
+                raise ConfigError(msg, path="as")
             store = store_of(given.local.store, new)
             bases = await asyncio.to_thread(bases_of, origin, log, given.local.store)
             with progress() as on_progress:

@@ -113,6 +113,7 @@ MISTAKES = [
     ("init --out typo.toml", "add --force"),
     # A model.
     ("up --set model.path=nowhere", "config.json"),
+    ("up --from-hf meta-llama/Llama-3.2-1B", "`hf download` fetches one"),
     ("up --set model.config={}", "this decoder knows"),
     # The machine.
     ("up --set metrics.wandb=islands", "install"),
@@ -127,6 +128,7 @@ MISTAKES = [
     (f"syncer {NOWHERE}", "No NATS server answered"),
     ("learner --nats tls://broker:4222 --set nats.ca_file=nowhere.pem", "files in PEM"),
     ("keys rotate site-a", "`skerry keys init`"),
+    ("keys init --shards 99999", "less than or equal to 1024"),
     ("region init eu --hub tls://hub:7422 --learner eu-0", "`skerry keys init`"),
     ("status --nats http://broker:4222", "must look like nats://host:4222"),
     ("status --nats nats://broker:99999", "must look like nats://host:4222"),

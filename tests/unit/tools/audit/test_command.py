@@ -122,6 +122,14 @@ async def test_whole_log_verifies_and_rebuilds_and_asks_what_if(
 
 
 @REAL
+async def test_a_fork_is_another_run(shared_nats: NatsServer, run_id: str) -> None:
+    await trained(shared_nats, run_id, 1)
+    done = await skerry(shared_nats, run_id, "fork", "--at", "v1", "--as", run_id)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "give it an id with --as" in done.stderr
+
+
+@REAL
 async def test_deleted_message_is_exit_code_five_and_names_what_is_missing(
     shared_nats: NatsServer, run_id: str
 ) -> None:
