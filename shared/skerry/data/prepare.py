@@ -325,7 +325,7 @@ def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Tokenise
     return _Tokenised(tokens, b"".join(texts), written, weights)
 
 
-def _turns(messages: list[Message], template: ChatTemplate) -> list[tuple[str, bool]]:
+def _turns(messages: Sequence[Message], template: ChatTemplate) -> list[tuple[str, bool]]:
     """Return a conversation's text in parts, each with whether an assistant says it.
 
     A template writes a conversation's beginning the same whatever follows: what a turn adds is what
