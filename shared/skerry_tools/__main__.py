@@ -61,11 +61,11 @@ def replay(  # noqa: PLR0913 - one option each
         typer.Option(help="Write the parameters here.", metavar="FOLDER|FILE.safetensors"),
     ] = None,
     merge: Annotated[
-        str | None, typer.Option(help="What if: average, rda.", metavar="METHOD")
+        str | None, typer.Option(help="What if: as sync.merge.", metavar="METHOD")
     ] = None,
     outer: Annotated[
         str | None,
-        typer.Option(help="What if: nesterov, direct, module:function.", metavar="PRESET"),
+        typer.Option(help="What if: as outer.preset.", metavar="PRESET"),
     ] = None,
     outer_lr: Annotated[float | None, typer.Option(help="What if.", metavar="LR")] = None,
     outer_momentum: Annotated[float | None, typer.Option(help="What if.", metavar="M")] = None,

@@ -28,14 +28,15 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Of parameters, data and failures.", metavar="S")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train a whole cluster in this process, on virtual time; equal scenarios give equal results.
 
     The services' own code does the work, over a log in memory: no broker is needed. By default
     a model of 117 000 parameters is trained for 500 steps. A scenario may also say
-    [[islands]] name, step_s, jitter, joins, leaves; [link] latency_s, up_bytes_s, down_bytes_s;
-    [failures] islands, every_s, down_s, warm; [judging] points, batches; rho.
+    [[islands]] name, step_s, jitter, joins, leaves, hostile; [link] latency_s, up_bytes_s,
+    down_bytes_s; [failures] islands, every_s, down_s, warm, save_every_s; [judging] points,
+    batches, final_batches, batch; rho.
     """
     from skerry.service.entry import exit_on_error
     from skerry.service.reporting import configure
