@@ -233,9 +233,10 @@ def _compared(plan: RunPlan) -> dict[str, Figures]:
 def _rounds(at: Deployment) -> Figures:
     load, up, down = at.load, at.load.sync.contribution_scheme, at.load.down_scheme
     room = load.room_steps if load.sync.overlap_steps else None
-    raw, holds = "measured on Gaussian data, headers included; raw", "none: learners stop"
-    up_words = f"{up}: {raw} {measured.RAW_BITS[up]:.2f}"
-    down_words = f"{down}: {raw} {measured.RAW_BITS[down]:.2f}"
+    noise, holds = "measured on Gaussian data", "none: learners stop"
+    trained = "measured in training" if down == AUTO else noise
+    up_words = f"{up}: {noise}, headers included; raw {measured.RAW_BITS[up]:.2f}"
+    down_words = f"{down}: {trained}, headers included; raw {measured.RAW_BITS[down]:.2f}"
     return {
         "parameters": Figure(load.parameters, "param", "those that are trained and synchronised"),
         "all_parameters": Figure(load.parameters + load.frozen, "param", "frozen ones included"),
