@@ -24,9 +24,10 @@ from skerry.protocol.messages import Commit
 from skerry.protocol.parts import MASTER, OUTER
 from skerry.protocol.subjects import checked_token
 from skerry.settings.checks import permissions
+from skerry.settings.local import StoreSettings
 from skerry.store.base import Store
 from skerry.store.checkpoint import SavedLearner
-from skerry.store.finding import store_of
+from skerry.store.finding import root_of, store_of, summaries
 from skerry.store.writer import CheckpointWriter, Snapshot, Written
 from skerry_tools.audit.command import progress
 from skerry_tools.audit.log import OnProgress, RunLog
@@ -91,6 +92,12 @@ async def fork(
         await asyncio.to_thread(writer.discard)
 
 
+def _is_another(run: str, log: RunLog, settings: StoreSettings) -> bool:
+    """Return True if there is a checkpoint of ``run`` that was not written from this log's run."""
+    found = (one.checkpoint for one in summaries(f"{root_of(settings)}/{run}", settings))
+    return any(one is not None and one.run_created_ns != log.record.created_ns for one in found)
+
+
 def run_fork(
     choice: RunChoice, at: str, *, name: str | None, without: str | None, origin: str | None
 ) -> None:
@@ -102,10 +109,10 @@ def run_fork(
             log = RunLog.of(bus, await ledger.read_run(bus, run))
             left = "" if without is None else f"-without-{without}"
             new = name or f"{run}-{re.sub('[^A-Za-z0-9_-]', '-', at)}{left}"
-            if new == run:
-                msg = f"What is written begins another run than {run!r}: give it an id with --as."
-                raise ConfigError(msg, path="as")
             store = store_of(given.local.store, new)
+            if new == run or await asyncio.to_thread(_is_another, new, log, given.local.store):
+                msg = f"There is a run {new!r} already: give it another id with --as."
+                raise ConfigError(msg, path="as")
             bases = await asyncio.to_thread(bases_of, origin, log, given.local.store)
             with progress() as on_progress:
                 written = await fork(

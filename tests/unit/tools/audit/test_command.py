@@ -122,11 +122,20 @@ async def test_whole_log_verifies_and_rebuilds_and_asks_what_if(
 
 
 @REAL
-async def test_a_fork_is_another_run(shared_nats: NatsServer, run_id: str) -> None:
-    await trained(shared_nats, run_id, 1)
-    done = await skerry(shared_nats, run_id, "fork", "--at", "v1", "--as", run_id)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "give it an id with --as" in done.stderr
+async def test_a_fork_is_a_run_of_its_own(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path
+) -> None:
+    """What it writes would count as the newest state of a run that is older."""
+    older, where = run_id + "-older", f"store.path={tmp_path}"
+    for run in (older, run_id):
+        await trained(shared_nats, run, 1)
+    fork = ("fork", "--at", "v1", "--set", where, "--as")
+    assert (await skerry(shared_nats, older, *fork, "new")).returncode == 0
+    (tmp_path / "new").rename(tmp_path / older)
+    for taken in (run_id, older):
+        done = await skerry(shared_nats, run_id, *fork, taken)
+        assert (done.returncode, done.stdout) == (2, ""), taken
+        assert "give it another id with --as" in done.stderr
 
 
 @REAL
