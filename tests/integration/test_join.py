@@ -18,6 +18,7 @@ import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs] - it is typed in parts
 import pytest
 from safetensors.flax import save_file
+from structlog.testing import capture_logs
 
 import skerry
 from skerry.client.jax_inner import flat
@@ -32,7 +33,9 @@ from skerry.errors import (
     SkerryError,
     Superseded,
 )
-from skerry.settings.models import TrainConfig
+from skerry.settings import loading
+from skerry.settings.models import RunConfig, TrainConfig
+from tests.support.builders import wait_until
 from tests.support.joins import BATCH, CONFIG, ENDLESS, SEQ, STEPS, violations
 from tests.support.nats_server import NatsServer
 
@@ -93,6 +96,28 @@ def test_loop_trains_its_run_to_the_end_and_holds_the_last_global_state(
     assert violations(thread, asked["url"], asked["run"]) == ()
     with pytest.raises(RunFinished, match="is finished"), skerry.join(params=initial(), **asked):
         pass
+
+
+def test_config_of_says_which_run_it_waits_for_and_needs_none_of_its_text(
+    syncer: None, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "refuse_data", pytest.fail)
+    data = {**ENDLESS["data"], "source": "text", "paths": ["/elsewhere"]}
+    asked["config"] = {**ENDLESS, "data": data}
+    found = list[RunConfig]()
+    with capture_logs() as said:
+        reader = threading.Thread(
+            target=lambda: found.append(skerry.config_of(asked["url"], run=asked["run"])),
+            daemon=True,
+        )
+        reader.start()
+        waits = [asked["run"]] * 2  # the syncer and this loop
+        wait_until(
+            lambda: [line["run"] for line in said if "right?" in line.get("hint", "")] == waits
+        )
+        with skerry.join(params=initial(), **asked):
+            reader.join()
+    assert found[0].data.paths == ("/elsewhere",)
 
 
 def test_the_lines_of_the_page_are_a_learner(

@@ -9,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+import structlog
+
 from skerry.algorithm.fragments import LeafSpec
 from skerry.client.loop_thread import LoopThread
 from skerry.errors import ConfigError, ModelError
-from skerry.log import ledger
 from skerry.models.presets import OWN, arch_of
 from skerry.models.tensors import leaf_specs_of
 from skerry.protocol.subjects import checked_token
 from skerry.service.clusters import running
 from skerry.service.entry import bus_from
+from skerry.service.reporting import configure
+from skerry.service.shell import arrive
 from skerry.settings import loading
 from skerry.settings.local import NatsSettings, Settings
 from skerry.settings.models import ModelConfig, RunConfig
@@ -84,10 +87,12 @@ def config_of(url: str | None = None, *, run: str = "main", config: Config = Non
 
     async def read() -> RunConfig:
         async with bus_from(settings.local.nats, "config") as bus:
-            record = await ledger.wait_run(bus, run)
+            record = await arrive(bus, run)
         found = loading.run_config_from_json(record.config_json, record.skerry_version)
-        return loading.with_own_data(found, settings.run)
+        return loading.with_own_data(found, settings.run, reads=False)
 
+    if not structlog.is_configured():
+        configure(settings.local.log_level, service="learner")
     try:
         return thread.result(read())
     finally:
