@@ -33,7 +33,7 @@ SIGMA = dict.fromkeys(SCHEMES, 1e-4) | {"f32": 0.02, "bf16": 0.02}
 """Trained parameters for the schemes of global fragments, Adam's steps for the others."""
 GOALS = {"int4": (0.25, 0.3)}
 """Sending and receiving, as part of memcpy's speed."""
-BITS = {"int4": 3.6, "bf16": 11.1}
+BITS = {"int4": 3.6, "bf16": 11.0}
 """The most bits per parameter, of contributions and of global fragments."""
 
 
