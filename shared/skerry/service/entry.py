@@ -196,8 +196,10 @@ def explained(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def exit_on_error(*, logs: bool = False) -> Generator[None]:
+def exit_on_error(*, logs: bool = False, tidies: bool = True) -> Generator[None]:
     """Print an error as one sentence on stderr and exit with its code; 1 for a defect.
+
+    Ctrl-C ends a command that has nothing to tidy up at once, also while JAX is imported.
 
     With ``--debug`` it is raised, with its traceback; so is a defect where ``logs`` says that
     stderr is a service's log. Log lines of a command that configures no
@@ -209,7 +211,8 @@ def exit_on_error(*, logs: bool = False) -> Generator[None]:
 
     if not structlog.is_configured():
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
-    interrupts.raise_again()
+    if tidies:
+        interrupts.raise_again()
     try:
         yield
         sys.stdout.flush()

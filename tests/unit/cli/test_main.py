@@ -198,7 +198,7 @@ INTERRUPTED = """
 import os, signal, sys
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == "typer":
+        if name == MODULE:
             sys.meta_path.remove(self)
             os.kill(os.getpid(), signal.SIGINT)
 if PROGRAM in sys.orig_argv:
@@ -206,13 +206,23 @@ if PROGRAM in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("program", ["skerry.cli", "skerry_tools"])
-def test_ctrl_c_while_a_command_line_is_imported_ends_it_without_a_word(
-    tmp_path: Path, program: str
+@pytest.mark.parametrize(
+    ("line", "program", "module"),
+    [
+        ("ledger verify", "skerry.cli", "typer"),
+        ("ledger verify", "skerry_tools", "typer"),
+        ("sample run", "skerry_evaluator", "jax"),
+        ("eval run", "skerry_evaluator", "jax"),
+    ],
+)
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(
+    tmp_path: Path, line: str, program: str, module: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.replace("PROGRAM", repr(program)))
-    line = (sys.executable, "-m", "skerry.cli", "ledger", "verify")
-    done = call(*line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    """In what jax imports an exception may become another one, or end the process badly."""
+    code = INTERRUPTED.replace("PROGRAM", repr(program)).replace("MODULE", repr(module))
+    (tmp_path / "sitecustomize.py").write_text(code)
+    command = (sys.executable, "-m", "skerry.cli", *line.split())
+    done = call(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
