@@ -11,16 +11,14 @@ from typing import Annotated
 import typer
 
 from skerry.service import entry
-from skerry.service.entry import Sets, answer, application, exit_on_error
+from skerry.service.entry import AsJson, Nats, Sets, answer, application, exit_on_error
 from skerry_tools.plan.command import plan, simulate
 
 app = application(bare_shows_help=True)
 ledger_app = application(bare_shows_help=True)
-app.add_typer(ledger_app, name="ledger", help="Prove a run's log.")
+app.add_typer(ledger_app, name="ledger", help="Verify a run's log.")
 
-Nats = Annotated[str | None, typer.Option(help="A broker that runs already.", metavar="URL")]
 Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @ledger_app.command()
@@ -35,7 +33,7 @@ def verify(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Prove a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
+    """Verify a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
     from skerry.cli.local_log import RunChoice
     from skerry_tools.audit.command import run_verify
 

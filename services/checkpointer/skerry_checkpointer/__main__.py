@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from skerry.service.entry import Config, Nats, Run, Sets, answer, application, settings_from
+from skerry.service.entry import (
+    AsJson,
+    Config,
+    Nats,
+    Run,
+    Sets,
+    answer,
+    application,
+    settings_from,
+)
 
 app = application()
 checkpoints = application(bare_shows_help=True)
@@ -20,7 +29,6 @@ app.add_typer(hub, name="hub", help="Make a region's broker the hub.", hidden=Tr
 
 OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
 Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.", metavar="NAME")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
 Where = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="Its folder or s3:// address, or a run's.")
 ]

@@ -29,7 +29,9 @@ from skerry.service.clusters import ROOT
 from skerry.service.entry import (
     DEBUG,
     AllowCode,
+    AsJson,
     FromHf,
+    Nats,
     Sets,
     answer,
     application,
@@ -43,9 +45,7 @@ app = application(bare_shows_help=True, completes=True)
 config_app = application(bare_shows_help=True)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
-Nats = Annotated[str | None, typer.Option(help="Use the broker at this address.", metavar="URL")]
 Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's callback

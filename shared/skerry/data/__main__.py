@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skerry.service.entry import answer, application, exit_on_error
+from skerry.service.entry import AsJson, answer, application, exit_on_error
 
 if TYPE_CHECKING:
     from skerry.data.documents import Article
@@ -28,7 +28,6 @@ Out = Annotated[Path, typer.Option(help="New folder for the result.", metavar="F
 Field = Annotated[
     str, typer.Option(help="Column or key of the text; messages: conversations.", metavar="NAME")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()

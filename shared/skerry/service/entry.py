@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Nats = Annotated[str | None, typer.Option(help="Broker address.", metavar="URL")]
+Nats = Annotated[str | None, typer.Option(help="Use the broker at this address.", metavar="URL")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Run = Annotated[str, typer.Option(envvar="SKERRY_RUN", help="Run id.", metavar="ID")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file.", metavar="FILE")]
 Sets = Annotated[

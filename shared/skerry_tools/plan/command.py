@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from skerry.service.entry import Sets, exit_on_error
+from skerry.service.entry import AsJson, Sets, exit_on_error
 
 if TYPE_CHECKING:
     from skerry_tools.plan.question import Question
@@ -25,7 +25,6 @@ Scenario = Annotated[
     Text,
     typer.Argument(help="TOML: a config, sites, or both; or a shipped scenario.", metavar="S"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def plan(  # noqa: PLR0913 - one option each
