@@ -24,7 +24,7 @@ COMPANIONS = (
 )
 END = "<|endoftext|>"
 STAND_IN = re.compile("\ufdd0([0-9]+)\ufdd1")
-"""Stands for a special token's name where somebody says it: no text has these characters."""
+"""Stands for a special token's name where somebody says it: text has none of its characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class Words:
 
     def veiled(self, said: str) -> str:
         """Return what somebody says, as a template may render it, for ``encode_rendered``."""
-        return self._names.sub(lambda it: f"\ufdd0{self._made.token_to_id(it[0])}\ufdd1", said)
+        plain = said.replace("\ufdd0", "\ufffd")  # who says a stand-in means none
+        return self._names.sub(lambda it: f"\ufdd0{self._made.token_to_id(it[0])}\ufdd1", plain)
 
     def unveiled(self, rendered: str) -> str:
         """Return rendered text with what was ``veiled`` as it was said."""

@@ -192,6 +192,12 @@ def test_a_special_tokens_name_is_text_where_somebody_says_it(tmp_path: Path, wo
     assert manifest.text_bytes == len(said + END)
 
 
+@pytest.mark.parametrize("number", ["0", "9" * 9])
+def test_nobody_says_a_stand_in_for_a_special_token(words: Words, number: str) -> None:
+    veiled = words.veiled(f"\ufdd0{number}\ufdd1")
+    assert words.decode(words.encode_rendered(veiled)) == f"\ufffd{number}\ufdd1"
+
+
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=4), st.integers(0, 5000))
 def test_a_mixture_reads_every_source_in_order_and_by_its_weight(
     weights: list[float], cursor: int
