@@ -21,8 +21,8 @@ SIX = (0, 1, 2, 3, 4, 5)
 TOGETHER = ("learners", "all from the start")
 DOWN_S = 10.0
 """Mean time that a killed learner is away."""
-LATE_STEPS = 2
-"""What a message takes, each way: with tau = 2 a merge comes two steps later than it hides."""
+LATE = {"half a step": 0.5, "a step": 1.0, "2 steps": 2.0}
+"""What a message takes each way, in steps: with tau = 2 the overlap hides two in all."""
 
 
 def rhythm() -> Experiment:
@@ -148,9 +148,9 @@ def muon_fleet() -> Experiment:
             f" [the inner optimizer](#the-inner-optimizer), steps of {SLOW_STEP_S:g} s. Speeds are"
             " from 1 to 2x as in [mixed speeds](#mixed-speeds); of the failing fleet two learners"
             f" are killed once a minute in the mean, each away for {DOWN_S:g} s, and start warm, or"
-            f" without their moments (cold). Late messages take {LATE_STEPS} steps each way, where"
-            " the overlap hides two in all. Equal learners with smaller batches take as many steps"
-            " for their tokens as those of mixed speeds."
+            " without their moments (cold). Late messages take as many steps as it says each way,"
+            " where the overlap hides two in all. Equal learners with smaller batches take as many"
+            " steps for their tokens as those of mixed speeds."
         ),
         cells=(*rungs, *_uneven(rungs[0]), *_smaller(rungs[0]), *alone),
         columns=("tokens", "time", "kills", "steps", "equal steps", "staleness"),
@@ -166,18 +166,22 @@ def _uneven(equal: Cell) -> tuple[Cell, ...]:
     mixed, failing = fleet(SLOW_STEP_S, 2.0), [one.name for one in equal.islands[M // 2 :]]
     killed = Failures(islands=tuple(failing), every_s=60, down_s=DOWN_S)
     kept = 1 - 0.5 * DOWN_S / (60 + DOWN_S)
-    late = LinkSettings(latency_s=LATE_STEPS * SLOW_STEP_S)
     uneven: dict[str, dict[str, Any]] = {
         "speeds 2x": {"share": pace(mixed), "islands": mixed},
         "half of them failing": {"share": kept, "failures": killed},
         "half of them failing, cold": {
             "share": kept, "failures": killed.model_copy(update={"warm": False}),
         },
-        f"messages {LATE_STEPS} steps late": {"link": late},
-        f"messages {LATE_STEPS} steps late, half of them failing": {
-            "share": kept, "failures": killed, "link": late,
-        },
     }  # fmt: skip
+    for said, steps in LATE.items():
+        late: dict[str, Any] = {"link": LinkSettings(latency_s=steps * SLOW_STEP_S)}
+        uneven[f"messages {said} late"] = late
+        if steps != 1:
+            both = late | uneven["half of them failing"]
+            uneven[f"messages {said} late, half failing"] = both
+    tau = (*equal.sets, "sync.overlap_steps=6")
+    later = uneven["messages 2 steps late"] | {"sets": tau, "seeds": THREE}
+    uneven["messages 2 steps late, tau = 6"] = later
     return tuple(
         replace(
             equal,
