@@ -115,7 +115,8 @@ def _within_a_further(findings: Findings) -> Iterator[str]:
     for cell in findings.experiment.cells:
         labels = dict(cell.labels)
         difference = findings.excess_at_equal_steps(cell)
-        if labels[name] != value or difference is None or labels.get("speeds") == "4x":
+        beside = not cell.plotted or labels.get("speeds") == "4x"  # no fleet that a goal is of
+        if labels[name] != value or difference is None or beside:
             continue
         said = ", ".join(f"{key} {text}" for key, text in cell.labels)
         yield f"By the defaults ({said}), at equal steps: {judged(difference, goal)}."
@@ -174,7 +175,8 @@ def _best(findings: Findings) -> Iterator[str]:
     groups: dict[str, list[tuple[Cell, Estimate]]] = {}
     for cell in findings.experiment.cells:
         difference = findings.difference(cell)
-        if difference is not None and cell.key not in findings.experiment.ladder:
+        beside = findings.experiment.at_equal_steps and not cell.plotted
+        if difference is not None and not beside and cell.key not in findings.experiment.ladder:
             groups.setdefault(cell.against, []).append((cell, difference))
     for baseline, compared in groups.items():
         base = f"`{named[baseline].said}`"
