@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from skerry.errors import BrokerUnavailable, BusError, Superseded, WireError
 from skerry.log import ledger, state
 from skerry.log.base import Expect
+from skerry.log.client import together
 from skerry.log.recovery import known_members
 from skerry.log.run_records import newest_readable, publish, readable, readable_up_to
 from skerry.protocol import genesis
@@ -59,7 +60,9 @@ async def take_place(
         offers=offers,
     )
     held = await state.read_manifests(bus, run, plan)  # before a ``Start`` is published
-    begun = [await _begin(bus, plan, member, before, shard, held) for shard in range(plan.shards)]
+    begun = await together(
+        _begin(bus, plan, member, before, shard, held) for shard in range(plan.shards)
+    )
     # From both, as a syncer that dies between the two leaves the ledger one behind.
     known = list((await ledger.last_commits(bus, run)).values())
     known += [m.commit for m in (await state.read_manifests(bus, run, plan)).values()]
@@ -157,9 +160,8 @@ async def _started(bus: Bus, run: str, plan: Plan, learner: str) -> int:
 
     Its own record may be gone, where nothing of it was merged: its number is not given again.
     """
-    found = [0]
-    for shard in range(plan.shards):
-        newest = await bus.last(Subjects(run).shard(shard).start(learner))
+    found, shards = [0], map(Subjects(run).shard, range(plan.shards))
+    for newest in await together(bus.last(shard.start(learner)) for shard in shards):
         with suppress(WireError):
             found += [decode(Start, newest.payload, run=run).incarnation] if newest else []
     return max(found)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from contextlib import aclosing
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
@@ -17,7 +18,7 @@ import xxhash
 from skerry.algorithm.backend import decoder
 from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.base import Deliver
-from skerry.log.client import merged
+from skerry.log.client import merged, together
 from skerry.log.ledger import state_lost
 from skerry.log.reading import LOOK_PAUSES_S
 from skerry.log.run_records import readable
@@ -53,14 +54,14 @@ async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
 
     What is stored for a fragment that the plan does not have is left out, whatever it is.
     """
-    found: dict[int, Manifest] = {}
-    for shard in range(plan.shards):
-        names = Subjects(run).shard(shard)
-        subjects = {names.manifest(f.index): f.index for f in plan.of_shard(shard)}
-        for record in await bus.last_each(names.manifest()):
-            if record.subject in subjects:
-                found[subjects[record.subject]] = _decoded(record, run, plan)
-    return found
+    names = [Subjects(run).shard(shard).manifest for shard in range(plan.shards)]
+    subjects = {names[plan.shard_of(f.index)](f.index): f.index for f in plan.fragments}
+    shards = await together(bus.last_each(manifest()) for manifest in names)
+    return {
+        subjects[record.subject]: _decoded(record, run, plan)
+        for record in chain.from_iterable(shards)
+        if record.subject in subjects
+    }
 
 
 async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
