@@ -20,7 +20,9 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schemes import CHUNK_BYTES, scheme_of
 from skerry.errors import Corrupt, Diverged, Overtaken
+from skerry.log.client import together
 from skerry.log.state import OwnBlocks, read_manifest, read_part
+from skerry.log.streams import AHEAD_BYTES
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.parts import DELTA, KEYFRAME, path
 
@@ -139,22 +141,34 @@ class GlobalReader:
         raise Overtaken(msg)
 
     async def _follow(self, manifest: Manifest, held: Held | None, meters: Meters) -> Vector:
-        """Apply what leads to the manifest's version; what is whole meanwhile is held."""
+        """Apply what leads to the manifest's version; what is whole meanwhile is held.
+
+        Small parts are read several at once: else each takes a round trip to the broker.
+        """
         commit, index = manifest.commit, manifest.commit.fragment
         own = OwnBlocks(self.own(index), self.chunk_bytes) if self.own else None
         vector: Vector | None = None
         digest: int | None = None
-        for part in path(manifest, held.version if held else None):
-            _check(part, self.plan.fragments[index])
-            vector = await read_part(
-                *(self.bus, self.run, self.plan, manifest, part),
-                own=own,
-                on_bytes=meters.on_bytes,
-                on_decoded=meters.on_decoded,
+        parts = path(manifest, held.version if held else None)
+        ahead = max(1, AHEAD_BYTES // (4 * self.plan.fragments[index].padded_size))
+        for first in range(0, len(parts), ahead):
+            some = parts[first : first + ahead]
+            for part in some:
+                _check(part, self.plan.fragments[index])
+            reads = (
+                read_part(
+                    *(self.bus, self.run, self.plan, manifest, part),
+                    own=own,
+                    on_bytes=meters.on_bytes,
+                    on_decoded=meters.on_decoded,
+                )
+                for part in some
             )
-            self.held.pop(index, None)  # a delta that is cancelled half way leaves neither version
-            after, digest = await asyncio.to_thread(_apply, part, vector, held, own)
-            held = self.held[index] = after
+            for part, read in zip(some, await together(reads), strict=True):
+                vector = read
+                self.held.pop(index, None)  # one cancelled half way leaves neither version
+                after, digest = await asyncio.to_thread(_apply, part, vector, held, own)
+                held = self.held[index] = after
         assert held is not None
         if vector is None:  # nothing has changed
             vector = await asyncio.to_thread(cpu().dequantise, held.scheme, held.planes)

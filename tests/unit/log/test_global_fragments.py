@@ -22,9 +22,11 @@ from skerry.log.streams import specs
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, is_due
+from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import commit
 from tests.support.learners import walk
 from tests.support.scripted_run import LEAVES
+from tests.support.virtual_time import broker_of, far_of, simulate
 
 Vector = NDArray[np.float32]
 
@@ -230,3 +232,19 @@ async def test_a_part_that_cannot_be_is_refused_and_ends_no_reader(
     manifest = await syncer.writer.commit(drafted, stored, syncer.manifests[-1])
     with pytest.raises(WireError):
         await reader.read(manifest)
+
+
+def test_a_far_reader_asks_for_a_keyframe_and_small_deltas_at_once() -> None:
+    took_s = list[float]()
+
+    async def main(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        syncer = await Committing.of(broker.connect())
+        for version in (4, 7):  # a keyframe, and one with three deltas
+            manifest = await syncer.commit(version - len(syncer.manifests))
+            reader, began_s = GlobalReader(far_of(broker, 0.25), RUN, PLAN), loop.time()
+            await bytes_of(reader, manifest, syncer.vectors[-1])
+            took_s.append(loop.time() - began_s)
+
+    simulate(main)
+    assert took_s[1] == pytest.approx(took_s[0])

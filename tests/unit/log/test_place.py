@@ -30,11 +30,10 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import Subjects
-from skerry_tools.lab.link import DistantLink
-from skerry_tools.lab.scenario import LinkSettings
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import manifest
 from tests.support.learners import encode_vector, walk
+from tests.support.virtual_time import broker_of, far_of, simulate
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (24, 256))], 2)
@@ -467,23 +466,16 @@ async def check_interleaving(actions: list[tuple[str, int, int, int]]) -> None:
 
 
 def test_a_far_learner_joins_as_fast_whatever_the_number_of_shards() -> None:
-    """Links of a quarter of a second each way, on virtual time."""
-    took_s = dict[int, float]()
+    took_s = list[float]()
 
-    async def main(loop: VirtualLoop, shards: int) -> None:
-        broker = MemoryBroker(clock_ns=lambda: int(loop.time() * 1e9))
-        far = DistantLink(LinkSettings(latency_s=0.25), lambda ns: ns / 1e9)
-        bus, cut = broker.connect(far), plan([LeafSpec("w", (24, 256))], 8, shards)
-        await bus.declare(specs(RUN, shards=shards))
-        began_s = loop.time()
-        for _ in range(2):  # the second one finds what the first has left
-            await take_place(bus, RUN, cut, "a", host="h", now_ns=1)
-        took_s[shards] = loop.time() - began_s
+    async def main(loop: VirtualLoop) -> None:
+        for shards in (1, 8):
+            bus, cut = far_of(broker_of(loop), 0.25), plan([LeafSpec("w", (24, 256))], 8, shards)
+            await bus.declare(specs(RUN, shards=shards))
+            began_s = loop.time()
+            for _ in range(2):  # the second one finds what the first has left
+                await take_place(bus, RUN, cut, "a", host="h", now_ns=1)
+            took_s.append(loop.time() - began_s)
 
-    for shards in (1, 8):
-        loop = VirtualLoop()
-        task = loop.create_task(main(loop, shards))
-        assert loop.run_until(task, 1e6)
-        task.result()
-        loop.close()
-    assert took_s[8] == took_s[1]
+    simulate(main)
+    assert took_s[1] == pytest.approx(took_s[0])

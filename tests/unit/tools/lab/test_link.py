@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
-from skerry.log.base import Bus
-from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
-from skerry_tools.lab.link import DistantLink, Pipe
-from skerry_tools.lab.scenario import LinkSettings
+from skerry_tools.lab.link import Pipe
 from skerry_tools.virtual import VirtualLoop
+from tests.support.virtual_time import broker_of, far_of, simulate
 
 SUBJECTS = Subjects("r")
-
-
-def simulate(main: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None:
-    loop = VirtualLoop()
-    task = loop.create_task(main(loop))
-    assert loop.run_until(task, 1e6)
-    task.result()
-    loop.settle()
-    loop.close()
-
-
-def far_of(broker: MemoryBroker, latency_s: float) -> Bus:
-    return broker.connect(DistantLink(LinkSettings(latency_s=latency_s), lambda ns: ns / 1e9))
 
 
 def test_a_message_takes_its_bytes_and_the_latency() -> None:
@@ -64,7 +47,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
     heard = list[float]()
 
     async def main(loop: VirtualLoop) -> None:
-        broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
+        broker = broker_of(loop)
         near, far = broker.connect(), far_of(broker, 1.0)
         await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
 
@@ -87,7 +70,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
 
 def test_a_request_goes_there_and_back() -> None:
     async def main(loop: VirtualLoop) -> None:
-        broker = MemoryBroker(clock_ns=lambda: round(loop.time() * 1e9))
+        broker = broker_of(loop)
         far = far_of(broker, 0.5)
         await far.last(SUBJECTS.ledger("run"))
         assert loop.time() == pytest.approx(1.0)
