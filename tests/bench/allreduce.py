@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
-from tests.support.backends import free_port
+from tests.support.ports import free_port
 
 Average: TypeAlias = Callable[[], object]
 LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")

@@ -16,11 +16,11 @@ import pytest
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import Commit, RunState
-from tests.support.backends import free_port
 from tests.support.builders import wait_until
 from tests.support.cluster import Cluster, Service, until_commit
 from tests.support.history import settle
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.processes import call
 from tests.support.tiny import tiny
 

@@ -30,11 +30,12 @@ from skerry.telemetry.metrics import (
     of,
     prometheus_name,
 )
-from tests.support.backends import binary, free_port, serving
+from tests.support.backends import binary, serving
 from tests.support.builders import background, checkpoint_record, consumed, evaluation
 from tests.support.learners import FakeLearner
 from tests.support.monitor import monitor
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.scripted_run import ScriptedRun
 
 pytestmark = [pytest.mark.soak, pytest.mark.nats]

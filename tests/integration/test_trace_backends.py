@@ -32,8 +32,9 @@ from skerry.telemetry.export import Identity
 from skerry.telemetry.metrics import MetricKind, prometheus_name
 from skerry.telemetry.spans import Interval
 from skerry_syncer import telemetry as syncer_telemetry
-from tests.support.backends import binary, free_port, serving
+from tests.support.backends import binary, serving
 from tests.support.builders import commit, consumed, header, pulse, round_, run_record
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.soak
 

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 BENCHES = ROOT / "tests" / "bench"
 SMALLEST = {
     "bus": "--total-mib 4 --rounds 1",
-    "catchup": "--mib 16 --rounds 1 --gbit 0",
     "codec": "",
     "commit": "",
     "exchange": "--parameters 1e6 --fragments 2 --learners 2 --times 1",
@@ -24,12 +23,11 @@ SMALLEST = {
     "model": "--steps 2",
     "planning": "",
     "quantise": "",
-    "recovery": "--times 1",
     "takeover": "--times 1",
 }
 LONG = {
-    *("data", "durability", "hostile", "join", "learner", "memory", "mesh", "monitor", "page"),
-    *("regions", "restart", "scale", "telemetry", "torch", "wan"),
+    *("catchup", "data", "durability", "hostile", "join", "learner", "memory", "mesh", "monitor"),
+    *("page", "recovery", "regions", "restart", "scale", "telemetry", "torch", "wan"),
 }
 """Those that take half a minute and more at their smallest."""
 

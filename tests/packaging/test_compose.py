@@ -23,8 +23,8 @@ from skerry.service.accounts import services_of
 from skerry.service.keyring import Keyring
 from skerry.settings import loading
 from tests.support.keyed import KeyedBroker, mount_keys
-from tests.support.nats_cluster import free_ports
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_ports
 from tests.support.processes import call
 
 BIN = Path(sys.executable).parent

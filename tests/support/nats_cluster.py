@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_ports
 
 POLL_S = 0.05
 NODE = """
@@ -47,7 +46,7 @@ class NatsCluster:
     """
 
     def __init__(self, folder: Path, *, size: int = 3, sync: str = "2m") -> None:
-        ports = list(free_ports(3 * size))
+        ports = free_ports(3 * size)
         clients, routes, self._monitors = ports[:size], ports[size : 2 * size], ports[2 * size :]
         listed = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
         self.nodes = [
@@ -153,15 +152,3 @@ class NatsCluster:
                 return found
         except (OSError, ValueError):
             return None
-
-
-def free_ports(count: int) -> Iterator[int]:
-    """Yield loopback ports that nothing listens on, each once."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for taken in held:
-            taken.bind(("127.0.0.1", 0))
-        yield from [int(taken.getsockname()[1]) for taken in held]
-    finally:
-        for taken in held:
-            taken.close()

@@ -20,8 +20,8 @@ from skerry.service.keyring import Keyring
 from skerry.service.region import begin_region, cache_of, make_cache
 from skerry.settings.local import NatsSettings
 from tests.support.keyed import mount_keys
-from tests.support.nats_cluster import free_ports
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_ports
 
 INFRA = Path(__file__).parents[2] / "infra" / "nats"
 
@@ -90,7 +90,8 @@ def region_of(
     Keys expire after ``days``, if ever. A hub with a ``certificate`` speaks TLS alone, and the
     region takes what ``trusted`` vouches for.
     """
-    ports, routes = tuple(free_ports(brokers)), tuple(free_ports(brokers))
+    free = free_ports(2 * brokers)
+    ports, routes = tuple(free[:brokers]), tuple(free[brokers:])
     keyring = Keyring.begun(folder / "keys", days)
     keyring.add(*services_of(run), Grant(Role.LEARNER, "us-0", run))
     scheme = "tls" if certificate else "nats-leaf"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skerry.errors import SkerryError
 from skerry.settings.local import StoreSettings
+from tests.support.ports import free_ports
 
 BUCKET = "skerry"
 STARTUP_S = 60.0
@@ -121,15 +120,10 @@ def _free_ports(count: int) -> list[int]:
     SeaweedFS keeps sockets under /tmp by port; one that somebody else's server left when it was
     killed cannot be taken away, and it would wait for it for ever.
     """
-    found: list[int] = []
-    with ExitStack() as held:
-        while len(found) < count:
-            one = held.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            if not list(_sockets(port)):
-                found.append(port)
-    return found
+    found: set[int] = set()
+    while len(found) < count:
+        found |= {port for port in free_ports(count - len(found)) if not list(_sockets(port))}
+    return list(found)
 
 
 def _sockets(port: int) -> Iterator[Path]:

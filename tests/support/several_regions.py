@@ -32,8 +32,8 @@ from skerry.service.region import begin_region, cache_of, make_cache
 from skerry.settings import loading
 from skerry.settings.local import NatsSettings, Settings
 from skerry_learner.work import find_or_create
-from tests.support.nats_cluster import free_ports
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_ports
 
 
 class Hub(LocalBroker):

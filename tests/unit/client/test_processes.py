@@ -23,12 +23,7 @@ from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, SkerryError
 from skerry.protocol.codec import Shares, pack
 from skerry.settings.local import LearnerSettings
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+from tests.support.ports import free_port
 
 
 def group(process: int, port: int, knows: str = "") -> Group:
