@@ -86,7 +86,7 @@ def evaluate(
     from skerry.service.entry import exit_on_error
     from skerry.settings.checks import refuse_run_settings
 
-    with exit_on_error(tidies=False):
+    with exit_on_error(cleans_up=False):
         refuse_run_settings(set_ or (), *(["data.field"] if text else ()))
         if tasks:
             from skerry_evaluator.harness import judge
@@ -135,7 +135,7 @@ def sample(
     from skerry.service.entry import exit_on_error
     from skerry.settings.checks import refuse_run_settings
 
-    with exit_on_error(tidies=False):
+    with exit_on_error(cleans_up=False):
         refuse_run_settings(set_ or ())
         if chat:
             from skerry_evaluator.chat import print_chat

@@ -314,13 +314,13 @@ def _given(article: Article, words: Words | None) -> _Tokenised:
 
 def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Tokenised:
     """Return a conversation's tokens, of which those are targets that an assistant says."""
-    messages = [{**one, "content": words.veiled(one["content"])} for one in article.messages]
+    messages = [{**one, "content": words.escaped(one["content"])} for one in article.messages]
     parts = _turns(messages, template)
     pieces = [words.encode_rendered(text) for text, _ in parts]
     said = [np.full(len(p), wanted) for p, (_, wanted) in zip(pieces, parts, strict=True)]
     tokens = np.array([token for piece in (*pieces, words.end) for token in piece], np.uint32)
     weights = np.concatenate([*said, np.array([True])])
-    texts = [words.unveiled(text).encode() for text, _ in parts]
+    texts = [words.unescaped(text).encode() for text, _ in parts]
     written = sum(len(text) for text, (_, wanted) in zip(texts, parts, strict=True) if wanted)
     return _Tokenised(tokens, b"".join(texts), written, weights)
 

@@ -23,8 +23,8 @@ COMPANIONS = (
     "generation_config.json",
 )
 END = "<|endoftext|>"
-STAND_IN = re.compile("\ufdd0([0-9]+)\ufdd1")
-"""Stands for a special token's name where somebody says it: text has none of its characters."""
+ESCAPED = re.compile("\ufdd0([0-9]+)\ufdd1")
+"""Stands for the name of a special token inside a message, by the token's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +93,27 @@ class Words:
             self._made.encode_special_tokens = False
         return [one.ids for one in found]
 
-    def veiled(self, said: str) -> str:
-        """Return what somebody says, as a template may render it, for ``encode_rendered``."""
-        plain = said.replace("\ufdd0", "\ufffd")  # who says a stand-in means none
+    def escaped(self, text: str) -> str:
+        """Return a message whose special tokens' names a template renders as plain text.
+
+        ``encode_rendered`` and ``unescaped`` undo it. A message's own U+FDD0 becomes U+FFFD.
+        """
+        plain = text.replace("\ufdd0", "\ufffd")
         return self._names.sub(lambda it: f"\ufdd0{self._made.token_to_id(it[0])}\ufdd1", plain)
 
-    def unveiled(self, rendered: str) -> str:
-        """Return rendered text with what was ``veiled`` as it was said."""
-        return STAND_IN.sub(lambda it: self._made.id_to_token(int(it[1])), rendered)
+    def unescaped(self, rendered: str) -> str:
+        """Return rendered text with each message as it was before it was ``escaped``."""
+        return ESCAPED.sub(lambda it: self._made.id_to_token(int(it[1])), rendered)
 
     def encode_rendered(self, rendered: str) -> list[int]:
-        """Return the tokens of what a template wrote: its own names are special, others text."""
-        parts = STAND_IN.split(rendered)
-        named = self.encode_batch(parts[::2], named=True)
-        said = self.encode_batch([self._made.id_to_token(int(part)) for part in parts[1::2]])
-        pairs = zip_longest(named, said, fillvalue=list[int]())
+        """Return the tokens of what a template wrote.
+
+        Special tokens' names are special where the template wrote them, and text in a message.
+        """
+        parts = ESCAPED.split(rendered)
+        special = self.encode_batch(parts[::2], named=True)
+        plain = self.encode_batch([self._made.id_to_token(int(part)) for part in parts[1::2]])
+        pairs = zip_longest(special, plain, fillvalue=list[int]())
         return [token for pair in pairs for ids in pair for token in ids]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -103,14 +103,14 @@ def answer(
     try:
         with_examples(command, name)(prog_name=f"skerry {name}".strip())
     except SystemExit as end:
-        code = 141 if _is_read_enough(end) else end.code
+        code = 141 if _reader_is_gone(end) else end.code
         if not computes or isinstance(code, str):
             sys.exit(code)
         sys.stderr.flush()
         os._exit(code or 0)
 
 
-def _is_read_enough(error: BaseException) -> bool:
+def _reader_is_gone(error: BaseException) -> bool:
     """Return True where the reader of stdout has gone, as head does; no more is written then."""
     try:
         sys.stdout.flush()
@@ -197,10 +197,10 @@ def explained(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def exit_on_error(*, logs: bool = False, tidies: bool = True) -> Generator[None]:
+def exit_on_error(*, logs: bool = False, cleans_up: bool = True) -> Generator[None]:
     """Print an error as one sentence on stderr and exit with its code; 1 for a defect.
 
-    Ctrl-C ends a command that has nothing to tidy up at once, also while JAX is imported.
+    Unless the command ``cleans_up``, Ctrl-C ends it immediately, even while JAX is being imported.
 
     With ``--debug`` it is raised, with its traceback; so is a defect where ``logs`` says that
     stderr is a service's log. Log lines of a command that configures no
@@ -212,7 +212,7 @@ def exit_on_error(*, logs: bool = False, tidies: bool = True) -> Generator[None]
 
     if not structlog.is_configured():
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
-    if tidies:
+    if cleans_up:
         interrupts.raise_again()
     try:
         yield

@@ -1,6 +1,6 @@
-"""Ctrl-C while a command line imports: the process ends without a word, and without a traceback.
+"""Ctrl-C while a command is being imported: the process ends silently, without a traceback.
 
-Nothing is imported here, so that it counts from the first moment on.
+This module imports nothing heavy, so that it takes effect as early as possible.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 
-ONLY = {signal.SIGINT}
+INTERRUPT = {signal.SIGINT}
 
 
 def end_at_once() -> None:
-    """Have Ctrl-C end this process as the system does, also one that was ``held``."""
+    """Have Ctrl-C end this process as the system does, even one that was ``held``."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ONLY)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPT)
 
 
 def raise_again() -> None:
@@ -27,9 +27,9 @@ def raise_again() -> None:
 
 @contextmanager
 def held() -> Generator[None]:
-    """Keep a Ctrl-C back, also from the program that this process becomes meanwhile."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ONLY)
+    """Hold a Ctrl-C back, even from the program that this process becomes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ONLY)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPT)

@@ -95,8 +95,8 @@ DEFAULT = Speeds(
 )
 LAW = {2: (18.768, 0.0969), 4: (19.762, 0.0992), 8: (21.051, 0.1018)}
 LAW_IN_STEP, LAW_SIZES = (18.129, 0.0953), (35e6, 10e9)
-"""Loss of M learners and of data-parallel as A N^-a of N parameters, 20 tokens for each, at each
-one's best rates, and what N were checked: Charles et al. 2025, arXiv 2503.09799."""
+"""Loss of M learners and of data-parallel, A N^-a for N parameters and 20 tokens a parameter, each
+at its best rates; the smallest and largest N checked (Charles et al. 2025, arXiv 2503.09799)."""
 GAPS: Mapping[str, Mapping[int, Mapping[float, float]]] = {
     "adamw": {2: {117e3: 4.6}, 4: {117e3: 10.6, 246e3: 5.2}, 8: {117e3: 16.9}},
     "muon": {
@@ -105,27 +105,27 @@ GAPS: Mapping[str, Mapping[int, Mapping[float, float]]] = {
         8: {117e3: 15.2},
     },
 }
-"""Per cent of the loss of M learners above data-parallel by parameters, as the law's, at H = 24."""
+"""How far M learners end above data-parallel, in per cent of the loss, by parameters; H = 24."""
 LOSS_BY_H = {"adamw": {24: 0.9, 64: 3.0}, "muon": {24: 2.4, 64: 5.6}}
-"""Per cent of the loss of four learners with a larger H above H = 8 (docs/quality.md)."""
+"""How far four learners with a larger H end above H = 8, in per cent of the loss."""
 
 
 def measured_with(learners: int) -> int:
-    """Return the M that stands for so many learners: the next that was measured, or the most."""
+    """Return the M whose figures count for so many learners: the next one up, or the largest."""
     return next((m for m in LAW if m >= learners), max(LAW))
 
 
 def gap_by_law(learners: int, parameters: float) -> float:
-    """Return per cent of the loss above data-parallel, of AdamW with H = 30, by the law."""
+    """Return how far AdamW with H = 30 ends above data-parallel by the law, in per cent."""
     (together, decay), (factor, power) = LAW_IN_STEP, LAW[measured_with(learners)]
     size = min(parameters, LAW_SIZES[1])
     return 100 * (factor / together * math.pow(size, decay - power) - 1)
 
 
 def gap_by_own_fit(inner: str, learners: int, parameters: float) -> tuple[float, float]:
-    """Return per cent of the loss above data-parallel by our own runs, and the size that it is of.
+    """Return how far our own runs end above data-parallel, in per cent, and for which size.
 
-    Power laws lie between the sizes that were trained; beyond them it is that of the nearest.
+    Between the sizes that were trained it is a power law; beyond them, the nearest size's figure.
     """
     known = sorted(GAPS[inner][measured_with(learners)].items())
     size = max(min(parameters, known[-1][0]), known[0][0])

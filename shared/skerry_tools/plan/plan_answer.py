@@ -118,7 +118,7 @@ def _notes(plan: RunPlan) -> Iterator[str]:
         yield "rounds move all parameters, a step computes with the active ones only"
     yield from _taken(at)
     if at.learners > 1:
-        yield from _of_loss(at)
+        yield from _loss_notes(at)
     if at.learners > MOST_LEARNERS:
         scores = "the paper's average score was 54.4, 55.0, 55.4, 53.4 for M = 2, 4, 8, 16"
         join = f"join learners of a site until {MOST_LEARNERS} are left"
@@ -127,11 +127,11 @@ def _notes(plan: RunPlan) -> Iterator[str]:
         yield "1 learner: there is nothing to synchronise (mode=single)"
 
 
-def _of_loss(at: Deployment) -> Iterator[str]:
-    """Yield what is known of the loss beside the table of it."""
+def _loss_notes(at: Deployment) -> Iterator[str]:
+    """Yield what a reader should know about the loss beside its table."""
     by_h = measured.LOSS_BY_H.get(at.run.train.inner, {})
     if not _from_scratch(at):
-        yield "loss is not judged: what M and H cost weights that are trained further is unknown"
+        yield "loss is not judged: its cost in M and H was measured for training from scratch only"
     elif near := max((h for h in by_h if h <= at.load.sync.h_steps), default=None):
         yield f"H = {near} ended {by_h[near]} % above H = 8 with small models (docs/quality.md)"
 

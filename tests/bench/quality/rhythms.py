@@ -148,8 +148,8 @@ def muon_fleet() -> Experiment:
             f" [the inner optimizer](#the-inner-optimizer), steps of {SLOW_STEP_S:g} s. Speeds are"
             " from 1 to 2x as in [mixed speeds](#mixed-speeds); of the failing fleet two learners"
             f" are killed once a minute in the mean, each away for {DOWN_S:g} s, and start warm, or"
-            " without their moments (cold). Late messages take as many steps as it says each way,"
-            " where the overlap hides two in all. Equal learners with smaller batches take as many"
+            " without their moments (cold). Late messages take that long each way; the overlap"
+            " hides two steps in all. Equal learners with smaller batches take as many"
             " steps for their tokens as those of mixed speeds."
         ),
         cells=(*rungs, *_uneven(rungs[0]), *_smaller(rungs[0]), *alone),
@@ -162,7 +162,7 @@ def muon_fleet() -> Experiment:
 
 
 def _uneven(equal: Cell) -> tuple[Cell, ...]:
-    """Return fleets of mixed speeds, of failing and of late learners, beside an equal one."""
+    """Return fleets with mixed speeds, failing learners or slow links, beside an equal one."""
     mixed, failing = fleet(SLOW_STEP_S, 2.0), [one.name for one in equal.islands[M // 2 :]]
     killed = Failures(islands=tuple(failing), every_s=60, down_s=DOWN_S)
     kept = 1 - 0.5 * DOWN_S / (60 + DOWN_S)

@@ -28,11 +28,9 @@ def verdicts(findings: Findings) -> list[str]:
     # Those two compare runs that are no pairs.
     told = name in special and (findings.alike() or name not in {"batch", "outer"})
     found = list(special[name](findings)) if told else []
-    return (
-        found
-        if name in {"batch", "quantisation", "muon-formats", "size"}
-        else [*found, *_best(findings)]
-    )
+    if special.get(name) in {_batch, _quantisation, _size}:
+        return found
+    return [*found, *_best(findings)]
 
 
 def judged(difference: Estimate, goal: float) -> str:
@@ -115,7 +113,7 @@ def _within_a_further(findings: Findings) -> Iterator[str]:
     for cell in findings.experiment.cells:
         labels = dict(cell.labels)
         difference = findings.excess_at_equal_steps(cell)
-        beside = not cell.plotted or labels.get("speeds") == "4x"  # no fleet that a goal is of
+        beside = not cell.plotted or labels.get("speeds") == "4x"  # no goal is about these
         if labels[name] != value or difference is None or beside:
             continue
         said = ", ".join(f"{key} {text}" for key, text in cell.labels)

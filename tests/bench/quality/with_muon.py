@@ -7,6 +7,7 @@ from dataclasses import replace
 from .cells import Cell, Experiment
 from .fleets import THREE, M
 from .optimizers import BEST, SIZES, muon
+from .optimizers import OUTER as PAPERS
 from .rhythms import SIX
 
 FORMATS = {
@@ -17,7 +18,7 @@ FORMATS = {
 OUTER = {
     "direct": (),
     "0.7 / 0.5": ("outer.preset=nesterov", "outer.lr=0.7", "outer.momentum=0.5"),
-    "0.7 / 0.6": ("outer.preset=nesterov", "outer.lr=0.7", "outer.momentum=0.6"),
+    "0.7 / 0.6": PAPERS["0.7 / 0.6"],
 }
 
 

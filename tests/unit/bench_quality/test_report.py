@@ -16,6 +16,7 @@ from bench.quality.fleets import failures, scavenging
 from bench.quality.lengths import length
 from bench.quality.optimizers import growth
 from bench.quality.report import stamp_defaults, write_report
+from bench.quality.rhythms import muon_fleet
 from bench.quality.samples import Estimate
 from bench.quality.store import Found
 from bench.quality.tables import Findings, effective_step, gather, table, time_to_target
@@ -124,6 +125,14 @@ def test_the_slope_over_sizes_is_of_each_sizes_best_line() -> None:
     assert "M = 4: each doubling of the parameters changes the gap by -1.99 ± 0.02 points" in said
     pairs = sum(len(cell.seeds) for cell in four if cell.key in others[0].values())
     assert f"({pairs} pairs of runs): it does not grow." in said
+
+
+def test_no_goal_is_about_fleets_that_are_there_for_others_to_stand_beside() -> None:
+    experiment = muon_fleet()
+    losses = {cell.key: 2.0 + cell.steps / 1e5 for cell in experiment.cells}
+    said = verdicts(gather(experiment, every(experiment, losses)))
+    assert any("speeds 2x, learners" in line for line in said)
+    assert not any("batches of" in line for line in said)
 
 
 def test_the_effective_step_is_that_of_the_formula() -> None:

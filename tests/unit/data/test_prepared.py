@@ -193,9 +193,9 @@ def test_a_special_tokens_name_is_text_where_somebody_says_it(tmp_path: Path, wo
 
 
 @pytest.mark.parametrize("number", ["0", "9" * 9])
-def test_nobody_says_a_stand_in_for_a_special_token(words: Words, number: str) -> None:
-    veiled = words.veiled(f"\ufdd0{number}\ufdd1")
-    assert words.decode(words.encode_rendered(veiled)) == f"\ufffd{number}\ufdd1"
+def test_a_message_cannot_forge_an_escaped_special_token(words: Words, number: str) -> None:
+    escaped = words.escaped(f"\ufdd0{number}\ufdd1")
+    assert words.decode(words.encode_rendered(escaped)) == f"\ufffd{number}\ufdd1"
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=4), st.integers(0, 5000))

@@ -267,6 +267,10 @@ def test_the_loss_by_own_runs_is_that_of_the_page_on_quality() -> None:
     by_h = re.search(r"from 8 to 24 to 64 the loss rises by ([\d.]+) and ([\d.]+) %", page)
     assert by_h
     assert list(map(float, by_h.groups())) == list(measured.LOSS_BY_H["adamw"].values())
+    rhythm = r"^\| small \| 4 \| 2.4e-2 \| H = (8|24|64) \| 3 of 3 \| ([\d.]+) "
+    losses = {int(h): float(loss) for h, loss in re.findall(rhythm, page, re.MULTILINE)}
+    above = {h: 100 * (losses[h] / losses[8] - 1) for h in (24, 64)}
+    assert measured.LOSS_BY_H["muon"] == pytest.approx(above, abs=0.051)
 
 
 @pytest.mark.parametrize(
@@ -291,10 +295,10 @@ def test_own_runs_give_a_power_law_between_sizes_and_no_less_beyond_them() -> No
 def test_an_answer_has_the_loss_of_models_that_are_trained_from_scratch_alone() -> None:
     found = as_read(planned())
     assert {"published law", "own fit"} == set(found["figures"]["loss"])
-    assert not any("trained further" in note for note in found["mind"])
+    assert not any("from scratch only" in note for note in found["mind"])
     further = as_read(planned(parameters=None, model={"preset": "micro", "lora_rank": 4}))
     assert "loss" not in further["figures"]
-    assert any("trained further" in note for note in further["mind"])
+    assert any("from scratch only" in note for note in further["mind"])
     assert "loss" not in as_read(planned({"a": site()}))["figures"]
 
 
