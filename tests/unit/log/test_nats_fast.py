@@ -23,7 +23,14 @@ from structlog.testing import capture_logs
 
 from skerry.log.client import NoAnswer
 from skerry.log.nats import fast
-from skerry.log.nats.fast import READ_BYTES, Incoming, LeanParser, WideTransport, headers_in
+from skerry.log.nats.fast import (
+    BUFFER_BYTES,
+    READ_BYTES,
+    Incoming,
+    LeanParser,
+    WideTransport,
+    headers_in,
+)
 from skerry.log.nats.session import cancellable
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -84,9 +91,8 @@ async def test_all_that_is_sent_arrives_in_order_though_the_reader_is_slow() -> 
         first = bytes(await transport.read(0))
         for _ in range(100):  # until the buffer is full, and the socket is not read any more
             await asyncio.sleep(0.005)
-        assert len(first) <= READ_BYTES
         second = bytes(await transport.read(0))
-        assert READ_BYTES // 2 < len(second) <= READ_BYTES
+        assert BUFFER_BYTES - READ_BYTES < len(first + second) <= BUFFER_BYTES
         assert first + second + await everything(transport) == sent
 
 
@@ -180,6 +186,66 @@ async def test_messages_are_parsed_the_same_wherever_the_stream_is_cut(sizes: li
     assert all(isinstance(message[3], bytes) for message in heard.said if message != "ping")
 
 
+@given(st.lists(st.sampled_from([1, 2, 40, 20_000, 70_000, 300_000]), min_size=1))
+@settings(max_examples=25)
+async def test_a_large_message_that_comes_in_pieces_is_read_as_it_was_sent(
+    sizes: list[int],
+) -> None:
+    bodies = [bytes(range(250)) * 1_200, b"x" * 16_500, b"small", bytes(range(1, 251)) * 400]
+    lines = [b"MSG some.where 7 %d\r\n%s\r\n" % (len(body), body) for body in bodies]
+    stream = b"".join([*lines, b"PING\r\n"])
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        at = 0
+        for size in itertools.cycle(sizes) if max(sizes) >= 20_000 else [len(stream)]:
+            writer.write(stream[at : at + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+            at += size
+            if at >= len(stream):
+                break
+
+    heard, direct = Heard(), list[int]()
+    async with connected(serve) as transport:
+
+        async def fill(into: memoryview) -> int:
+            direct.append(await transport.fill(into))
+            return direct[-1]
+
+        parser = LeanParser(heard, fill)
+        while not transport.at_eof():
+            await parser.parse(cast("bytes", await transport.read(0)))
+    assert heard.said == [*((7, b"some.where", b"", body, None) for body in bodies), "ping"]
+    assert sum(direct) > len(stream) // 2
+
+
+async def test_a_connection_that_ends_within_a_payload_ends_the_reading() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"MSG some.where 7 900000\r\n" + bytes(400_000))
+        await writer.drain()
+
+    heard = Heard()
+    async with connected(serve) as transport:
+        parser = LeanParser(heard, transport.fill)
+        while not transport.at_eof():
+            await parser.parse(cast("bytes", await transport.read(0)))
+    assert heard.said == []
+
+
+async def test_what_a_payload_lacks_is_read_into_its_own_memory() -> None:
+    incoming, payload = Incoming(), bytearray(100_000)
+    filling = asyncio.create_task(incoming.fill(memoryview(payload)))
+    await asyncio.sleep(0)
+    for size in (60_000, 40_000):
+        into = incoming.get_buffer(-1)
+        assert into.obj is payload
+        into[:size] = bytes([7]) * size
+        incoming.buffer_updated(size)
+    assert await filling == len(payload)
+    assert payload == bytes([7]) * len(payload)
+    assert incoming.get_buffer(-1).obj is not payload
+
+
 @pytest.mark.parametrize("subject", [b"\xff", b"a\x0cb", b"a\x0b", b"HMSG", b"a" * 5_000])
 async def test_any_bytes_are_a_subject(subject: bytes) -> None:
     heard = Heard()
@@ -259,11 +325,11 @@ async def test_a_line_ends_where_it_ends() -> None:
 
 async def test_a_line_without_end_is_given_out_where_the_buffer_ends() -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(bytes(4 * READ_BYTES))
+        writer.write(bytes(2 * BUFFER_BYTES))
 
     async with connected(serve) as transport:
         line = await transport.readline()
-        assert 0 < len(line) <= READ_BYTES
+        assert 0 < len(line) <= BUFFER_BYTES
 
 
 async def test_writing_waits_for_a_peer_that_does_not_read() -> None:
@@ -275,7 +341,7 @@ async def test_writing_waits_for_a_peer_that_does_not_read() -> None:
             pass
 
     async with connected(serve) as transport:
-        transport.writelines([bytes(READ_BYTES)] * 40)
+        transport.writelines([bytes(2**20)] * 20)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await transport.drain()

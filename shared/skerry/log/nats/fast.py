@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 from io import BytesIO
@@ -28,12 +28,14 @@ log = structlog.get_logger()
 
 TESTED_VERSIONS = ("2.16.0",)
 """The versions of nats-py whose private names this file knows; pyproject.toml pins one of them."""
-READ_BYTES = 512 * 1024
-"""The most that one read takes from the socket. nats-py's own transport takes 32 KiB, and asyncio's
-streams copy all of it twice: half of what it costs a client to take in messages of 512 KiB. It is
-copied on from a processor's own cache, if that holds it."""
-LEAST_BYTES = 64 * 1024
-"""Nothing is taken from the socket while there is less room than this."""
+READ_BYTES = 64 * 1024
+"""The most that one read takes from the socket, but for what a payload lacks: that is read into the
+payload itself. nats-py's own transport takes 32 KiB, and asyncio's streams copy all of it twice:
+half of what it costs a client to take in messages of 512 KiB."""
+BUFFER_BYTES = 2 * READ_BYTES
+"""Nothing is taken from the socket while there is no room for as much."""
+DIRECT_BYTES = 16 * 1024
+"""What a payload lacks is copied if it is less than this."""
 LONGEST_LINE = 1024**2
 """No line of the protocol is longer; the longest is INFO with the addresses of a cluster."""
 LINE_BYTES = 1024
@@ -53,8 +55,9 @@ class Incoming(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self.transport: Any = None
-        self._buffer = bytearray(READ_BYTES)
+        self._buffer = bytearray(BUFFER_BYTES)
         self._filled = self._given = 0
+        self._into = memoryview(b"")
         self._ended = False
         self._failure: Exception | None = None
         self._paused = False
@@ -65,13 +68,18 @@ class Incoming(asyncio.BufferedProtocol):
         self._writable.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        return memoryview(self._buffer)[self._filled :]
+        return self._into or memoryview(self._buffer)[self._filled : self._filled + READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        if READ_BYTES - self._filled < LEAST_BYTES and not self._paused:
-            self._paused = True
-            self.transport.pause_reading()
+        if self._into:
+            self._into = self._into[nbytes:]
+            if self._into:
+                return
+        else:
+            self._filled += nbytes
+            if BUFFER_BYTES - self._filled < READ_BYTES and not self._paused:
+                self._paused = True
+                self.transport.pause_reading()
         self._came.set()
 
     def eof_received(self) -> None:
@@ -124,6 +132,23 @@ class Incoming(asyncio.BufferedProtocol):
             raise self._failure
         self._given = self._filled
         return memoryview(self._buffer)[: self._filled]
+
+    async def fill(self, into: memoryview) -> int:
+        """Read what comes next into memory, until it is full or nothing more can come.
+
+        Returns how many bytes came. What was read before counts as used.
+        """
+        self._drop(self._given)
+        size = min(self._filled, len(into))
+        into[:size] = memoryview(self._buffer)[:size]
+        self._drop(size)
+        self._into = into[size:]
+        try:
+            while self._into and not self._ended:
+                await self._more()
+            return len(into) - len(self._into)
+        finally:
+            self._into = memoryview(b"")
 
     async def readline(self) -> bytes:
         """Return the next line with its end, or at the end of the connection what there is."""
@@ -217,6 +242,9 @@ class WideTransport(Transport):
     async def read(self, buffer_size: int) -> memoryview:  # type: ignore[override] # noqa: ARG002 - for bytes
         return await self._open.read()
 
+    async def fill(self, into: memoryview) -> int:
+        return await self._open.fill(into)
+
     async def readline(self) -> bytes:
         return await self._open.readline()
 
@@ -234,6 +262,10 @@ class WideTransport(Transport):
 
     def at_eof(self) -> bool:
         return self._open.at_eof
+
+
+Fill = Callable[[memoryview], Awaitable[int]]
+"""Reads what comes next into memory, and returns how many bytes came: fewer at the end."""
 
 
 class Announced(NamedTuple):
@@ -272,13 +304,22 @@ class Filling(BytesIO):
         self.left -= taken
         return data[taken:]
 
+    async def take_from(self, fill: Fill) -> None:
+        """Take what is missing, or as much of it as comes."""
+        with self.getbuffer() as whole:
+            self.left -= await fill(whole[len(whole) - self.left :])
+
 
 class LeanParser(Parser):
-    """A parser that makes each payload with one copy, and takes any bytes for a subject.
+    """A parser that copies little of a large payload, and takes any bytes for a subject.
 
     nats-py's own takes a form feed for the end of a subject, and calls that a protocol error. It
     still reads whatever is not a message.
     """
+
+    def __init__(self, client: object, fill: Fill | None = None) -> None:
+        super().__init__(client)
+        self._fill = fill
 
     def reset(self) -> None:
         self.buf = bytearray()
@@ -326,6 +367,8 @@ class LeanParser(Parser):
             self._parts = self._parts or [Filling(n) for n in (header_size, size - header_size, 2)]
             for part in self._parts:
                 data = part.take(data)
+                if part.left >= DIRECT_BYTES and self._fill is not None:
+                    await part.take_from(self._fill)
             if self._parts[-1].left:
                 return data
             header, payload, _ = (part.getvalue() for part in self._parts)
@@ -361,8 +404,8 @@ class FastClient(Client):
     def __init__(self, *, needs_tls: bool = False) -> None:
         super().__init__()
         self._needs_tls = needs_tls
-        self._ps = LeanParser(self)
         self._transport = WideTransport()
+        self._ps = LeanParser(self, self._transport.fill)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - nats-py's signature
         # Before anything is sent: somebody in between could have taken the offer away.
@@ -396,8 +439,17 @@ class FastClient(Client):
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 
-    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        return (headers_in(headers) or None) if headers else None
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
+    ) -> None:
+        # nats-py puts it into a queue, and wakes a task that calls back. All of ours call back.
+        subscription = self._subs.get(sid)
+        if subscription is None or (arrive := subscription._cb) is None:  # noqa: SLF001 - see above
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        found = (headers_in(headers) or None) if headers else None
+        await arrive(self._build_message(sid, subject, reply, data, found))
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
