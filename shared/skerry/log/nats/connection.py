@@ -339,6 +339,7 @@ class Connection:
 
         async def down() -> None:
             if self._session is session and not self.closing:
+                self.reason = str(session.client.last_error or self.reason)
                 self.options.on_event("disconnected", {"reason": self.reason})
                 self._drop()
 
@@ -347,7 +348,7 @@ class Connection:
             self._down_since = None
             self._drop()
 
-        return {"error_cb": note, "disconnected_cb": down, "closed_cb": down, "reconnected_cb": up}
+        return {"error_cb": note, "disconnected_cb": down, "reconnected_cb": up}
 
     def _drop(self) -> None:
         """End what waits for an answer or a message on a connection that is gone."""

@@ -171,10 +171,11 @@ class Incoming(asyncio.BufferedProtocol):
             self.transport.resume_reading()  # from the next turn of the loop on
 
     async def drain(self) -> None:
-        """Wait until what was written may be followed by more; raises when the peer is gone."""
+        """Wait until what was written may be followed by more, or the peer is gone.
+
+        Reading notices that. Raised here it would end nats-py's ``close`` before it says so.
+        """
         await self._writable.wait()
-        if self.closed.is_set():
-            raise self._failure or ConnectionResetError
 
     async def _more(self) -> None:
         self._came.clear()
