@@ -86,6 +86,16 @@ async def test_an_account_says_how_full_it_is(bus: Bus, names: Subjects) -> None
     assert {room.limit_bytes for room in await bus.rooms()} == {0}
 
 
+async def test_the_log_says_what_its_clock_says_that_dates_records(
+    bus: Bus, names: Subjects
+) -> None:
+    await bus.publish(names.pulse("a"), b"x")
+    stored = await newest(bus, names.pulse("a"))
+    assert 0 <= await bus.now_ns(names.pulse("a")) - stored.time_ns < 600e9
+    with pytest.raises(BusError, match="no stream SKERRY_nowhere_PULSE"):
+        await bus.now_ns(Subjects("nowhere").pulse("a"))
+
+
 async def test_a_failed_expectation_leaves_the_log_unchanged(bus: Bus, names: Subjects) -> None:
     subject = names.ledger("run")
     await bus.publish(subject, b"a")

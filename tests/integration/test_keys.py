@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.cli.main import app
 from skerry.client import joining
-from skerry.errors import BrokerUnfit, Denied
+from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
 from skerry.log.nats.bus import NatsBus
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.messages import RunRecord
@@ -92,6 +92,21 @@ async def test_a_learner_waits_for_the_run_that_it_may_not_create(broker: KeyedB
         async with asyncio.timeout(20.0):
             assert await waiting == record
         assert await joined(learner) == record  # whose streams are there, and not its to change
+
+
+async def test_a_learner_names_who_makes_a_stream_again_that_a_restart_forgot(
+    broker: KeyedBroker,
+) -> None:
+    async with broker.bus("first") as founder, broker.bus("a", patience_s=2.0) as learner:
+        for bus in (founder, learner):
+            assert await bus.declare(specs(RUN)) == ()
+        broker.server.restart()
+        for bus in (founder, learner):
+            assert await bus.now_ns(NAMES.ledger("run"))
+        with pytest.raises(BrokerUnavailable, match=r"forgot stream SKERRY_r_PULSE .*start a sync"):
+            await learner.publish(NAMES.pulse("a"), b"x")
+        await founder.publish(NAMES.pulse("first"), b"x")
+        await learner.publish(NAMES.pulse("a"), b"x")
 
 
 async def publish_until_refused(learner: NatsBus, name: str = "a") -> None:

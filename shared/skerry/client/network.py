@@ -148,19 +148,11 @@ class Network:
                 log.warning("waits_for_syncer", seconds=ALONE_S, hint=hint)
 
     async def _broker_time(self) -> tuple[int, float]:
-        """Return what the broker's clock and the trainer's show, to within a round trip.
-
-        A pulse is said again for it: what the broker stores, it stores with its time.
-        """
+        """Return what the broker's clock and the trainer's show, to within a round trip."""
         link = self.link
         while True:
-            if await self.pulse(repeat=True):
-                at_s = link.clock()
-                with suppress(BrokerUnavailable):
-                    stored = await link.bus.last(Subjects(link.run).pulse(link.identity.name))
-                    if stored is not None:
-                        return stored.time_ns, at_s
-            await asyncio.sleep(link.config.liveness.pulse_s)
+            with suppress(BrokerUnavailable):
+                return await link.bus.now_ns(Subjects(link.run).ledger("run")), link.clock()
 
     async def pulses(self) -> None:
         """Publish the newest pulse whenever there is one; a lost pulse is replaced by the next.
@@ -175,8 +167,8 @@ class Network:
             pulse_s = self.link.config.liveness.pulse_s if _prepares(self.last_pulse) else None
             repeat = not await happens(self._pulse_ordered, pulse_s)
 
-    async def pulse(self, *, repeat: bool = False) -> bool:
-        """Publish the pulse that waits, if one does; return True once the log has it.
+    async def pulse(self, *, repeat: bool = False) -> None:
+        """Publish the pulse that waits, if one does.
 
         ``repeat``: where none waits, say the last one once more.
         """
@@ -184,7 +176,7 @@ class Network:
         self.take_orders()
         pulse, self._pulse = self._pulse or (self.last_pulse if repeat else None), None
         if pulse is None:
-            return False
+            return
         shared, traffic = link.bus.shared_reads, link.traffic
         traffic.region, traffic.cached_bytes = shared.region, shared.cached_bytes
         pulse = replace(pulse, sent_ns=link.wall_ns(), **asdict(traffic))
@@ -196,8 +188,6 @@ class Network:
             await run_records.publish(link.bus, pulse)
         except (BrokerUnavailable, StorageFull) as error:
             log.warning("pulse_lost", error=str(error))
-            return False
-        return True
 
     async def watch_name(self) -> None:
         """Raise Superseded once a newer incarnation of this learner has joined."""

@@ -155,6 +155,13 @@ class Bus(Protocol):
         """Return every Skerry stream in this log, by name."""
         ...
 
+    async def now_ns(self, subject: str) -> int:
+        """Return the time by the clock that dates what is published on this subject now.
+
+        In nanoseconds since the epoch. Raises BusError where no stream takes the subject.
+        """
+        ...
+
     async def rooms(self) -> tuple[Room, ...]:
         """Return how full this account is, by kind of storage.
 

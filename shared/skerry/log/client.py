@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -141,7 +141,7 @@ class Publisher:
 
         An acknowledgement that calls it a duplicate is believed only if what is stored is ours.
         """
-        retries, fresh, began = Retries(deadline), 0, now_s()
+        retries, fresh, began, lacks = Retries(deadline), 0, now_s(), None
         while True:
             sent = self._with_id(message, fresh)
             try:
@@ -159,11 +159,11 @@ class Publisher:
             except NoAnswer as e:
                 unsure = unsure or e.sent
                 if e.sent and message.msg_id is None:
-                    raise self.broker.failure(now_s() - began) from e
+                    raise (lacks or self.broker.failure(now_s() - began)) from e
                 if not e.sent:
-                    await self._check_stream(message.subject, deadline)
+                    lacks = await self._check_stream(message.subject)
             if not await retries.pause():
-                raise self.broker.failure(now_s() - began)
+                raise lacks or self.broker.failure(now_s() - began)
 
     def _with_id(self, message: Message, fresh: int) -> Message:
         """Add what no other process can predict to an id: all senders to a stream share its ids."""
@@ -193,21 +193,28 @@ class Publisher:
         ours = record.headers.get(MSG_ID) == message.msg_id
         return Receipt(record.sequence, duplicate=True) if ours else None
 
-    async def _check_stream(self, subject: str, deadline: float) -> None:
+    async def _check_stream(self, subject: str) -> BrokerUnavailable | None:
         """Raise BusError if there is no answer because the stream does not exist.
 
-        A single server forgets a memory stream altogether when it restarts.
+        A single server forgets a memory stream altogether when it restarts: it is made again, and
+        for a login that may not do so the error is returned for when no other client does.
         """
         stream = stream_of(subject)
-        if await self.broker.exists(stream, deadline):
-            return
+        if await self.broker.exists(stream, now_s() + self.timeout_s):
+            return None
         if stream not in self.memory_streams:
             msg = (
                 f"No stream takes {subject}: declare the run's streams first ({stream} is missing)."
             )
             raise BusError(msg)
-        with suppress(Denied):  # another client may
+        try:
             await self.broker.create(self.memory_streams[stream])
+        except Denied:
+            return BrokerUnavailable(
+                f"The broker forgot stream {stream} when it was restarted, and this login may not"
+                " make it again: start a syncer, which does."
+            )
+        return None
 
 
 class Extent(NamedTuple):

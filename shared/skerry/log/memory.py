@@ -235,6 +235,15 @@ class MemoryBus:
     async def streams(self) -> list[StreamInfo]:
         return await self._requests.ask(self.broker.infos)
 
+    async def now_ns(self, subject: str) -> int:
+        def look() -> int:
+            if self.broker.stream(stream_of(subject)) is None:
+                msg = f"There is no stream {stream_of(subject)}."
+                raise BusError(msg)
+            return self.broker.clock_ns()
+
+        return await self._requests.ask(look)
+
     async def rooms(self) -> tuple[Room, ...]:
         return await self._requests.ask(self.broker.rooms)
 

@@ -79,7 +79,7 @@ class MessageCounts:
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T_co]):
-    """A message, its place in its stream, and when the broker had it (nanoseconds, its clock).
+    """A message, its place in its stream, and when the broker had it (nanoseconds, our clock).
 
     ``at_s`` is when it was there by the reader's clock, in seconds since the epoch. What comes
     while we watch is as new as its arrival: the broker's clock may be behind ours, and nothing
@@ -97,7 +97,8 @@ class Seen(Generic[T_co]):
 class Sources:
     """One run's messages by kind.
 
-    ``fragments`` is P, ``clock_s`` gives seconds since the epoch.
+    ``fragments`` is P, ``clock_s`` gives seconds since the epoch, and the broker's clock is
+    ``behind_ns`` nanoseconds behind that one.
     """
 
     bus: Bus
@@ -105,6 +106,7 @@ class Sources:
     counts: MessageCounts
     fragments: int
     clock_s: Callable[[], float] = time.time
+    behind_ns: int = 0
 
     async def follow(self, kind: type[T]) -> AsyncGenerator[Seen[T]]:
         """Yield the messages of a kind for ever."""
@@ -119,14 +121,14 @@ class Sources:
                     known_to = 0
                 before = record.sequence
                 now_s = self.clock_s()
-                at_s = now_s if record.sequence > known_to else _stored_s(record, now_s)
+                at_s = now_s if record.sequence > known_to else self._stored_s(record)
                 message = self._read(kind, record)
                 if message is None:
                     self.counts.malformed[name] += 1
                     self.counts.lately.append(at_s)
                     continue
                 self.counts.read[name] += 1
-                yield Seen(message, record.sequence, record.time_ns, at_s)
+                yield Seen(message, record.sequence, self._stored_ns(record), at_s)
 
     async def newest(self, kind: type[T]) -> list[Seen[T]]:
         """Return what is newest of each subject; following counts what is left out."""
@@ -144,8 +146,7 @@ class Sources:
         message = self._read(kind, record)
         if message is None:
             return None
-        at_s = _stored_s(record, self.clock_s())
-        return Seen(message, record.sequence, record.time_ns, at_s)
+        return Seen(message, record.sequence, self._stored_ns(record), self._stored_s(record))
 
     def _read(self, kind: type[T], record: Record) -> T | None:
         try:
@@ -154,6 +155,8 @@ class Sources:
             return None
         return message if self.counts.fits(message, self.fragments) else None
 
+    def _stored_ns(self, record: Record) -> int:
+        return record.time_ns + self.behind_ns
 
-def _stored_s(record: Record, now_s: float) -> float:
-    return min(now_s, record.time_ns / 1e9)
+    def _stored_s(self, record: Record) -> float:
+        return min(self.clock_s(), self._stored_ns(record) / 1e9)

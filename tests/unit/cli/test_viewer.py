@@ -362,7 +362,9 @@ async def test_json_holds_the_state_the_newest_rounds_and_no_time_that_cannot_be
     odd = encode(replace(closed(9), grace_s=math.nan))
     await scripted.bus.publish(Subjects("run").commit(0), odd)
     await run_records.publish(scripted.bus, beat("a", step_time_s=math.inf))
-    model = await read_model(scripted.bus, "run", lambda: time.time() + 600.0)
+    later_s = [0.0]
+    model = await read_model(scripted.bus, "run", lambda: time.time() + later_s[0])
+    later_s[0] = 600.0
     shown = json.loads(json.dumps(snapshot_json(model.snapshot()), allow_nan=False))
     assert [row["version"] for row in shown["rounds"]] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert all(age >= 0 for age in shown["fragment_age_s"][:3])

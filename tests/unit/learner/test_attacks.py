@@ -7,13 +7,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from skerry.client import network
 from skerry.client.connection import LearnerConnection
-from skerry.errors import Superseded
+from skerry.errors import BrokerUnavailable, Superseded
 from skerry.log import run_records
 from skerry.log.memory import MemoryBroker
 from skerry.protocol.door import MOST_COUNT
@@ -100,6 +102,21 @@ async def attacked(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_learner_steps_though_no_stream_takes_its_pulses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that restarted forgot it, and only a syncer may make it again."""
+
+    async def lost(*_: object) -> None:
+        msg = "Nothing takes it."
+        raise BrokerUnavailable(msg)
+
+    faulty = SimpleNamespace(**vars(run_records) | {"publish": lost})
+    monkeypatch.setattr(network, "run_records", faulty)
+    async with attacked() as learner:
+        assert learner.phase is LearnerPhase.TRAINING
 
 
 Attack = Callable[[ScriptedRun], tuple[str, Any]]

@@ -226,6 +226,9 @@ class NatsBus:
             total, found = reply["total"], found + [info_of(stream) for stream in page]
         return sorted((i for i in found if i.name.startswith(STREAM_PREFIX)), key=lambda i: i.name)
 
+    async def now_ns(self, subject: str) -> int:
+        return await self._reads.leader.now_ns(stream_of(subject))
+
     async def rooms(self) -> tuple[Room, ...]:
         reply = await self._connection.api("INFO", about="how full the account is")
         limits = reply["limits"]  # those by number of replicas are not reported

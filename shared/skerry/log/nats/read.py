@@ -30,6 +30,7 @@ from skerry.log.nats.jetstream import (
     STREAM_NOT_FOUND,
     direct_record,
     leader_record,
+    nanoseconds,
     status_of,
 )
 from skerry.log.nats.session import cancellable
@@ -71,6 +72,13 @@ class Leader:
         if reply:
             self._replicated[stream] = reply["config"].get("num_replicas", 1) > 1
         return reply
+
+    async def now_ns(self, stream: str) -> int:
+        """Return the time by its clock; BusError if there is no such stream."""
+        if info := await self.info(stream):
+            return nanoseconds(info["ts"])
+        msg = f"There is no stream {stream}."
+        raise BusError(msg)
 
     async def replicated(self, stream: str, deadline: float) -> bool:
         """Return True if a stream has several copies, any of which may answer a direct get.
