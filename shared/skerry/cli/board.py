@@ -114,9 +114,9 @@ def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:
         f"[{USE_COLOURS[use]}]{use}[/] {run.time[use]:.0%}" for use in USE_COLOURS if run.time[use]
     )
     losses = [held.loss for held in now.model.history.curves.run.bins.values()]
-    known = [value for value in (*losses, run.loss) if value is not None]  # pulses are not kept
-    last = known[-1] if known else None
-    line = f"loss [bold]{loss(last)}[/] {sparkline(losses, curve)}{_held_out(now.report, curve)}"
+    line = (
+        f"loss [bold]{loss(now.loss())}[/] {sparkline(losses, curve)}{_held_out(now.report, curve)}"
+    )
     facts = [
         f"{line}  {number(run.tokens_per_s)} tokens/s",
         f"time {split_bar(run.time, curve)}  {split}",

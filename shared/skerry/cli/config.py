@@ -167,6 +167,9 @@ def run_init(text: Path | None, *, out: Path, learners: int | None, force: bool)
         msg = f"{out} cannot be written: {error.strerror}. Name another file with --out."
         raise ConfigError(msg, path="out") from error
     print(f"Wrote {out}: {preset}, {why}, {count} learners, {steps} steps, for {machine}.")
+    if not machine.accelerators and count > machine.cores:
+        few = f"{count} learners share {machine.cores} cores, and a step takes that much longer"
+        print(f"{few}: --learners {machine.cores} gives each a core of its own.")
     print(f"Start it: skerry up {shlex.quote(str(out))}")
 
 

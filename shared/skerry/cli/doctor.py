@@ -86,10 +86,10 @@ def run_doctor(
         findings.append(finding)
         if as_json:
             continue
-        text = f"{MARKS[finding.verdict]} {finding.check:<18} {escape(finding.found)}"
+        text = f"{MARKS[finding.verdict]} {finding.check:<20} {escape(finding.found)}"
         console.print(text, soft_wrap=True)
         if finding.fix:
-            console.print(f"     {'':<18} [dim]{escape(finding.fix)}[/]", soft_wrap=True)
+            console.print(f"     {'':<20} [dim]{escape(finding.fix)}[/]", soft_wrap=True)
     failed = any(finding.verdict is FAIL for finding in findings)
     if as_json:
         print(json.dumps({"ok": not failed, "checks": [*map(asdict, findings)]}, indent=2))

@@ -163,7 +163,10 @@ def snapshot_json(now: RunSnapshot) -> dict[str, object]:
         for f in range(now.model.record.fragments)
     ]
     more = {"rounds": rounds, "fragment_age_s": ages, "alerts": [asdict(a) for a in now.alerts]}
-    return {"time_s": now.now_s, **asdict(now.report), **more}
+    shown = asdict(now.report)
+    if not any(row.heard for row in now.report.learners):  # pulses end with their broker
+        shown["run"]["loss"] = now.loss()
+    return {"time_s": now.now_s, **shown, **more}
 
 
 @dataclass(slots=True)

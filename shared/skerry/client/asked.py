@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from types import NoneType
+from typing import TypeAlias, cast
 
 import structlog
 
@@ -33,6 +34,13 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
 
     Where nothing names a broker it is that of the run's cluster in this folder, if one runs.
     """
+    given = cast("object", config)  # a program may give anything
+    if not isinstance(given, (RunConfig, Mapping, Path, str, NoneType)):
+        msg = (
+            f"config is {given!r:.80}, which holds no settings: give them by table, such as"
+            ' {"train": {"steps": 5000}}, or the path of a TOML file of them.'
+        )
+        raise ConfigError(msg, path="config")
     environ = os.environ | ({"SKERRY_NATS__URL": url} if url else {})
     if isinstance(config, (str, Path)):
         found = loading.load(Path(config), environ=environ)

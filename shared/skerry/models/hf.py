@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -202,9 +201,13 @@ def _files(folder: Path) -> dict[str, str]:
 
 def _reason(path: Path, error: Exception) -> str:
     """Return why a file of weights cannot be read: often only a pointer to it was cloned."""
-    with suppress(OSError), path.open("rb") as file:
-        if file.read(len(POINTER)) == POINTER:
-            return "it is a pointer of Git LFS; `git lfs pull` in the folder fetches the weights"
+    try:
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                pull = "`git lfs pull` in the folder fetches the weights"
+                return f"it is a pointer of Git LFS; {pull}"
+    except OSError as unread:  # safetensors calls whatever it may not open missing
+        return unread.strerror or str(unread)
     return str(error)
 
 

@@ -54,6 +54,12 @@ class RunSnapshot:
     report: RunReport
     alerts: Sequence[Alert] = ()
 
+    def loss(self) -> float | None:
+        """Return the newest loss in nats per token; of a run that is over, what commits hold."""
+        bins = self.model.history.curves.run.bins.values()
+        losses = (*(held.loss for held in bins), self.report.run.loss)
+        return next((loss for loss in reversed(losses) if loss is not None), None)
+
 
 class RunModel:
     """The newest view of one run, its history, and the liveness last judged of each learner.

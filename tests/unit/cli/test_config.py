@@ -40,6 +40,12 @@ def test_init_writes_settings_for_the_users_text(folder: Path) -> None:
     assert (made.sync.learners, made.train.steps, made.model.preset) == (3, 325, "micro")
 
 
+def test_init_says_where_learners_have_to_share_cores(folder: Path) -> None:
+    assert "99 learners share 8 cores" in run("init", "--learners", "99", "--out", "many.toml")
+    assert "share" not in run("init", "--learners", "8")
+    assert folder.exists()
+
+
 def test_init_prints_a_command_that_a_shell_reads_as_meant(folder: Path) -> None:
     assert "skerry up 'my run.toml'\n" in run("init", "--out", "my run.toml")
     assert "skerry up 'my run.toml'\n" in (folder / "my run.toml").read_text()

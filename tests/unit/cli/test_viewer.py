@@ -355,6 +355,13 @@ def test_on_a_terminal_sentences_stay_above_the_board() -> None:
     assert "a#3" in out.getvalue()
 
 
+def test_json_has_the_loss_of_the_newest_commits_where_no_pulse_is_kept() -> None:
+    messages = [message for message in LIVE if not isinstance(message, Pulse)]
+    for shown, loss in ((scene(messages), pytest.approx(2.795)), (scene(LIVE), 2.345)):
+        run: Any = snapshot_json(shown)["run"]
+        assert run["loss"] == loss
+
+
 async def test_json_holds_the_state_the_newest_rounds_and_no_time_that_cannot_be() -> None:
     scripted = await ScriptedRun.begin(MemoryBroker().connect())
     for step in range(3):

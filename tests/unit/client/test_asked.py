@@ -56,6 +56,11 @@ def test_a_loops_config_takes_numbers_of_numpy() -> None:
     assert found.steps == 4
 
 
+def test_a_config_that_is_no_table_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"config is \[1\], which holds no settings: give them"):
+        settings_of("nats://h:1", "r", [1])  # type: ignore[arg-type] # as a program may
+
+
 def test_a_table_whose_name_is_no_text_is_refused_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"1 \(from config\) is not a setting"):
         settings_of("nats://h:1", "r", {1: {}})  # type: ignore[dict-item] # as a program may

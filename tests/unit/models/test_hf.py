@@ -90,6 +90,10 @@ def test_a_shard_that_is_missing_or_lacks_its_tensor_is_named(tmp_path: Path) ->
     place(path, "b.safetensors")
     with pytest.raises(ModelError, match=r"has a b\.safetensors that cannot be read"):
         read(path)
+    (path / "b.safetensors").mkdir()
+    with pytest.raises(ModelError, match=r"cannot be read: Is a directory"):
+        read(path)
+    (path / "b.safetensors").rmdir()
     save_file({"another": np.zeros(1, np.float32)}, path / "b.safetensors")
     with pytest.raises(ModelError, match=rf"has no {NORM} in b\.safetensors"):
         read(path)
