@@ -108,8 +108,8 @@ class Monitor:
     async def _judge(self) -> None:
         """Judge every learner once per expected pulse: silence sends no message.
 
-        After a pause of this process itself (starved, stopped, its clock set forward) pulses wait
-        to be read: it judges one interval later, once they are.
+        After a pause of this process itself (starved, stopped, its clock set forward), or while
+        the broker was away, pulses wait to be read: it judges one interval later, once they are.
         """
         held_up, clock_s = False, self.feed.clock_s
         while True:
@@ -117,9 +117,10 @@ class Monitor:
             pulse_s = model.config.liveness.pulse_s
             if not held_up:
                 self.look()
-            due_s = clock_s() + pulse_s
+            due_s, was_away = clock_s() + pulse_s, self.link.away_since_s is not None
             await asyncio.sleep(pulse_s)
-            held_up = not held_up and clock_s() - due_s > pulse_s / 2
+            is_back = was_away and self.link.away_since_s is None
+            held_up = not held_up and (is_back or clock_s() - due_s > pulse_s / 2)
 
     async def _ask_connections(self) -> None:
         """Ask the broker about learners that are silent: of a dead process it knows at once."""

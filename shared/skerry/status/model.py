@@ -150,9 +150,10 @@ class RunModel:
         """Return the run as of now; nothing is wrong with one ``at_rest``, where no service runs.
 
         ``stores`` are how full the broker's stores are, ``away_s`` for how long it has not
-        answered, ``malformed`` counts the messages of the last RECENT_S that were left out.
+        answered: the run is shown as it was then, for who cannot hear says nothing of silence.
+        ``malformed`` counts the messages of the last RECENT_S that were left out.
         """
-        now_s, view = self._clock_s(), self.view
+        now_s, view = self._clock_s() - (away_s or 0.0), self.view
         now = report(view, now_s)
         if at_rest:  # pulses end with their broker, and none is at work
             phase = LearnerPhase.FINISHED if now.run.finished else LearnerPhase.STOPPED

@@ -211,10 +211,15 @@ def test_alerts_are_shown_and_beyond_a_few_they_are_counted() -> None:
     assert warned(replace(scene(LIVE), alerts=odd)) == ["! [red]a[/] is gone. [b]"]
 
 
-def test_a_broker_that_is_away_and_a_full_account_are_alerts_unless_the_run_rests() -> None:
+def test_a_broker_that_is_away_and_a_full_account_are_alerts_and_nobody_is_called_gone() -> None:
     model, stores = scene(LIVE).model, [StreamStore(Room(Storage.FILE, 95, 100))]
     keys = {alert.key for alert in model.snapshot(stores, away_s=30.0).alerts}
     assert {"broker", "store-file-"} <= keys
+    silent = scene(LIVE, later_s=60.0).model
+    for away_s, gone in ((None, True), (60.0, False)):
+        now = silent.snapshot(away_s=away_s)
+        assert ("gone" in {alert.key for alert in now.alerts}) is gone
+        assert (now.report.run.alive == 0) is gone
     assert not model.snapshot(stores, away_s=30.0, at_rest=True).alerts
 
 
