@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import resource
 import sys
 import threading
 from types import SimpleNamespace
@@ -86,6 +87,20 @@ def test_a_row_that_is_larger_than_a_file_may_be_has_one_to_itself(tmp_path: Pat
         journal.write(Row(step, step, {"x": 1.0}))
     assert [row["step"] for row in rows(tmp_path / "m.jsonl.1.gz")] == [1]
     assert [row["step"] for row in rows(tmp_path / "m.jsonl")] == [2]
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_row(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "m.jsonl", "r", most_bytes=10_000, keep=1)
+    journal.write(Row(1, 1, {"x": 1.0}))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 9, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            journal.write(Row(2, 2, {"x": 1.0}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.write(Row(3, 3, {"x": 1.0}))
+    assert [row["step"] for row in rows(journal.path)] == [1, 3]
 
 
 def test_what_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import json
 import math
+import os
 import queue
 import shutil
 import threading
@@ -77,8 +78,14 @@ class Journal:
         held = self.path.stat().st_size if self.path.exists() else 0
         if held and held + len(data) > self._most_bytes:
             self._rotate()
-        with self.path.open("ab") as file:
-            file.write(data)
+            held = 0
+        try:
+            with self.path.open("ab") as file:
+                file.write(data)
+        except OSError:  # the half of a line would spoil the next one too
+            with suppress(OSError):
+                os.truncate(self.path, held)
+            raise
 
     def _rotate(self) -> None:
         """Set the file aside, packed, and those before it one number on; the last is replaced."""
