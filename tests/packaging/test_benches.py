@@ -16,6 +16,7 @@ SMALLEST = {
     "bus": "--total-mib 4 --rounds 1",
     "codec": "",
     "commit": "",
+    "deltas": "--learners 2 --cases 1 --steps 60",
     "exchange": "--parameters 1e6 --fragments 2 --learners 2 --times 1",
     "growth": "--commits 200 --fragments 4 --blocks 2 --learners 2",
     "lab": "--learners 2 --batch 2 --turns 1 --seconds 0.2",

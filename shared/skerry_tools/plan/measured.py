@@ -18,7 +18,7 @@ from skerry.algorithm.schemes import AUTO, SCHEMES, raw_bytes
 NEAR = {"e3m0": "int4", "int2": "int4", AUTO: "int5"}
 """What other schemes cost about."""
 RAW_BITS = {scheme: 8 * raw_bytes(scheme, 1) / BLOCK for scheme in SCHEMES}
-RAW_BITS[AUTO] = RAW_BITS[NEAR[AUTO]]
+RAW_BITS[AUTO] = RAW_BITS["int8"]
 """Bits per parameter before compression: no message exceeds them, headers aside."""
 WIRE_BITS = {
     "int2": 1.58,
@@ -29,7 +29,7 @@ WIRE_BITS = {
     "int8": 7.50,
     "bf16": 11.07,
     "f32": 28.09,
-    AUTO: 3.6,  # what training sent at the usual rate (docs/results/exchange.md)
+    AUTO: 3.6,  # where no model or rate is known: what training sent at the usual one
 }
 """Bits per parameter of a whole message, compression and headers included."""
 
@@ -108,6 +108,16 @@ GAPS: Mapping[str, Mapping[int, Mapping[float, float]]] = {
 """How far M learners end above data-parallel, in per cent of the loss, by parameters; H = 24."""
 LOSS_BY_H = {"adamw": {24: 0.9, 64: 3.0}, "muon": {24: 2.4, 64: 5.6}}
 """How far four learners with a larger H end above H = 8, in per cent of the loss."""
+
+
+def auto_bits(change: float) -> float:
+    """Return what deltas of ``auto`` take, in bits a parameter, mean over a run from scratch.
+
+    ``change`` is the learning rate times H and the square root of the model's width: int4 is enough
+    for small changes, int8 for any (docs/results/deltas.md).
+    """
+    least, most = WIRE_BITS["int4"], WIRE_BITS["int8"]
+    return most - (most - least) * math.exp(-change / 8)
 
 
 def measured_with(learners: int) -> int:

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.presets import state_vectors
+from skerry.algorithm.schemes import AUTO
 from skerry.log.streams import AHEAD_BYTES, SEND_MOST
 from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes
 from skerry.protocol.parts import MOST_UNCOVERED, window_bytes
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
-from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds
+from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds, auto_bits
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
 
 ROUND_TRIPS = 2.0
@@ -48,7 +49,8 @@ class SyncLoad:
     """What is synchronised and how, and what a step computes.
 
     ``leaves`` are empty and ``arch`` is None where only a count is known. ``token_flops`` are of a
-    training step, ``frozen`` parameters are not trained.
+    training step, ``frozen`` parameters are not trained. ``change`` is the learning rate times the
+    square root of the width, 0 where these say nothing of deltas.
     """
 
     sync: SyncConfig
@@ -59,6 +61,7 @@ class SyncLoad:
     layers: int = 1  # matter to data-parallel only
     frozen: float = 0
     arch: Arch | None = None
+    change: float = 0.0
 
     @property
     def outer_vectors(self) -> int:
@@ -89,6 +92,8 @@ class SyncLoad:
     @property
     def down_bits(self) -> float:
         """Bits per parameter that a learner in step reads of each version."""
+        if self.down_scheme == AUTO and self.change:
+            return auto_bits(self.change * self.sync.h_steps)
         return WIRE_BITS[self.down_scheme]
 
     @property

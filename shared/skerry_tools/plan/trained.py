@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from skerry.algorithm.fragments import LeafSpec
 from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, MeshSizes, check_batch, sizes_of
@@ -62,7 +64,9 @@ def trained(asked: Question) -> SyncLoad:
         leaves = tuple(LeafSpec(name, tensor.shape) for name, tensor in adapters.items())
     flops = token_flops(config, arch, asked.run.data.seq_len)
     size = sum(leaf.size for leaf in leaves)
-    return SyncLoad(sync, size, leaves, outer, flops, len(arch.layers), frozen, arch)
+    scratch = not (frozen or config.path)
+    change = asked.run.train.lr * math.sqrt(arch.width) if scratch else 0.0
+    return SyncLoad(sync, size, leaves, outer, flops, len(arch.layers), frozen, arch, change)
 
 
 def _mesh(name: str, site: SiteTable, rows: int) -> MeshSizes:

@@ -20,7 +20,9 @@ from skerry_tools.plan.question import question, read, shipped
 from skerry_tools.plan.tables import PlanTable, SimulationTable, SiteTable
 from tests.support.plans import PUBLISHED, error_points, goodputs
 
-PAGE = (Path(__file__).parents[4] / "docs" / "planning.md").read_text("utf-8")
+DOCS = Path(__file__).parents[4] / "docs"
+PAGE = (DOCS / "planning.md").read_text("utf-8")
+DELTAS = (DOCS / "results" / "deltas.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```\n\$ skerry (.*)\n([^`]*)```", PAGE)
 
 
@@ -53,6 +55,19 @@ def test_bits_on_the_wire_are_those_that_plans_use() -> None:
     assert printed
     pairs = (pair.split() for pair in printed[1].split(","))
     assert {scheme: float(bits) for scheme, bits in pairs} == dict(WIRE_BITS)
+
+
+def test_deltas_of_auto_are_planned_as_they_were_measured() -> None:
+    lines = [
+        line.strip("| ").split(" | ")
+        for line in DELTAS.splitlines()
+        if "muon |" in line or "adamw |" in line
+    ]
+    assert len(lines) == 11
+    for *_, width, _, rate, h_steps, _, _, found, printed in lines:
+        planned = measured.auto_bits(float(rate) * int(h_steps) * int(width) ** 0.5)
+        assert planned == pytest.approx(float(printed), abs=0.006)
+        assert planned == pytest.approx(float(found), abs=0.3)
 
 
 def test_the_four_regions_are_as_fast_as_the_page_says() -> None:

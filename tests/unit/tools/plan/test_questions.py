@@ -12,6 +12,7 @@ import pytest
 from skerry.errors import ConfigError
 from skerry.models.tensors import active_parameters
 from skerry.settings.tree import Tree
+from skerry_tools.plan.measured import WIRE_BITS
 from skerry_tools.plan.memory import learner_need
 from skerry_tools.plan.question import question, read, shipped
 from skerry_tools.plan.simulation_answer import setup_of
@@ -145,6 +146,19 @@ def test_adapters_are_all_that_moves_and_what_is_frozen_takes_part(tmp_path: Pat
     assert load.parameters < whole.parameters / 50
     assert load.frozen == whole.parameters
     assert load.token_flops == pytest.approx(whole.token_flops * 4 / 6)
+
+
+def test_deltas_take_more_bits_where_a_model_from_scratch_changes_more(tmp_path: Path) -> None:
+    fast, usual = (
+        trained(asked(2, None, model={"preset": "nano"}, train={"lr": lr})) for lr in (1e-2, 1e-3)
+    )
+    assert usual.down_bits < fast.down_bits
+    assert fast.changed(h_steps=12).down_bits < fast.down_bits < fast.changed(h_steps=48).down_bits
+    assert fast.changed(delta_scheme="int4").down_bits == WIRE_BITS["int4"]
+    assert fast.arch is not None
+    (tmp_path / "config.json").write_text(fast.arch.config, "utf-8")
+    given = asked(2, None, model={"path": str(tmp_path)}, train={"lr": 1e-2})
+    assert trained(given).down_bits == trained(asked(2, 771200)).down_bits == WIRE_BITS["auto"]
 
 
 def test_a_mesh_says_how_many_chips_there_are() -> None:
