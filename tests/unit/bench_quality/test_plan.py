@@ -8,7 +8,7 @@ from bench.quality.cells import BATCH, SEQ_LEN, Cell, budget, distinct, wanted
 from bench.quality.experiments import all_experiments, modes, partition, speeds
 from bench.quality.rhythms import ALONE, muon_fleet
 
-HOURS = 9
+HOURS = 10
 COMPILE_S = 5.0
 """Of each run, beside its training."""
 
@@ -18,7 +18,7 @@ def cell(**changes: object) -> Cell:
     return Cell(**{**given, **changes})  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
-def test_everything_runs_in_less_than_nine_hours_on_two_cores() -> None:
+def test_everything_runs_in_less_than_ten_hours_on_two_cores() -> None:
     runs = list(wanted(all_experiments()))
     assert budget(runs) / RATE + len(distinct(runs)) * COMPILE_S / 2 < HOURS * 3600
 
