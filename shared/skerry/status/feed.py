@@ -101,7 +101,7 @@ class RunFeed:
         record = await ledger.wait_run(self.bus, self.name)
         config = run_config_from_json(record.config_json, record.skerry_version)
         model = RunModel(record, config, self.clock_s)
-        sources = await _sources(self.bus, record, self.counts, self.clock_s)
+        sources = Sources(self.bus, self.name, self.counts, record.fragments, self.clock_s)
         await _look_ahead(model, sources, AHEAD)
         self.model = model
         self.begun.set()
@@ -148,15 +148,6 @@ class RunFeed:
             self._on_message(message, at_s)
 
 
-async def _sources(
-    bus: Bus, record: RunRecord, counts: MessageCounts, clock_s: Callable[[], float]
-) -> Sources:
-    """Return a run's messages as viewers read them, dated by our clock."""
-    now_ns = await bus.now_ns(Subjects(record.run).ledger("run"))
-    behind_ns = int(clock_s() * 1e9) - now_ns
-    return Sources(bus, record.run, counts, record.fragments, clock_s, behind_ns)
-
-
 async def _look_ahead(model: RunModel, sources: Sources, kinds: Sequence[type[RunMessage]]) -> None:
     """Take note of what is newest before the history that leads to it is read.
 
@@ -179,7 +170,8 @@ async def read_model(bus: Bus, run: str, clock_s: Callable[[], float] = time.tim
     record = await ledger.read_run(bus, run)
     config = run_config_from_json(record.config_json, record.skerry_version)
     model = RunModel(record, config, clock_s)
-    sources = await _sources(bus, record, MessageCounts(), clock_s)
+    behind_ns = int(clock_s() * 1e9) - await bus.now_ns(Subjects(run).ledger("run"))
+    sources = Sources(bus, run, MessageCounts(), record.fragments, clock_s, behind_ns)
     for kind in STORED:
         messages = sources.stored(kind)
         async with aclosing(messages):

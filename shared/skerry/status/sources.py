@@ -79,7 +79,7 @@ class MessageCounts:
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T_co]):
-    """A message, its place in its stream, and when the broker had it (nanoseconds, our clock).
+    """A message, its place in its stream, and when the broker had it (ns, see ``behind_ns``).
 
     ``at_s`` is when it was there by the reader's clock, in seconds since the epoch. What comes
     while we watch is as new as its arrival: the broker's clock may be behind ours, and nothing
@@ -98,7 +98,7 @@ class Sources:
     """One run's messages by kind.
 
     ``fragments`` is P, ``clock_s`` gives seconds since the epoch, and the broker's clock is
-    ``behind_ns`` nanoseconds behind that one.
+    ``behind_ns`` nanoseconds behind that one: a single look asks, who follows goes by arrival.
     """
 
     bus: Bus
