@@ -192,7 +192,9 @@ async def test_a_large_message_that_comes_in_pieces_is_read_as_it_was_sent(
     sizes: list[int],
 ) -> None:
     bodies = [bytes(range(250)) * 1_200, b"x" * 16_500, b"small", bytes(range(1, 251)) * 400]
-    lines = [b"MSG some.where 7 %d\r\n%s\r\n" % (len(body), body) for body in bodies]
+    header = b"NATS/1.0\r\nA: %s\r\n\r\n" % bytes([98]) * 50
+    sized = [(len(header), len(header) + len(body), header, body) for body in bodies]
+    lines = [b"HMSG some.where 7 %d %d\r\n%s%s\r\n" % each for each in sized]
     stream = b"".join([*lines, b"PING\r\n"])
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -215,8 +217,26 @@ async def test_a_large_message_that_comes_in_pieces_is_read_as_it_was_sent(
         parser = LeanParser(heard, fill)
         while not transport.at_eof():
             await parser.parse(cast("bytes", await transport.read(0)))
-    assert heard.said == [*((7, b"some.where", b"", body, None) for body in bodies), "ping"]
+    assert heard.said == [*((7, b"some.where", b"", body, header) for body in bodies), "ping"]
     assert sum(direct) > len(stream) // 2
+
+
+@pytest.mark.parametrize("beyond", range(25))
+async def test_no_byte_of_a_header_is_taken_for_the_payload(beyond: int) -> None:
+    header, body = b"NATS/1.0\r\nA: b\r\n\r\n", bytes(range(250)) * 400
+    sent = b"HMSG a 7 %d %d\r\n%s%s\r\n" % (len(header), len(header + body), header, body)
+    heard, at = Heard(), sent.index(b"NATS") + beyond
+
+    async def fill(into: memoryview) -> int:
+        nonlocal at
+        into[:] = sent[at : at + len(into)]
+        at += len(into)
+        return len(into)
+
+    parser = LeanParser(heard, fill)
+    await parser.parse(sent[:at])
+    await parser.parse(sent[at:])
+    assert heard.said == [(7, b"a", b"", body, header)]
 
 
 async def test_a_connection_that_ends_within_a_payload_ends_the_reading() -> None:

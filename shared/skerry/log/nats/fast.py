@@ -370,8 +370,8 @@ class LeanParser(Parser):
                 data = part.take(data)
                 if part.left >= DIRECT_BYTES and self._fill is not None:
                     await part.take_from(self._fill)
-            if self._parts[-1].left:
-                return data
+                if part.left:  # what comes next is its, and of no part after it
+                    return data
             header, payload, _ = (part.getvalue() for part in self._parts)
         self._announced, self._parts = None, []
         client: Any = self.nc
