@@ -200,7 +200,10 @@ class Publisher:
         for a login that may not do so the error is returned for when no other client does.
         """
         stream = stream_of(subject)
-        if await self.broker.exists(stream, now_s() + self.timeout_s):
+        try:
+            if await self.broker.exists(stream, now_s() + self.timeout_s):
+                return None
+        except BrokerUnavailable:  # a leader is being elected, say: the caller tries again
             return None
         if stream not in self.memory_streams:
             msg = (
