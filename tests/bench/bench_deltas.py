@@ -82,9 +82,8 @@ def main() -> None:
     chosen = made.parse_args()
     configure("error", service="bench")
     rows: list[dict[str, object]] = []
-    print(
-        f"  {'model':<6} {'inner':<6} {'rate':>7} {'H':>3} {'steps':>5} {'bits':>6} {'planned':>8}"
-    )
+    head = f"{'inner':<6} {'rate':>7} {'H':>3} {'steps':>5} {'bits':>6} {'planned':>8}"
+    print(f"  {'model':<6} {'M':>2} {head}")
     for case in CASES[: chosen.cases]:
         steps = chosen.steps or case.steps
         learners = chosen.learners or case.learners

@@ -164,8 +164,7 @@ def snapshot_json(now: RunSnapshot) -> dict[str, object]:
     ]
     more = {"rounds": rounds, "fragment_age_s": ages, "alerts": [asdict(a) for a in now.alerts]}
     shown = asdict(now.report)
-    if not any(row.heard for row in now.report.learners):  # pulses end with their broker
-        shown["run"]["loss"] = now.loss()
+    shown["run"]["loss"] = now.loss()
     return {"time_s": now.now_s, **shown, **more}
 
 

@@ -37,8 +37,8 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
     given = cast("object", config)  # a program may give anything
     if not isinstance(given, (RunConfig, Mapping, Path, str, NoneType)):
         msg = (
-            f"config is {given!r:.80}, which holds no settings: give them by table, such as"
-            ' {"train": {"steps": 5000}}, or the path of a TOML file of them.'
+            f"config is {given!r:.80}, which holds no settings: give a dict of tables, such as"
+            ' {"train": {"steps": 5000}}, or the path of a TOML file.'
         )
         raise ConfigError(msg, path="config")
     environ = os.environ | ({"SKERRY_NATS__URL": url} if url else {})

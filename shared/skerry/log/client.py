@@ -141,7 +141,7 @@ class Publisher:
 
         An acknowledgement that calls it a duplicate is believed only if what is stored is ours.
         """
-        retries, fresh, began, lacks = Retries(deadline), 0, now_s(), None
+        retries, fresh, began, missing = Retries(deadline), 0, now_s(), None
         while True:
             sent = self._with_id(message, fresh)
             try:
@@ -159,11 +159,11 @@ class Publisher:
             except NoAnswer as e:
                 unsure = unsure or e.sent
                 if e.sent and message.msg_id is None:
-                    raise (lacks or self.broker.failure(now_s() - began)) from e
+                    raise (missing or self.broker.failure(now_s() - began)) from e
                 if not e.sent:
-                    lacks = await self._check_stream(message.subject)
+                    missing = await self._check_stream(message.subject)
             if not await retries.pause():
-                raise lacks or self.broker.failure(now_s() - began)
+                raise missing or self.broker.failure(now_s() - began)
 
     def _with_id(self, message: Message, fresh: int) -> Message:
         """Add what no other process can predict to an id: all senders to a stream share its ids."""
@@ -196,8 +196,8 @@ class Publisher:
     async def _check_stream(self, subject: str) -> BrokerUnavailable | None:
         """Raise BusError if there is no answer because the stream does not exist.
 
-        A single server forgets a memory stream altogether when it restarts: it is made again, and
-        for a login that may not do so the error is returned for when no other client does.
+        A single server forgets a memory stream altogether when it restarts: this makes it again. A
+        login that may not do so gets an error back, to be raised if no other client does.
         """
         stream = stream_of(subject)
         try:

@@ -150,7 +150,7 @@ class RunModel:
         """Return the run as of now; nothing is wrong with one ``at_rest``, where no service runs.
 
         ``stores`` are how full the broker's stores are, ``away_s`` for how long it has not
-        answered: the run is shown as it was then, for who cannot hear says nothing of silence.
+        answered: the run is shown as it was then, since no learner can be heard meanwhile.
         ``malformed`` counts the messages of the last RECENT_S that were left out.
         """
         now_s, view = self._clock_s() - (away_s or 0.0), self.view

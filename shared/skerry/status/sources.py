@@ -98,7 +98,7 @@ class Sources:
     """One run's messages by kind.
 
     ``fragments`` is P, ``clock_s`` gives seconds since the epoch, and the broker's clock is
-    ``behind_ns`` nanoseconds behind that one: a single look asks, who follows goes by arrival.
+    ``behind_ns`` nanoseconds behind it: known to a single look; ``follow`` goes by arrival.
     """
 
     bus: Bus

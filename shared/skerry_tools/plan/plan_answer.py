@@ -12,6 +12,7 @@ from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind,
 from skerry_tools.plan.plan import RunPlan
 from skerry_tools.plan.question import CHOICES
 from skerry_tools.plan.traffic import Deployment, PlannedSite
+from skerry_tools.plan.trained import from_scratch
 
 TIMES = 10
 """Figures are extrapolated ten times beyond what Streaming DiLoCo's table was checked on."""
@@ -130,20 +131,16 @@ def _notes(plan: RunPlan) -> Iterator[str]:
 def _loss_notes(at: Deployment) -> Iterator[str]:
     """Yield what a reader should know about the loss beside its table."""
     by_h = measured.LOSS_BY_H.get(at.run.train.inner, {})
-    if not _from_scratch(at):
+    if not from_scratch(at.run):
         yield "loss is not judged: its cost in M and H was measured for training from scratch only"
     elif near := max((h for h in by_h if h <= at.load.sync.h_steps), default=None):
         yield f"H = {near} ended {by_h[near]} % above H = 8 with small models (docs/quality.md)"
 
 
-def _from_scratch(at: Deployment) -> bool:
-    return not (at.load.frozen or at.run.model.path)
-
-
 def _loss(at: Deployment) -> Figures:
     """Return what M costs in loss, of models that are trained from scratch."""
     inner, size, m = at.run.train.inner, at.load.parameters, measured.measured_with(at.learners)
-    if at.learners == 1 or not _from_scratch(at):
+    if at.learners == 1 or not from_scratch(at.run):
         return {}
     least, most = (shown(edge, "param") for edge in measured.LAW_SIZES)
     law = f"M = {m}, AdamW, H = 30, {least} to {most} (arXiv 2503.09799)"

@@ -9,6 +9,7 @@ from skerry.errors import ConfigError
 from skerry.models.axes import AUTO, MeshSizes, check_batch, sizes_of
 from skerry.models.presets import arch_of
 from skerry.models.tensors import leaf_specs_of, token_flops
+from skerry.settings.models import RunConfig
 from skerry_tools.plan.memory import known_of
 from skerry_tools.plan.question import Question, refuse
 from skerry_tools.plan.tables import MOST, SiteTable
@@ -64,9 +65,13 @@ def trained(asked: Question) -> SyncLoad:
         leaves = tuple(LeafSpec(name, tensor.shape) for name, tensor in adapters.items())
     flops = token_flops(config, arch, asked.run.data.seq_len)
     size = sum(leaf.size for leaf in leaves)
-    scratch = not (frozen or config.path)
-    change = asked.run.train.lr * math.sqrt(arch.width) if scratch else 0.0
+    change = asked.run.train.lr * math.sqrt(arch.width) if from_scratch(asked.run) else 0.0
     return SyncLoad(sync, size, leaves, outer, flops, len(arch.layers), frozen, arch, change)
+
+
+def from_scratch(run: RunConfig) -> bool:
+    """Return True if a run trains all parameters, and from random ones on."""
+    return not (run.model.lora_rank or run.model.path)
 
 
 def _mesh(name: str, site: SiteTable, rows: int) -> MeshSizes:

@@ -15,7 +15,7 @@ COMPILE_S = 5.0
 
 def cell(**changes: object) -> Cell:
     given = {"key": "a", "labels": (), "sets": (), "learners": 4, "tokens": 1 << 20, "seeds": (0,)}
-    return Cell(**{**given, **changes})  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    return Cell(**{**given, **changes})  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] - of any field
 
 
 def test_everything_runs_in_less_than_ten_hours_on_two_cores() -> None:

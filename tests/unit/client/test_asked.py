@@ -57,7 +57,7 @@ def test_a_loops_config_takes_numbers_of_numpy() -> None:
 
 
 def test_a_config_that_is_no_table_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"config is \[1\], which holds no settings: give them"):
+    with pytest.raises(ConfigError, match=r"config is \[1\], which holds no settings: give a dict"):
         settings_of("nats://h:1", "r", [1])  # type: ignore[arg-type] # as a program may
 
 

@@ -192,7 +192,7 @@ async def test_a_large_message_that_comes_in_pieces_is_read_as_it_was_sent(
     sizes: list[int],
 ) -> None:
     bodies = [bytes(range(250)) * 1_200, b"x" * 16_500, b"small", bytes(range(1, 251)) * 400]
-    header = b"NATS/1.0\r\nA: %s\r\n\r\n" % bytes([98]) * 50
+    header = b"NATS/1.0\r\nA: %s\r\n\r\n" % (b"b" * 50)
     sized = [(len(header), len(header) + len(body), header, body) for body in bodies]
     lines = [b"HMSG some.where 7 %d %d\r\n%s%s\r\n" % each for each in sized]
     stream = b"".join([*lines, b"PING\r\n"])

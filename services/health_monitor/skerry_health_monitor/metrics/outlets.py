@@ -82,7 +82,7 @@ class Journal:
         try:
             with self.path.open("ab") as file:
                 file.write(data)
-        except OSError:  # the half of a line would spoil the next one too
+        except OSError:  # half a line would spoil the next one, too
             with suppress(OSError):
                 os.truncate(self.path, held)
             raise

@@ -33,9 +33,9 @@ READ_BYTES = 64 * 1024
 payload itself. nats-py's own transport takes 32 KiB, and asyncio's streams copy all of it twice:
 half of what it costs a client to take in messages of 512 KiB."""
 BUFFER_BYTES = 2 * READ_BYTES
-"""Nothing is taken from the socket while there is no room for as much."""
+"""The socket is not read while less than READ_BYTES of this is free."""
 DIRECT_BYTES = 16 * 1024
-"""What a payload lacks is copied if it is less than this."""
+"""A shorter rest of a payload is copied."""
 LONGEST_LINE = 1024**2
 """No line of the protocol is longer; the longest is INFO with the addresses of a cluster."""
 LINE_BYTES = 1024
