@@ -89,18 +89,21 @@ def test_a_row_that_is_larger_than_a_file_may_be_has_one_to_itself(tmp_path: Pat
     assert [row["step"] for row in rows(tmp_path / "m.jsonl")] == [2]
 
 
-def test_a_disk_that_is_full_leaves_no_half_of_a_row(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "m.jsonl", "r", most_bytes=10_000, keep=1)
+@pytest.mark.parametrize(("most_bytes", "left"), [(100_000, [1, 3]), (200, [3])])
+def test_a_disk_that_is_full_leaves_no_half_of_a_row(
+    tmp_path: Path, most_bytes: int, left: list[int]
+) -> None:
+    journal = Journal(tmp_path / "m.jsonl", "r", most_bytes=most_bytes, keep=1)
     journal.write(Row(1, 1, {"x": 1.0}))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 9, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            journal.write(Row(2, 2, {"x": 1.0}))
+            journal.write(Row(2, 2, {"x" * 800: 1.0}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.write(Row(3, 3, {"x": 1.0}))
-    assert [row["step"] for row in rows(journal.path)] == [1, 3]
+    assert [row["step"] for row in rows(journal.path)] == left
 
 
 def test_what_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:

@@ -180,9 +180,12 @@ async def test_a_log_that_begins_anew_under_the_same_name_is_followed_from_its_b
     assert monitor.frame().epoch is not before
 
 
-def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
-    """Its clock goes on by thirty pulses, ten times, each at another moment between two of them."""
+@pytest.mark.parametrize("is_away", [False, True])
+def test_no_learner_is_gone_where_the_monitor_paused_or_the_broker_was_away(is_away: bool) -> None:
+    """For thirty pulses, ten times, each at another moment between two of them."""
     pulse_s, paused_s, loop = 0.1, 0.0, VirtualLoop()
+    heard = asyncio.Event()
+    heard.set()
     config = RunConfig.model_validate({"liveness": {"pulse_s": pulse_s}})
 
     def now_s() -> float:
@@ -190,6 +193,7 @@ def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
 
     async def pulses(run: ScriptedRun) -> None:
         for step in count():
+            await heard.wait()
             alive = replace(beat(step), incarnation=STARTS, alive_s=now_s() - BEGAN_S)
             await run_records.publish(run.bus, alive)
             await asyncio.sleep(pulse_s)
@@ -203,7 +207,14 @@ def test_a_pause_of_the_monitor_itself_makes_no_learner_gone() -> None:
             await asyncio.sleep(30 * pulse_s)  # before its first pulse the learner was gone
             with capture_logs() as logs:
                 for _ in range(10):
-                    paused_s += 30 * pulse_s
+                    if is_away:
+                        heard.clear()
+                        monitor.link.away_since_s = now_s()
+                        await asyncio.sleep(30 * pulse_s)
+                        monitor.link.away_since_s = None
+                        loop.call_later(0.9 * pulse_s, heard.set)
+                    else:
+                        paused_s += 30 * pulse_s
                     await asyncio.sleep(5.1 * pulse_s)
         return [line["event"] for line in logs if "learner" in line]
 
