@@ -130,6 +130,26 @@ class Findings:
                 groups.setdefault(ends, []).append(cell)
         return [cells for cells in groups.values() if len(cells) > 1]
 
+    def choices(self) -> list[float]:
+        """Return by how many per cent runs at rates that other text would have chosen are worse.
+
+        A figure for each group of cells that differ in their learning rate alone, of their first
+        common seed. The other text is that of the last evaluation on the way.
+        """
+        groups: dict[tuple[str, ...], list[Mapping[int, Found]]] = {}
+        for cell in self.experiment.cells:
+            rest = tuple(text for name, text in cell.labels if name != "lr")
+            if rest != tuple(text for _, text in cell.labels) and self.of(cell):
+                groups.setdefault(rest, []).append(self.of(cell))
+        found: list[float] = []
+        for tried in groups.values():
+            common = set.intersection(*map(set, tried))
+            if len(tried) > 1 and common:
+                runs = [of[min(common)] for of in tried]
+                chosen = min(runs, key=lambda run: run.curve("loss")[-1])
+                found.append(100 * (chosen.loss / min(run.loss for run in runs) - 1))
+        return found
+
     def missing(self) -> int:
         """Return how many runs have not been made."""
         return sum(

@@ -127,6 +127,16 @@ def test_the_slope_over_sizes_is_of_each_sizes_best_line() -> None:
     assert f"({pairs} pairs of runs): it does not grow." in said
 
 
+def test_a_rate_is_also_chosen_by_the_last_evaluation_on_the_way() -> None:
+    experiment = batch()
+    tried = [c for c in experiment.cells if c.labels[:2] == (("batch", "4"), ("mode", "H = 1"))]
+    have = every(experiment, {cell.key: 2.0 + 0.1 * n for n, cell in enumerate(tried)})
+    assert gather(experiment, have).choices() == [0.0]
+    for seed in tried[1].seeds:
+        have[tried[1].scenario(seed).digest].result["curve"][-2]["loss"] = 1.9
+    assert gather(experiment, have).choices() == [pytest.approx(5.0)]
+
+
 def test_no_goal_is_about_fleets_that_are_there_for_others_to_stand_beside() -> None:
     experiment = muon_fleet()
     losses = {cell.key: 2.0 + cell.steps / 1e5 for cell in experiment.cells}
