@@ -257,6 +257,43 @@ def test_a_tab_in_the_background_shows_an_alert_in_its_title(watch: Watch, page:
     page.wait_for_selector("#alerts-now li:has-text('learner-2 is gone')")
 
 
+TEXTS = """
+    window.texts = new Map();
+    const { fillText, clearRect } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        texts.get(this.canvas)?.push(text);
+        return fillText.call(this, text, ...rest);
+    };
+    CanvasRenderingContext2D.prototype.clearRect = function (...rest) {
+        texts.set(this.canvas, []);
+        return clearRect.apply(this, rest);
+    };
+"""
+"""Keeps what is written on each canvas since it was cleared."""
+
+
+class LevelStage(Stage):
+    """A run whose model is as good as it gets."""
+
+    async def evaluate(self, **changes: Any) -> None:
+        await super().evaluate(**changes, loss=2.0)
+
+
+def test_ticks_beside_a_curve_that_hardly_falls_differ(
+    watch: Watch, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = LevelStage(config=QUICK)
+    monkeypatch.setattr(stage.chance, "gauss", lambda mean, spread: mean + spread / 100)
+    monkeypatch.setattr("browser.stage.loss_at", lambda step: 2.0 - 1e-6 * step)
+    page.add_init_script(TEXTS)
+    watch(stage, past=(30, 1))
+    page.wait_for_selector("#loss-chart canvas")
+    written = page.evaluate("texts.get(document.querySelector('#loss-chart canvas'))")
+    drawn = [text for text in written if "." in text]
+    assert len(drawn) > 2
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_charts_show_what_came_while_the_tab_was_hidden(watch: Watch, page: Page) -> None:
     page.add_init_script(HIDING)
     theatre = watch(Stage(), past=(60, 1))

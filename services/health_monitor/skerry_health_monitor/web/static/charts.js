@@ -1,6 +1,6 @@
 // Loss and throughput, drawn by uPlot; redrawn at most twice a second, and not while out of sight.
 import { $, colour, say } from "./dom.js";
-import { bytes, count, duration, loss } from "./format.js";
+import { bytes, count, duration, loss, tick } from "./format.js";
 import { offer, picture } from "./save.js";
 import { leave, listen, now, store } from "./store.js";
 
@@ -77,7 +77,7 @@ function xAxis(axis) {
 }
 
 function yAxis(values) {
-  return { stroke: colour("quiet"), grid: { stroke: colour("faint"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4, size: 46, values: (_, splits) => splits.map((v) => (v === null ? "" : values(v))) };
+  return { stroke: colour("quiet"), grid: { stroke: colour("faint"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4, size: 46, values: (_, splits, axis, space, apart) => splits.map((v) => (v === null ? "" : values(v, apart))) };
 }
 
 const shown = (value, format) => (value === null || value === undefined ? "–" : format(value));
@@ -88,8 +88,8 @@ function lossOptions(width, height) {
   const x = chosen.axis === "at_s" ? "time" : chosen.axis === "step" ? "step" : "tokens";
   return {
     width, height, padding: [8, 24, 0, 0],
-    scales: { x: { time: chosen.axis === "at_s" }, y: chosen.log ? { distr: 3 } : { range: (_, lo, hi) => [lo === null ? 0 : lo - 0.05 * Math.max(1e-3, hi - lo), hi === null ? 1 : hi + 0.05 * Math.max(1e-3, hi - lo)] } },
-    axes: [xAxis(chosen.axis), yAxis((v) => (v < 10 ? v.toFixed(2) : v.toFixed(0)))],
+    scales: { x: { time: chosen.axis === "at_s" }, y: chosen.log ? { distr: 3 } : { range: (_, lo, hi) => [lo === null ? 0 : lo - 0.05 * Math.max(0.02, hi - lo), hi === null ? 1 : hi + 0.05 * Math.max(0.02, hi - lo)] } },
+    axes: [xAxis(chosen.axis), yAxis(tick)],
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
     series: [
       { label: x, value: (_, v) => shown(v, chosen.axis === "at_s" ? (s) => new Date(1000 * s).toLocaleString("en-GB") : count) },
