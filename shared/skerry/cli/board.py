@@ -93,19 +93,20 @@ def _title(run: RunRow, width: int, elapsed_s: float | None) -> Text:
     whole = run.wall_s + (run.eta_s or 0.0) if run.timed else float(run.steps)
     done = run.wall_s if run.timed else float(run.step)
     share = 1.0 if run.finished else min(1.0, done / whole) if whole else 0.0
-    bar_width = max(8, min(32, width - 60))
-    full = round(share * bar_width)
     state = "finished" if run.finished else "" if any(run.versions) else "no parameters yet"
     steps = "" if run.timed else f"/{run.steps:,}"
-    facts = [
-        f"[bold]{plain(run.run)}[/]",
-        state,
-        f"step [bold]{number(run.step)}[/]{steps}",
-        f"[green]{'━' * full}[/][bright_black]{'━' * (bar_width - full)}[/] {share:.0%}",
+    before = [f"[bold]{plain(run.run)}[/]", state, f"step [bold]{number(run.step)}[/]{steps}"]
+    after = [
+        f"{share:.0%}",
         f"{clock(run.wall_s if elapsed_s is None else elapsed_s)}, ETA {clock(run.eta_s)}",
         f"learners [bold]{run.alive}[/]/{run.learners}",
     ]
-    return _text("  ".join(fact for fact in facts if fact))
+    first, last = ("  ".join(fact for fact in facts if fact) for facts in (before, after))
+    taken = Text.from_markup(f"{first}   {last}").cell_len
+    bar_width = max(8, min(32, width - taken))
+    full = round(share * bar_width)
+    bar = f"[green]{'━' * full}[/][bright_black]{'━' * (bar_width - full)}[/]"
+    return _text(f"{first}  {bar} {last}")
 
 
 def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:

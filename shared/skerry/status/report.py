@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -182,11 +183,17 @@ class RunReport:
 
 def report(view: RunView, now_s: float) -> RunReport:
     """Return the rows of a view at ``now_s``, by the clock that gave ``take`` its arrival times."""
-    held = [view.learners[name] for name in sorted(view.learners)]
+    held = [view.learners[name] for name in sorted(view.learners, key=_natural)]
     reported = [_learner_row(view, learner, now_s) for learner in held]
     rows, time = tuple(row for row, _ in reported), ratios(split for _, split in reported)
     evaluations = tuple(_evaluation_row(evaluation, now_s) for evaluation in view.evaluations.kept)
     return RunReport(_run_row(view, rows, evaluations, time, now_s), rows, evaluations)
+
+
+def _natural(name: str) -> list[str | int]:
+    """Sort learner-2 before learner-10."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if at % 2 else part for at, part in enumerate(parts)]
 
 
 def unconfirmed(view: RunView, now_s: float) -> list[str]:

@@ -194,6 +194,11 @@ def test_of_many_learners_those_in_trouble_come_first_and_the_rest_is_counted() 
     assert rows[-1].rstrip() == f"and {201 - len(rows)} more"
 
 
+def test_the_first_line_says_how_many_learners_run_in_80_columns() -> None:
+    seen = scene([*LIVE[:40], *(beat(f"learner-{n}", 123_456_789) for n in range(200))])
+    assert drawn(seen, 80, 24)[0].rstrip().endswith("learners 201/201")
+
+
 def warned(seen: RunSnapshot) -> list[str]:
     return [row.rstrip() for row in drawn(seen) if row.startswith("! ")]
 

@@ -100,6 +100,12 @@ def training(
     return [(t, beat(t, round(10 * t), name, incarnation, **changes)) for t in times]
 
 
+def test_learners_are_in_the_order_of_their_numbers() -> None:
+    names = ["eu-2", "eu-10", "eu-10-b", "us-1"]
+    beats = [(1.0, beat(1.0, 10, name)) for name in reversed(names)]
+    assert [row.name for row in reported(1.0, *beats).learners] == names
+
+
 def test_its_utilisation_is_its_speed_over_what_its_devices_could_do() -> None:
     on = replace(joined(), mesh="fsdp=8", device="H100", peak_tokens_per_s=40_000.0)
     (row,) = reported(10, (0, on), *training(10)).learners
