@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def test_what_lies_below_an_allowed_folder_is_read(root: Path, name: str) -> Non
     "name",
     [
         *("/etc/passwd", "{0}/../secret", "{0}/link", "{0}/*/../../secret", "{0}2", "secret"),
-        *("{0}/l?nk", "my books", "{0}/[l]*", "{0}/**/*", "{0}/out*/passwd", "{0}/**x"),
+        *("{0}/l?nk", "my books", "{0}/[l]*", "{0}/**/*", "{0}/out*/passwd"),
+        *(["{0}/**x"] if sys.version_info < (3, 13) else []),  # from then on it is {0}/*x
         *("s3://mine2/x", "s3://min", "s3://mine/../x", "~/.ssh/id_rsa", "{0}/\x00"),
     ],
 )
