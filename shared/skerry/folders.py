@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from errno import ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -57,6 +58,19 @@ def from_here(name: str) -> str:
     return os.path.abspath(name)  # noqa: PTH100 - it may be a pattern, and its links stay links
 
 
+def mode_of(path: Path) -> int:
+    """Return the mode of what is at a path, 0 for nothing; OSError where it cannot be looked at.
+
+    Path.exists and its like raise that, too, but from Python 3.14 on find nothing there.
+    """
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        if error.errno in {ENOENT, ENOTDIR, ELOOP}:
+            return 0
+        raise
+
+
 def matching(name: str) -> list[Path]:
     """Return the file or folder of this name, or those that it matches as a pattern.
 
@@ -64,7 +78,7 @@ def matching(name: str) -> list[Path]:
     """
     path = Path(name).expanduser()
     try:
-        if path.exists():
+        if mode_of(path):
             return [path]
         return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     except (OSError, ValueError) as error:  # too long a name, ** beside other letters

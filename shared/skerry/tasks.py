@@ -75,13 +75,14 @@ async def in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     task = asyncio.ensure_future(asyncio.to_thread(called))
     try:
-        return await asyncio.shield(task)
+        await asyncio.wait({task})
     except asyncio.CancelledError:
         asked.set()
         await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # else asyncio reports it, with a traceback, as never retrieved
         raise
+    return task.result()
 
 
 def end_if_cancelled() -> None:

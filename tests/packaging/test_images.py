@@ -26,7 +26,10 @@ from skerry.service.accounts import services_of
 from tests.support.keyed import KeyedBroker
 from tests.support.processes import call
 
-pytestmark = pytest.mark.drill
+pytestmark = [
+    pytest.mark.drill,
+    pytest.mark.skipif(shutil.which("strip") is None, reason="no strip: apt install binutils"),
+]
 
 SERVICES = ("learner", "syncer", "checkpointer", "evaluator", "health_monitor")
 LIGHT = ("checkpointer", "health_monitor")
@@ -195,7 +198,6 @@ def test_the_image_holds_no_other_service_and_a_light_one_neither_jax_nor_a_comp
     assert image(service).call("-c", ask).stdout == "[]\n"
 
 
-@pytest.mark.skipif(shutil.which("strip") is None, reason="binutils are not here")
 @pytest.mark.parametrize("service", SERVICES)
 def test_an_image_is_small(image: Build, service: str) -> None:
     files = [path.lstat() for path in image(service).python.parents[1].rglob("*")]

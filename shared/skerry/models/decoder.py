@@ -116,7 +116,7 @@ class Decoder:
         mean, balance = total / jnp.maximum(count, 1e-9), jnp.float32(0.0)
         if self.arch.experts is not None and routed:
             coefficient = self.arch.experts.balance / len(routed)
-            balance = coefficient * sum(r.balance for r in routed.values())
+            balance = coefficient * sum((r.balance for r in routed.values()), balance)
         return mean + balance, Aux(count, self._expert_tokens(routed), balance)
 
     def _expert_tokens(self, routed: Mapping[int, experts.Routed]) -> dict[str, jax.Array]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from skerry.errors import ConfigError
+from skerry.folders import mode_of
 from skerry.log.nats.login import new_key
 from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import checked_token
@@ -57,7 +58,7 @@ class Keyring:
         They live for ``days``; None: for ever.
         """
         try:
-            is_taken = (folder / REGISTER).exists()
+            is_taken = bool(mode_of(folder / REGISTER))
         except OSError as error:
             raise _unreadable(folder, error) from error
         if is_taken:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skerry.errors import CheckpointCorrupt, StoreError
+from skerry.folders import mode_of
 from skerry.store.base import (
     MANIFEST,
     NAME,
@@ -91,7 +92,7 @@ class LocalStore:
     def sweep(self) -> list[str]:
         swept: list[str] = []
         with _refusals(self.root):
-            if not self.root.is_dir():
+            if not stat.S_ISDIR(mode_of(self.root)):
                 return []
             with _locked(self.root):
                 for path in sorted(self.root.glob(f"{PARTIAL}*")):
@@ -107,7 +108,7 @@ def _may_have_manifest(folder: Path) -> bool:
     Reading it then says why it cannot be read; otherwise an older one would pass for the newest.
     """
     try:
-        return (folder / MANIFEST).is_file()
+        return stat.S_ISREG(mode_of(folder / MANIFEST))
     except OSError:
         return True
 
@@ -121,7 +122,7 @@ class LocalDraft:
         self._folder = root / f"{PARTIAL}{name}-{uuid.uuid4().hex[:12]}"
         self._over = False
         with _refusals(self._folder):
-            self._is_first = not root.exists()
+            self._is_first = not mode_of(root)
             root.mkdir(parents=True, exist_ok=True)
             with _locked(root):  # so that no sweep sees the folder before its lock
                 self._folder.mkdir()

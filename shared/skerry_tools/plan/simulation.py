@@ -155,7 +155,7 @@ def simulate(asked: Setup) -> SimulatedRun:
     return SimulatedRun(
         setup=asked,
         end_s=end_s,
-        half_width=_half_width(timelines, chips * kept) * (chips @ kept) / chips.sum(),
+        half_width=_half_width(timelines, chips * kept) * float(chips @ kept / chips.sum()),
         split={use: float(shares[use]) for use in TimeUse},
         running=float(np.mean([one.running_share for one in timelines] * kept)),
         uptime=tuple(uptime_of(timelines)),
