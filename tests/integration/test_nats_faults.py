@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
-from skerry.errors import BrokerUnavailable
+from skerry.errors import BrokerUnavailable, BusError
 from skerry.log.base import Deliver, Expect
 from skerry.log.nats import fast
 from skerry.log.nats.bus import NatsBus
+from skerry.log.nats.jetstream import NO_FOLDER
 from skerry.log.nats.login import NatsOptions
 from skerry.protocol.subjects import Subjects
 from tests.support.log import DEADLINE_S, newest, specs, take
@@ -52,6 +57,46 @@ async def bus(
 
 any_client = pytest.mark.parametrize("bus", ["", "2.99.0"], ids=["fast", "stock"], indirect=True)
 """Also with a nats-py that is none of the tested versions, on its own client."""
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "broker")
+    yield server
+    server.stop()
+
+
+async def test_a_stream_is_created_whose_folder_the_broker_was_just_removing(
+    fresh: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker tries whether it can write to an account's folder, and removes it afterwards."""
+    folder = fresh.store / "jetstream" / "$G"
+    folder.mkdir(parents=True)
+    (folder / "streams").touch()  # the first refusal removes it
+    fresh.start()
+    async with NatsBus(fresh.url) as bus:
+        refused, request = list[int](), bus._connection.request
+
+        async def ask(subject: str, *args: Any, **options: Any) -> Msg:
+            answer = await request(subject, *args, **options)
+            error = json.loads(answer.data).get("error", {})
+            if ".STREAM.CREATE." in subject and error:
+                refused.append(error["err_code"])
+            return answer
+
+        monkeypatch.setattr(bus._connection, "request", ask)
+        await bus.declare(specs(run_id))
+    assert refused == [NO_FOLDER]
+
+
+async def test_a_broker_that_can_make_no_folder_says_so(fresh: NatsServer, run_id: str) -> None:
+    fresh.start()
+    folder = fresh.store / "jetstream"
+    folder.rmdir()
+    folder.touch()
+    async with NatsBus(fresh.url) as bus:
+        with pytest.raises(BusError, match=f"error {NO_FOLDER}"):
+            await bus.declare(specs(run_id))
 
 
 async def test_a_follower_has_no_gap_and_no_repeat_through_kill_9(

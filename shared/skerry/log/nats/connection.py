@@ -25,7 +25,7 @@ from skerry.errors import BrokerUnavailable, BrokerUnfit, Denied
 from skerry.log.client import NoAnswer, Retries
 from skerry.log.nats.fast import FastClient, new_client, server_info
 from skerry.log.nats.fitness import check, is_refusal, refusal, region_of, remedy
-from skerry.log.nats.jetstream import error_of, is_transient
+from skerry.log.nats.jetstream import NO_FOLDER, error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
 from skerry.log.nats.session import NatsSession, cancellable
 from skerry.tasks import now_s
@@ -206,7 +206,8 @@ class Connection:
                     return reply
                 if error.get("err_code", 0) in empty_for:
                     return {}
-                if not is_transient(error):
+                is_race = error.get("err_code") == NO_FOLDER and not refused
+                if not (is_transient(error) or is_race):
                     raise error_of(error, about)
                 refused = error.get("description", "")
             except NoAnswer as e:

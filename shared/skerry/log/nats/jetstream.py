@@ -58,6 +58,11 @@ TRANSIENT = frozenset(
 )
 """A cluster without a leader or without enough nodes, a stream that is offline, a check that is not
 ready yet, our own first attempt still under way, a queue that is full for a moment."""
+NO_FOLDER = 10049
+"""A stream's folder could not be made; the first time a broker may just be removing its parent.
+
+It does so once for an account, after it has tried to write there.
+"""
 NOT_CLUSTERED = 10074
 
 
