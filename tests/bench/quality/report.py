@@ -172,13 +172,7 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
         "- Settings were chosen, and are judged, on the same held-out sequences and the same seeds:"
         " what looks best here was also chosen for how these came out."
     )
-    choices = [more for f in found if f.experiment.name not in AT_A_TENTH for more in f.choices()]
-    if choices:
-        yield (
-            f"- Of {len(choices)} best learning rates {choices.count(0.0)} are also the best by 256"
-            " sequences, an eighth as many, at the last evaluation on the way. What those would"
-            f" have chosen in place of the others ends at most {max(choices):.1f} % higher."
-        )
+    yield from _by_other_text(found)
     spread = pooled(_differences(found))
     if spread is not None:
         yield (
@@ -196,6 +190,18 @@ def _limits(runs: Sequence[Found], found: Sequence[Findings]) -> Iterator[str]:
     if missing:
         names = ", ".join(f"{f.experiment.name} {f.missing()}" for f in found if f.missing())
         yield f"- **Not run yet: {missing} runs** ({names}). Their lines say `not run`."
+
+
+def _by_other_text(found: Sequence[Findings]) -> Iterator[str]:
+    """Say what it would cost to choose learning rates by text that judges few runs."""
+    costs = [cost for f in found if f.experiment.name not in AT_A_TENTH for cost in f.choices()]
+    if costs:
+        yield (
+            "- Chosen by the last evaluation on the way, which has 256 sequences,"
+            f" {costs.count(0.0)} of {len(costs)} learning rates would be the same; with the others"
+            " a run ends at most"
+            f" {max(costs):.1f} % above the best."
+        )
 
 
 def _by_sources(runs: Sequence[Found]) -> Iterator[str]:

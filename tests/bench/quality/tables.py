@@ -131,16 +131,16 @@ class Findings:
         return [cells for cells in groups.values() if len(cells) > 1]
 
     def choices(self) -> list[float]:
-        """Return by how many per cent runs at rates that other text would have chosen are worse.
+        """Return, for each learning rate that was chosen, what a choice by other text would cost.
 
-        A figure for each group of cells that differ in their learning rate alone, of their first
-        common seed. The other text is that of the last evaluation on the way.
+        In per cent above the best loss. A choice is between cells that differ in ``lr`` alone, at
+        their first common seed; the other text is that of the last evaluation on the way.
         """
         groups: dict[tuple[str, ...], list[Mapping[int, Found]]] = {}
         for cell in self.experiment.cells:
-            rest = tuple(text for name, text in cell.labels if name != "lr")
-            if rest != tuple(text for _, text in cell.labels) and self.of(cell):
-                groups.setdefault(rest, []).append(self.of(cell))
+            labels = dict(cell.labels)
+            if labels.pop("lr", "") and self.of(cell):
+                groups.setdefault(tuple(labels.values()), []).append(self.of(cell))
         found: list[float] = []
         for tried in groups.values():
             common = set.intersection(*map(set, tried))

@@ -32,7 +32,7 @@ export function loss(x, digits = 3) {
   return x === null || x === undefined ? "–" : x.toFixed(x >= 100 ? 1 : digits);
 }
 
-// A loss beside an axis whose ticks are so far apart: no two of them read alike.
+// A loss as a tick's label: with so many digits that no two ticks, this far apart, have the same.
 export function tick(x, apart) {
   const digits = apart > 0 ? Math.ceil(-Math.log10(apart) - 1e-9) : 0;
   return x.toFixed(Math.min(9, Math.max(x < 10 ? 2 : 0, digits)));
