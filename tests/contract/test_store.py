@@ -202,6 +202,7 @@ class TestLocalStore:
         (tmp_path / "no-manifest").mkdir()
         (tmp_path / "second").symlink_to(TOO_LONG)
         assert store.names() == ["first", "second"]
+        assert store.folders() == ["first", "no-manifest", "second"]
         with pytest.raises(StoreError, match="check the path"):
             store.read("second", MANIFEST, MOST)
         assert locate(tmp_path / "first")[1] == "first"

@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EEXIST, EFBIG, EINVAL, ENOSPC, ENOTEMPTY, EXDEV
 from itertools import count
@@ -47,10 +47,10 @@ class LocalStore:
 
     def names(self) -> list[str]:
         """Return the subfolders that have a manifest; a root that does not exist has none."""
-        return [path.name for path in self._below() if _may_have_manifest(path)]
+        return [p.name for p in self._below() if _may_be(stat.S_ISREG, p / MANIFEST)]
 
     def folders(self) -> list[str]:
-        return [path.name for path in self._below() if path.is_dir()]
+        return [path.name for path in self._below() if _may_be(stat.S_ISDIR, path)]
 
     def _below(self) -> list[Path]:
         try:
@@ -102,13 +102,13 @@ class LocalStore:
         return swept
 
 
-def _may_have_manifest(folder: Path) -> bool:
-    """Return True also for a folder that we may not look into.
+def _may_be(kind: Callable[[int], bool], path: Path) -> bool:
+    """Return True also for what we may not look at.
 
     Reading it then says why it cannot be read; otherwise an older one would pass for the newest.
     """
     try:
-        return stat.S_ISREG(mode_of(folder / MANIFEST))
+        return kind(mode_of(path))
     except OSError:
         return True
 
