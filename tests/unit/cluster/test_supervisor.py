@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.cli.cluster.supervisor import Change, Need, RestartPolicy, ServiceError
+from skerry.cli.cluster.supervisor import Change, Command, Need, RestartPolicy, ServiceError
 from skerry.errors import BrokerUnavailable, ConfigError
 from tests.support.builders import until
 from tests.support.processes import FAST, STUBBORN, Watched, command, full_disk, is_running
@@ -63,6 +63,62 @@ async def test_a_process_that_the_cluster_can_do_without_is_tried_ever_more_rare
         await until(lambda: watched.count(Change.STARTED) > FAST.attempts + 2)
     delays = [event.delay_s for event in watched.events if event.change is Change.CRASHED]
     assert delays[:4] == [FAST.first_s, FAST.most_s, FAST.hopeless_s, FAST.hopeless_s]
+
+
+def ending(folder: Path, need: Need, *, kind: str = "", always: bool = False) -> list[Command]:
+    """Return ``a``, which crashes until ``b`` has finished, which it does once ``a`` waits long."""
+    starts, over = folder / "starts", folder / "over"
+    crash = (
+        f"import pathlib, sys; pathlib.Path({str(starts)!r}).open('a').write('x')\n"
+        f"sys.exit({always} or not pathlib.Path({str(over)!r}).exists())"
+    )
+    finish = (
+        f"import pathlib, time; starts = pathlib.Path({str(starts)!r})\n"
+        f"while not starts.exists() or starts.stat().st_size < {FAST.attempts}: time.sleep(0.01)\n"
+        f"pathlib.Path({str(over)!r}).touch()"
+    )
+    return [
+        command(folder, "a", crash, kind=kind, need=need),
+        command(folder, "b", finish, kind=kind),
+    ]
+
+
+HOPELESS = replace(FAST, hopeless_s=3600.0)
+
+
+@pytest.mark.parametrize("need", [Need.SETTINGS, Need.NEVER])
+async def test_what_waits_is_started_at_once_when_the_others_have_finished(
+    tmp_path: Path, watched: Watched, need: Need
+) -> None:
+    await watched.supervise(ending(tmp_path, need), policy=HOPELESS).run()
+    assert watched.changes("a")[-2:] == [Change.STARTED, Change.FINISHED]
+
+
+@pytest.mark.parametrize(("need", "kind"), [(Need.NEVER, ""), (Need.SETTINGS, "checkpointer")])
+async def test_what_nothing_needs_is_given_up_when_it_crashes_after_the_others_have_finished(
+    tmp_path: Path, watched: Watched, need: Need, kind: str
+) -> None:
+    commands = ending(tmp_path, need, kind=kind, always=True)
+    await watched.supervise(commands, policy=HOPELESS).run()
+    assert watched.changes("a")[-2:] == [Change.STARTED, Change.REFUSED]
+
+
+async def test_what_has_work_left_is_tried_as_before_after_the_others_have_finished(
+    tmp_path: Path, watched: Watched
+) -> None:
+    supervisor = watched.supervise(ending(tmp_path, Need.SETTINGS, always=True), policy=HOPELESS)
+    task = asyncio.create_task(supervisor.run())
+
+    def waits() -> bool:
+        changes = [event.change for event in watched.events]
+        ended = changes.index(Change.FINISHED) if Change.FINISHED in changes else len(changes)
+        return any(event.delay_s == HOPELESS.hopeless_s for event in watched.events[ended:])
+
+    await until(waits)
+    starts = watched.changes("a").count(Change.STARTED)
+    supervisor.ask_stop()
+    await task
+    assert starts <= FAST.attempts + 2
 
 
 @pytest.mark.parametrize(

@@ -144,17 +144,26 @@ class ProcessEvent:
 
 @dataclass(slots=True)
 class _Slot:
-    """A command's process, if it runs; ``worked`` is set once it has been ready."""
+    """A command's process, if it runs; ``worked`` is set once it has been ready.
+
+    ``tried_last``: it crashed, and the others had finished when it was started again.
+    """
 
     command: Command
     process: Process | None = None
     worked: asyncio.Event = field(default_factory=asyncio.Event)
     crashes: int = 0
     delay_once_s: float | None = None
+    finished: bool = False
+    tried_last: bool = False
 
 
 class Supervisor:
-    """Runs commands until all have finished; ``stages`` is also the order in which they stop."""
+    """Runs commands until all have finished; ``stages`` is also the order in which they stop.
+
+    What waits to be started again is started at once when the others have finished. If it crashes
+    then, too, it is given up where nothing needs it, or where another of its kind has finished.
+    """
 
     def __init__(
         self,
@@ -169,6 +178,7 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._grace_s = grace_s
         self._stopping = asyncio.Event()
+        self._woken = asyncio.Event()
         self._forced = asyncio.Event()
         self._failure: Exception | None = None
         self._say: Callable[[str], None] = lambda _sentence: None
@@ -212,11 +222,11 @@ class Supervisor:
     def ask_stop(self, say: Callable[[str], None] | None = None) -> None:
         """Stop everything in order; asking twice changes nothing. ``say`` what is waited for."""
         self._say = say or self._say
-        self._stopping.set()
+        self._stop()
 
     def force(self) -> None:
         """Stop everything at once: kill what is left."""
-        self._stopping.set()
+        self._stop()
         self._forced.set()
 
     def kill(self, name: str, *, back_after_s: float) -> int:
@@ -261,9 +271,13 @@ class Supervisor:
             judged = self._judged(slot, end)
             if judged is not None:
                 self._on_event(judged)
+            if self._others_finished() and not self._stopping.is_set():
+                self._woken.set()
+                self._woken.clear()
             if judged is None or judged.change not in {Change.CRASHED, Change.UNWELL}:
                 return
-            await happens(self._stopping, judged.delay_s)
+            await happens(self._woken, judged.delay_s)
+            slot.tried_last = self._others_finished()
 
     async def _run_once(self, slot: _Slot) -> ProcessEvent:
         """Run a process to its end; UNWELL if it was killed because it did not work any more."""
@@ -292,8 +306,8 @@ class Supervisor:
     def _judged(self, slot: _Slot, end: ProcessEvent) -> ProcessEvent | None:
         """Return an end with what it means and when to start again; None if it fails everything."""
         if self._stopping.is_set() or end.code == 0:
-            stopped = self._stopping.is_set()
-            return replace(end, change=Change.STOPPED if stopped else Change.FINISHED)
+            slot.finished = not self._stopping.is_set()
+            return replace(end, change=Change.FINISHED if slot.finished else Change.STOPPED)
         if slot.delay_once_s is not None:
             delay_s, slot.delay_once_s, slot.crashes = slot.delay_once_s, None, 0
             return replace(end, change=Change.CRASHED, delay_s=delay_s)
@@ -301,7 +315,7 @@ class Supervisor:
             return end
         slot.crashes += 1
         command, refused = slot.command, end.code in self._policy.final
-        alike = (other for other in self._slots.values() if other.command.kind == command.kind)
+        alike = [other for other in self._slots.values() if other.command.kind == command.kind]
         hopeless = command.need is Need.ALWAYS and all(
             other.crashes >= self._policy.attempts for other in alike
         )
@@ -311,13 +325,26 @@ class Supervisor:
             msg = f"{command.name} cannot run: {why} (its log: {command.log})"
             self._fail(ServiceError(msg, name=command.name, exit_code=max(end.code, 1)))
             return None
-        change = Change.REFUSED if refused else Change.CRASHED
-        return replace(end, change=change, delay_s=self._policy.delay_s(slot.crashes))
+        spare = command.need is Need.NEVER or any(other.finished for other in alike)
+        if refused or (slot.tried_last and spare):
+            return replace(end, change=Change.REFUSED)
+        last = self._others_finished() and not slot.tried_last
+        delay_s = 0.0 if last else self._policy.delay_s(slot.crashes)
+        return replace(end, change=Change.CRASHED, delay_s=delay_s)
 
     def _fail(self, error: Exception) -> None:
         """Stop everything because of an error, which ``run`` then raises."""
         self._failure = self._failure or error
+        self._stop()
+
+    def _stop(self) -> None:
         self._stopping.set()
+        self._woken.set()
+
+    def _others_finished(self) -> bool:
+        """Return True if nothing runs any more, and something has finished its work."""
+        slots = self._slots.values()
+        return any(slot.finished for slot in slots) and all(slot.process is None for slot in slots)
 
     async def _stop_stage(self, stage: Sequence[_Slot]) -> None:
         """SIGTERM, then SIGKILL to the whole session once the grace is over or was cut short."""
