@@ -48,6 +48,10 @@ def folder(tmp_path: Path) -> RunFolder:
         ),
         (ProcessEvent("a", Change.REFUSED, 7, 3, sentence="Taken."), "a stopped for good: Taken."),
         (
+            ProcessEvent("a", Change.REFUSED, 7, -9),
+            "a (pid 7) was ended by signal 9; it is not started again.",
+        ),
+        (
             ProcessEvent("a", Change.REFUSED, 7, 3, sentence=EVIL),
             f"a stopped for good: {printable(EVIL)}",
         ),

@@ -126,11 +126,11 @@ class ProcessEvent:
     def summary(self) -> str:
         """The sentence for a change that a person should know about, or an empty string."""
         sentence = printable(self.sentence)
-        if self.change is Change.REFUSED:
-            return f"{self.name} stopped for good: {sentence or self.code}"
+        if self.change is Change.REFUSED and sentence:
+            return f"{self.name} stopped for good: {sentence}"
         if self.change is Change.UNWELL:
             return f"{self.name} (pid {self.pid}) is started again: {sentence}"
-        if self.change is not Change.CRASHED:
+        if self.change not in {Change.CRASHED, Change.REFUSED}:
             return ""
         why = f" ({sentence})" if sentence else ""
         if not self.pid:
@@ -139,6 +139,8 @@ class ProcessEvent:
             end = f"(pid {self.pid}) was ended by signal {-self.code}"
         else:
             end = f"(pid {self.pid}) ended with {self.code}{why}"
+        if self.change is Change.REFUSED:
+            return f"{self.name} {end}; it is not started again."
         return f"{self.name} {end}; it starts again in {self.delay_s:.0f} s."
 
 
