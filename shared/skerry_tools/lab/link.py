@@ -30,9 +30,10 @@ class Pipe:
         it to be through the narrowest place, not for them to have arrived.
         """
         now = now_s()
-        began = max(now if left_s is None else left_s, self._free_s)
-        self._free_s = began + (size / self._bytes_s if self._bytes_s else 0.0)
-        delay_s = self._free_s + self._latency_s - now
+        through_s = now if left_s is None else left_s
+        if self._bytes_s is not None:
+            through_s = self._free_s = max(through_s, self._free_s) + size / self._bytes_s
+        delay_s = through_s + self._latency_s - now
         if delay_s > 0:
             await asyncio.sleep(delay_s)
 

@@ -68,6 +68,28 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
     assert heard == pytest.approx([1.25, 1.5, 1.75, 2.0])
 
 
+def test_old_messages_arrive_together_whatever_else_is_under_way_on_a_wide_link() -> None:
+    heard = list[float]()
+
+    async def main(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        near, far = broker.connect(), far_of(broker, 1.0)
+        await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
+        for fragment in range(3):
+            await near.publish(SUBJECTS.shard(0).contribution(fragment, "a"), b"x")
+        asked = asyncio.ensure_future(far.last(SUBJECTS.ledger("run")))
+        await asyncio.sleep(0.5)
+        async with aclosing(far.follow(SUBJECTS.shard(0).contribution())) as records:
+            async for _ in records:
+                heard.append(loop.time())
+                if len(heard) == 3:
+                    break
+        await asked
+
+    simulate(main)
+    assert heard == pytest.approx([1.5, 1.5, 1.5])
+
+
 def test_a_request_goes_there_and_back() -> None:
     async def main(loop: VirtualLoop) -> None:
         broker = broker_of(loop)
