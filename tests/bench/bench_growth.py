@@ -228,7 +228,7 @@ async def restarts(server: NatsServer, folder: Path, scale: Scale) -> list[Resta
 
         async def learner() -> str:
             async with NatsBus(server.url) as bus:
-                newcomer = await take_place(
+                newcomer, *_ = await take_place(
                     bus, RUN, scale.cut, "newcomer", host="here", now_ns=time.time_ns()
                 )
                 manifests = await read_manifests(bus, RUN, scale.cut)

@@ -84,7 +84,9 @@ def taped(scenario: LabScenario) -> Tape:
 
 async def play(bus: Bus, tape: Tape, name: str) -> None:
     """Be a learner that pulses, and answers each round with what is on the tape; for ever."""
-    taken = await place.take_place(bus, RUN, tape.plan, name, host="tape", now_ns=time.time_ns())
+    taken, *_ = await place.take_place(
+        bus, RUN, tape.plan, name, host="tape", now_ns=time.time_ns()
+    )
     await place.settle_in(bus, replace(taken, inner=InnerState.NEW))
     sent = tape.sent[name]
     for fragment in tape.plan.fragments:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Protocol, TypeVar
@@ -19,8 +19,9 @@ from skerry.client.telemetry import LearnerIdentity
 from skerry.client.weights import digest_of
 from skerry.data.source import with_tokenizer
 from skerry.errors import ConfigError, Denied, RunMismatch
-from skerry.log import ledger, place, run_records, state
+from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus
+from skerry.log.client import both
 from skerry.log.recovery import find_run
 from skerry.log.streams import check_payload, specs
 from skerry.models.machine import Machine
@@ -53,7 +54,8 @@ class LearnerPlace:
     """A learner's place in a run: who it is, which stream it reads, and where it goes on.
 
     ``member`` is its record with where it goes on, to be published once its inner state is known.
-    ``missing`` are the fragments that the log lacks and this learner can offer.
+    ``missing`` are the fragments that the log lacks and this learner can offer, ``recorded`` the
+    newest versions in the ledger.
     ``seen`` is how far an earlier incarnation had read the same data, as its last pulse says.
     """
 
@@ -61,6 +63,7 @@ class LearnerPlace:
     member: MemberRecord
     start: TrainingProgress
     missing: tuple[int, ...]
+    recorded: Mapping[int, int] = field(default_factory=dict[int, int])
     seen: int = 0
 
 
@@ -242,20 +245,19 @@ async def take_place(
     run's initial parameters, or not.
     """
     run = record.run
-    last = await run_records.newest(bus, run, Pulse, Subjects(run).pulse(name))
-    member = await place.take_place(
-        bus, run, cut, name, host=machine.host, now_ns=wall_ns(), offers=able
+    last, taken = await both(
+        run_records.newest(bus, run, Pulse, Subjects(run).pulse(name)),
+        place.take_place(bus, run, cut, name, host=machine.host, now_ns=wall_ns(), offers=able),
     )
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
     member = replace(
-        member,
+        taken.member,
         data=data,
         mesh=machine.mesh,
         device=machine.device,
         peak_tokens_per_s=machine.peak_tokens_per_s(config),
     )
-    manifests = await state.read_manifests(bus, run, cut)
-    missing = tuple(f.index for f in cut.fragments if f.index not in manifests)
+    missing = tuple(f.index for f in cut.fragments if f.index not in taken.manifests)
     if missing and not able:
         log.info("waits_for_weights")
     log.info(
@@ -273,6 +275,7 @@ async def take_place(
         member=member,
         start=TrainingProgress(step=member.step, steps=0, tokens=0, cursor=member.cursor),
         missing=missing if able else (),
+        recorded=taken.recorded,
         seen=last.cursor if last is not None else 0,
     )
 

@@ -23,6 +23,7 @@ from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_caus
 from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
+from skerry.log.streams import AHEAD_BYTES
 from skerry.protocol import genesis
 from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse, SyncerPulse
@@ -229,6 +230,8 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     blocks, if the fragments say which these are.
     """
     identity, room = joined.learner, LearnerPolicy.of(config.sync).room
+    # Small fragments are read several at once: else each takes a round trip to the broker.
+    room = max(room, AHEAD_BYTES // (4 * max(f.padded_size for f in plan.fragments)))
     telemetry = LearnerTelemetry(identity)
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     own = getattr(fragments, "own_blocks", None)
@@ -239,6 +242,7 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     if others is not None:
         link.residuals.forgets = others.forget
     network = Network(link, others, own, joined.missing)
+    network.receiver.recorded.update(joined.recorded)
     start = joined.start
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns

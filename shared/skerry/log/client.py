@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, Denied, first_cause
 from skerry.log.base import MSG_ID, Bus, Deliver, Expect, Receipt, Record, Storage, StreamSpec
@@ -22,6 +22,7 @@ from skerry.protocol.subjects import stream_of
 from skerry.tasks import TaskGroup, now_s
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 ATTEMPTS_WORTH = 4
 """Calls that are safe to repeat go on for this many request timeouts."""
@@ -325,3 +326,9 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise first_cause(errors) from None
     return [task.result() for task in tasks]
+
+
+async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
+    """Return the results of two calls as ``together`` does, of whatever types."""
+    found = await together((one, other))
+    return cast("tuple[T, U]", tuple(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +21,7 @@ from skerry.errors import (
 )
 from skerry.log.base import Deliver, Expect
 from skerry.log.reading import newest_sequence, read_up_to
-from skerry.log.run_records import newest_readable, publish, read_all, readable
+from skerry.log.run_records import NewestRecord, newest_readable, publish, read_all, readable
 from skerry.protocol.messages import (
     CheckpointRecord,
     Commit,
@@ -169,7 +169,11 @@ async def list_runs(bus: Bus) -> list[RunRecord]:
 
 async def members(bus: Bus, run: str) -> dict[str, MemberRecord]:
     """Return the newest incarnation of every learner that ever joined, by name."""
-    found = await newest_readable(bus, run, MemberRecord)
+    return by_name(await newest_readable(bus, run, MemberRecord))
+
+
+def by_name(found: Iterable[NewestRecord[MemberRecord]]) -> dict[str, MemberRecord]:
+    """Return the members whose record can be read, by name."""
     return {item.value.learner: item.value for item in found if item.value is not None}
 
 
@@ -182,10 +186,12 @@ async def join(
     *,
     above: int = 0,
     offers: bool = False,
+    known: Sequence[NewestRecord[MemberRecord]] | None = None,
 ) -> MemberRecord:
     """Register a start of ``learner`` and return it with its incarnation and data shard.
 
-    Its number is higher than its record's, and than ``above``. A name keeps its shard for ever; a
+    Its number is higher than its record's, and than ``above``. ``known`` are the members' records
+    that the caller has read just now, if it has. A name keeps its shard for ever; a
     new name takes the next one. The whole member table is compared-and-set through the newest of
     its sequences, so two learners that join at the same instant get different shards. Where
     the acknowledgement of a write was lost, its number is left out and the next one taken: nothing
@@ -194,11 +200,12 @@ async def join(
     subjects = Subjects(run)
 
     async def register() -> MemberRecord:
-        found = await newest_readable(bus, run, MemberRecord)
-        known = {i.value.learner: i.value for i in found if i.value is not None}
-        mine = known.get(learner)
-        most = len(known) + MOST_LOST
-        taken = (member.shard for member in known.values() if member.shard < most)
+        nonlocal known
+        found = await newest_readable(bus, run, MemberRecord) if known is None else known
+        known, held = None, by_name(found)
+        mine = held.get(learner)
+        most = len(held) + MOST_LOST
+        taken = (member.shard for member in held.values() if member.shard < most)
         next_shard = 1 + max(taken, default=-1)
         member = MemberRecord(
             run=run,

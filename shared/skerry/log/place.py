@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.errors import BrokerUnavailable, BusError, Superseded, WireError
 from skerry.log import ledger, state
 from skerry.log.base import Expect
-from skerry.log.client import together
+from skerry.log.client import both, together
 from skerry.log.recovery import known_members
 from skerry.log.run_records import newest_readable, publish, readable, readable_up_to
 from skerry.protocol import genesis
@@ -38,41 +38,57 @@ STALLED_S = 2.0
 START_ATTEMPTS = 5
 
 
+class Taken(NamedTuple):
+    """The record of a learner that has joined, and the newest versions that it has found.
+
+    ``manifests`` are what the state holds by fragment, ``recorded`` the ledger.
+    """
+
+    member: MemberRecord
+    manifests: dict[int, Manifest]
+    recorded: dict[int, int]
+
+
 async def take_place(
     bus: Bus, run: str, plan: Plan, learner: str, *, host: str, now_ns: int, offers: bool = False
-) -> MemberRecord:
+) -> Taken:
     """Join the run as a new incarnation and read from the log where ``learner`` goes on.
 
     ``offers``: it has the run's initial parameters.
 
     The record says so by ``step`` on the global clock and ``cursor`` in its data stream, and
-    nothing yet of the inner optimizer; ``settle_in`` publishes it.
+    nothing yet of the inner optimizer; ``settle_in`` publishes it. What does not wait for another
+    answer is asked at once: a distant broker takes a round trip for each.
     Reads only fragments that hold something of this learner above their floor, from the lowest
     such floor on, and keeps chunk numbers and no payload. Waits through a broker's restart.
     Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read,
     StateLost where records of members are gone.
     """
-    newest = (await known_members(bus, run, plan, learner)).get(learner)
+    (found, held), above = await both(
+        known_members(bus, run, plan, learner), _started(bus, run, plan, learner)
+    )
+    newest = ledger.by_name(found).get(learner)
     before = newest if newest and newest.contrib_sequences else None  # it knew where it went on
     member = await ledger.join(
-        *(bus, run, learner, host, now_ns),
-        above=await _started(bus, run, plan, learner),
-        offers=offers,
+        *(bus, run, learner, host, now_ns), above=above, offers=offers, known=found
     )
-    held = await state.read_manifests(bus, run, plan)  # before a ``Start`` is published
     begun = await together(
         _begin(bus, plan, member, before, shard, held) for shard in range(plan.shards)
     )
     # From both, as a syncer that dies between the two leaves the ledger one behind.
-    known = list((await ledger.last_commits(bus, run)).values())
-    known += [m.commit for m in (await state.read_manifests(bus, run, plan)).values()]
+    commits, manifests = await both(
+        ledger.last_commits(bus, run), state.read_manifests(bus, run, plan)
+    )
+    known = [*commits.values(), *(manifest.commit for manifest in manifests.values())]
     cursors = [row.cursor for c in known for row in c.progress if row.learner == learner]
-    return replace(
+    recorded = {fragment: commit.version for fragment, commit in commits.items()}
+    settled = replace(
         member,
         cursor=max([*cursors, *(sent for _, sent in begun)]),
         step=max((c.step for c in known), default=0),
         contrib_sequences=tuple(sequence for sequence, _ in begun),
     )
+    return Taken(settled, manifests, recorded)
 
 
 async def _begin(

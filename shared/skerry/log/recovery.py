@@ -26,7 +26,9 @@ from skerry.errors import (
     WrongPlan,
 )
 from skerry.log.base import Bus, Deliver, Expect, Record
+from skerry.log.client import both
 from skerry.log.ledger import (
+    by_name,
     history_lost,
     last_commits,
     read_run,
@@ -321,8 +323,15 @@ async def not_gone_back(bus: Bus, run: str, plan: Plan, fragment: int, version: 
     raise StateLost(msg)
 
 
-async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[str, MemberRecord]:
-    """Return the members' records for one who wants to join.
+class KnownRun(NamedTuple):
+    """What the log holds of a run at one look: its members' records, and its manifests."""
+
+    members: list[NewestRecord[MemberRecord]]
+    manifests: dict[int, Manifest]
+
+
+async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> KnownRun:
+    """Return the members' records, and the manifests that name them, for one who wants to join.
 
     Raises StateLost where this one must not, for records that are gone: manifests name a learner,
     or a start of one, that no record does. A start that was numbered a second time would send
@@ -333,15 +342,17 @@ async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> dict[st
     lost: dict[str, int] = {}
     for pause_s in LOOK_PAUSES_S:
         await asyncio.sleep(pause_s)
-        manifests = await read_manifests(bus, run, plan)
-        found = await newest_readable(bus, run, MemberRecord)  # after them: who joins is no loss
-        known = {item.value.learner: item.value for item in found if item.value is not None}
+        # Who joins between the two is no loss: the next look knows it.
+        manifests, found = await both(
+            read_manifests(bus, run, plan), newest_readable(bus, run, MemberRecord)
+        )
+        known = by_name(found)
         lost = _unknown((m.commit for m in manifests.values()), known)
         named = Subjects(run).member
         spoiled = {item.subject for item in found if item.value is None} - {named(learner)}
         lost = {name: start for name, start in lost.items() if named(name) not in spoiled}
         if not lost or (learner in known and learner not in lost):
-            return known
+            return KnownRun(found, manifests)
     names = "; ".join(f"learner {name!r}, start {start}" for name, start in sorted(lost.items()))
     what = (
         f"Run {run!r} has lost records of its members: {names}. Which data they read"

@@ -178,8 +178,8 @@ async def live(
         tally.busy_s += step_s
 
     training.report()
-    await settle(bus, place.member, restored)
     async with TaskGroup() as group:
+        group.create_task(settle(bus, place.member, restored))
         transfer = group.create_task(network.run())
         trained = group.create_task(drive(training.life(), news, step))
         await network.finished()

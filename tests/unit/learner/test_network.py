@@ -19,7 +19,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.merge import slice_norms
 from skerry.client import connection, sending
 from skerry.client import network as network_side
-from skerry.client.joining import LearnerPlace
+from skerry.client.joining import LearnerPlace, take_place
 from skerry.client.mailbox import Event, Gone, Initial, OutgoingContribution
 from skerry.client.network import Network, open_sync
 from skerry.client.telemetry import LearnerIdentity
@@ -35,6 +35,7 @@ from skerry.log import global_fragments, ledger, recovery, run_records, state
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
+from skerry.models.machine import Machine
 from skerry.protocol.contribution import Contribution, ContributionAssembler
 from skerry.protocol.genesis import MOST_WAIT_S
 from skerry.protocol.learner import MissingCheck, TrainingProgress
@@ -47,8 +48,10 @@ from skerry.protocol.messages import (
 )
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
+from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import commit, header, manifest, member, pulse, until
 from tests.support.scripted_run import ScriptedRun
+from tests.support.virtual_time import broker_of, far_of, simulate
 
 FIRST = Subjects("run").shard(0).contribution(0, "a")
 
@@ -457,6 +460,31 @@ async def test_a_global_fragment_does_not_wait_for_one_that_is_still_being_read(
         slow.far.set()
         await until(lambda: (0, 7) in wire.fresh)
     assert slow.begun == [(0, 5), (1, 6), (0, 7)]
+
+
+def test_a_far_learner_has_joined_and_read_all_fragments_after_six_and_a_half_round_trips() -> None:
+    complete = list[float]()
+
+    async def main(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        scripted = await ScriptedRun.begin(broker.connect())
+        for _ in range(3):
+            await scripted.commit_all()
+        bus, config = far_of(broker, 0.5), RunConfig(sync=SyncConfig(fragments=3))
+        place = await take_place(bus, scripted.record, scripted.plan, "a", Machine("far"))
+        parameters: Any = None
+
+        def wake() -> None:
+            if len(mailbox.fresh()) == 3:
+                complete.append(loop.time())
+
+        _, network = open_sync(bus, place, scripted.plan, config, parameters, wake=wake)
+        mailbox = network.link.mailbox
+        async with running(network.run):
+            await until(lambda: complete)
+
+    simulate(main)
+    assert complete[0] == pytest.approx(6.5)
 
 
 async def test_no_more_fragments_are_read_than_there_is_room_for(

@@ -211,7 +211,7 @@ class TestMembers:
     ) -> None:
         run = await begun(0)
         await merged(run, LearnerProgress("b", 0, 0, 100, 40))
-        found = await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
+        found, *_ = await place.take_place(run.bus, RUN, run.plan, "b", host="h", now_ns=1)
         assert (found.incarnation, found.shard, found.cursor) == (1, 1, 40)
 
     async def test_new_name_is_given_no_data_shard_that_another_has(self) -> None:
@@ -219,14 +219,14 @@ class TestMembers:
         await ledger.join(run.bus, RUN, "b", "h", 1)
         lose(run, "member.a")
         await merged(run, LearnerProgress("a", 0, 0, 100, 40))
-        found = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
+        found, *_ = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
         assert found.shard == 2
 
     async def test_start_that_nothing_was_merged_of_does_not_give_its_number_away(self) -> None:
         run = await begun(1)
-        third = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
+        third, *_ = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=1)
         lose(run, "member.a", last=1)
-        fourth = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=2)
+        fourth, *_ = await place.take_place(run.bus, RUN, run.plan, "a", host="h", now_ns=2)
         assert [third.incarnation, fourth.incarnation] == [3, 4]
 
     async def test_members_that_a_replica_has_not_yet_are_looked_for_again(
