@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 from skerry.errors import BrokerUnavailable, BusError, Conflict, Denied, first_cause
@@ -116,8 +117,8 @@ class Publisher:
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
         """Create or change streams as ``Bus.declare`` says."""
         self.memory_streams |= {s.name: s for s in specs if s.storage is Storage.MEMORY}
-        found = [change for spec in specs for change in await self.broker.create(spec)]
-        return tuple(found)
+        found = await together(map(self.broker.create, specs))
+        return tuple(chain.from_iterable(found))
 
     async def publish(self, message: Message, deadline: float) -> Receipt:
         """Store a message by the deadline, or raise the reason why not.

@@ -20,6 +20,7 @@ from skerry.errors import (
     WireError,
 )
 from skerry.log.base import Deliver, Expect
+from skerry.log.client import both
 from skerry.log.reading import newest_sequence, read_up_to
 from skerry.log.run_records import NewestRecord, newest_readable, publish, read_all, readable
 from skerry.protocol.messages import (
@@ -75,13 +76,18 @@ async def read_run(bus: Bus, run: str) -> RunRecord:
     A later record that says anything else than the state is refused: a client that may publish may
     not change what a run is. Raises RunNotFound if there is none, WireError if none can be read.
     """
-    held = await read_all(bus, run, RunRecord)
-    if not held:
-        newest = await bus.last(Subjects(run).ledger("run"))
-        if newest is not None:
-            return decode(RunRecord, newest.payload, run=run)
+    stream, subject = Subjects(run).stream("LEDGER"), Subjects(run).ledger("run")
+    begins, newest = await both(bus.get(stream, 1), bus.last(subject))
+    if newest is None:
         msg = f"There is no run {run!r} in this log: start it with `skerry up` or name another."
         raise RunNotFound(msg)
+    # A ledger begins with its run's record, unless that was restored.
+    ends = [r for r in (begins, newest) if r is not None and r.subject == subject]
+    held = [r for end in ends if (r := readable(RunRecord, end, run)) is not None]
+    if len(held) < 2 or replace(held[1], state=held[0].state) != held[0]:
+        held = await read_all(bus, run, RunRecord)
+    if not held:
+        return decode(RunRecord, newest.payload, run=run)
     first = held[0]
     return next(r for r in reversed(held) if replace(r, state=first.state) == first)
 

@@ -12,9 +12,12 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.errors import RunNotFound, StateLost
 from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBus
+from skerry.log.streams import specs
 from skerry.protocol.messages import Evaluation, RunState
 from skerry.protocol.subjects import Subjects
+from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import commit, evaluation, run_record
+from tests.support.virtual_time import broker_of, far_of, simulate
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (4, 4))], 1)
@@ -30,6 +33,35 @@ async def test_first_creator_wins_and_the_second_gets_its_record(bus: MemoryBus)
 async def test_unknown_run_is_named(bus: MemoryBus) -> None:
     with pytest.raises(RunNotFound, match="'t'"):
         await ledger.read_run(bus, RUN)
+
+
+def test_the_record_of_a_distant_run_is_read_in_one_round_trip() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        near, far = broker.connect(), far_of(broker, 0.5)
+        await near.declare(specs(RUN))
+        record = await ledger.create_run(near, run_record(RUN, PLAN, config_json="{}"))
+        assert await ledger.read_run(far, RUN) == record
+        assert loop.time() == pytest.approx(1.0)
+        await ledger.finish_run(near, record)
+        assert (await ledger.read_run(far, RUN)).state is RunState.FINISHED
+        assert loop.time() == pytest.approx(2.0)
+
+    simulate(main)
+
+
+async def test_the_record_of_a_run_whose_ledger_begins_otherwise_is_found(bus: MemoryBus) -> None:
+    await run_records.publish(bus, commit(4, run=RUN))
+    record = await ledger.create_run(bus, run_record(RUN, PLAN, config_json="{}"))
+    assert await ledger.read_run(bus, RUN) == record
+
+
+def test_the_streams_of_a_distant_run_are_declared_in_one_round_trip() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        await far_of(broker_of(loop), 0.5).declare(specs(RUN, shards=16))
+        assert loop.time() == pytest.approx(1.0)
+
+    simulate(main)
 
 
 async def test_waiting_for_a_run_ends_when_it_is_created(bus: MemoryBus) -> None:

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from skerry.errors import BrokerUnavailable, BusError, Denied
-from skerry.log.base import Record
+from skerry.log.base import Deliver, Record
 from skerry.log.client import Cursor, Retries
 from skerry.log.nats.connection import Connection, NatsInbox
 from skerry.log.nats.jetstream import (
@@ -252,7 +252,8 @@ async def follow(
     while not connection.closing:
         puller = Puller(connection, stream)
         try:
-            await _place(connection, stream, cursor)
+            if cursor.sequence or cursor.deliver is Deliver.NEW:  # else it begins at the beginning
+                await _place(connection, stream, cursor)
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:
                 retries = Retries()
