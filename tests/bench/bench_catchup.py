@@ -40,7 +40,7 @@ from skerry.algorithm import backend
 from skerry.algorithm.fragments import BLOCK, Plan
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
-from skerry.log.state import read_manifests, read_part
+from skerry.log.state import Meters, read_manifests, read_part
 from skerry.log.state_writer import NewPart
 from skerry.protocol.parts import KEYFRAME
 from skerry.protocol.subjects import Subjects
@@ -120,7 +120,7 @@ async def as_a_learner(url: str, cut: Plan, *, keep: bool = False) -> int:
 
         async def lane() -> None:
             for manifest in manifests:
-                vector = await read_part(bus, RUN, cut, manifest, KEYFRAME, on_bytes=count)
+                vector = await read_part(bus, RUN, cut, manifest, KEYFRAME, meters=Meters(count))
                 kept.extend([vector] if keep else [])
                 del vector
 

@@ -34,8 +34,9 @@ from skerry.algorithm.fragments import Fragment, LeafSpec, Plan, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.algorithm.planes import Planes
 from skerry.log import contributions, fences, ledger, run_records, state
-from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.nats.bus import NatsBus
+from skerry.log.state import Meters
 from skerry.log.streams import specs
 from skerry.protocol.codec import pack
 from skerry.protocol.messages import ContributionKind, Manifest, Round

@@ -17,11 +17,11 @@ from skerry.algorithm.outer import Outer
 from skerry.algorithm.planes import Planes
 from skerry.errors import ContributionGone, Corrupt, Diverged, StateLost, WireError
 from skerry.log.base import Bus
-from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.ledger import state_lost
 from skerry.log.reading import newest_sequence, read_up_to
 from skerry.log.replay import FragmentFold, Payloads, redo
-from skerry.log.state import read_part
+from skerry.log.state import Meters, read_part
 from skerry.log.window import Uncovered
 from skerry.protocol.chunks import vector_digest
 from skerry.protocol.contribution import ContributionAssembler
@@ -150,7 +150,12 @@ class Restorer:
             while name not in vectors:
                 try:
                     vectors[name] = await read_part(
-                        self.bus, commit.run, self.plan, manifest, name, on_bytes=self.on_bytes
+                        self.bus,
+                        commit.run,
+                        self.plan,
+                        manifest,
+                        name,
+                        meters=Meters(self.on_bytes),
                     )
                 except Corrupt as error:
                     attempts -= 1

@@ -21,7 +21,8 @@ from skerry.client.processes import Assignment, FollowingProcess
 from skerry.errors import Overtaken, SkerryError
 from skerry.log import contributions, state
 from skerry.log.base import Bus
-from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.global_fragments import GlobalReader
+from skerry.log.state import Meters
 from skerry.protocol.codec import pack
 from skerry.protocol.messages import ContributionHeader, ContributionKind
 from skerry.tasks import TaskGroup, in_thread

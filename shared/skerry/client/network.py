@@ -22,8 +22,7 @@ from skerry.client.telemetry import LearnerTelemetry
 from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_cause
 from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus
-from skerry.log.global_fragments import GlobalReader
-from skerry.log.streams import AHEAD_BYTES
+from skerry.log.global_fragments import GlobalReader, at_once
 from skerry.protocol import genesis
 from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse, SyncerPulse
@@ -80,6 +79,7 @@ class Network:
         """Keep log and mailbox in step for ever; raises what ends the learner."""
         loops = (
             self.receiver.rounds,
+            self.receiver.deltas,
             self.receiver.manifests,
             self.receiver.prove,
             self.receiver.fragments,
@@ -229,10 +229,8 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     ``lead`` is the learner's first process, where it has several: those send and read their own
     blocks, if the fragments say which these are.
     """
-    identity, room = joined.learner, LearnerPolicy.of(config.sync).room
-    # Small fragments are read several at once: else each takes a round trip to the broker.
-    room = max(room, AHEAD_BYTES // (4 * max(f.padded_size for f in plan.fragments)))
-    telemetry = LearnerTelemetry(identity)
+    identity, telemetry = joined.learner, LearnerTelemetry(joined.learner)
+    room = max(LearnerPolicy.of(config.sync).room, at_once(plan))
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     own = getattr(fragments, "own_blocks", None)
     others = None if own is None or lead is None else lead.others

@@ -16,8 +16,9 @@ from skerry.client.mailbox import Fresh, Gradient, Initial
 from skerry.client.processes import OtherProcesses
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
 from skerry.log import recovery, run_records, state
-from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.global_fragments import GlobalReader, at_once
 from skerry.log.reading import LOOK_PAUSES_S
+from skerry.log.state import Meters
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
 from skerry.tasks import TaskGroup, in_thread
@@ -68,6 +69,19 @@ class FragmentReceiver:
                 if link.door.take_round(opened) not in {None, DoorReason.EARLY}:
                     link.report_refused()
                 link.mailbox.post_rounds(link.door.rounds)
+
+    async def deltas(self) -> None:
+        """Hold what the log sends of small fragments: to ask for it takes a round trip.
+
+        A region's learners read from its cache, which the link to the hub fills once for all.
+        """
+        link = self.link
+        if self.reader.own or link.bus.shared_reads.region or not at_once(link.plan):
+            return
+        deltas = state.follow_deltas(link.bus, link.run, link.plan)
+        async with aclosing(deltas):
+            async for record in deltas:
+                self.reader.pushed.put(record)
 
     async def manifests(self) -> None:
         """Want the newest version of every fragment; StateLost once the log has gone back.

@@ -21,7 +21,14 @@ from skerry.algorithm.fragments import BLOCK
 from skerry.algorithm.schemes import CHUNK_BYTES, scheme_of
 from skerry.errors import Corrupt, Diverged, Overtaken
 from skerry.log.client import together
-from skerry.log.state import OwnBlocks, read_manifest, read_part
+from skerry.log.state import (
+    NO_METERS,
+    Meters,
+    OwnBlocks,
+    PushedChunks,
+    read_manifest,
+    read_part,
+)
 from skerry.log.streams import AHEAD_BYTES
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.parts import DELTA, KEYFRAME, path
@@ -53,14 +60,6 @@ class Held(NamedTuple):
     checked: int = 0
 
 
-class Meters(NamedTuple):
-    """Who hears the size of each chunk that is read, and the seconds that decoding a part took."""
-
-    on_bytes: Callable[[int], None] | None = None
-    on_decoded: Callable[[float], None] | None = None
-
-
-NO_METERS = Meters()
 OVERTAKEN_ATTEMPTS = 50
 
 
@@ -71,7 +70,7 @@ class GlobalReader:
     ``own`` says which blocks of a fragment are wanted, where not all are: the rest of its vectors
     holds anything, and no digest of the whole is compared. ``chunk_bytes`` are the run's.
     ``mismatches`` counts reads that did not give what was committed; after one of them the keyframe
-    is read.
+    is read. ``pushed`` is what of the chunks has come without being asked for.
     """
 
     bus: Bus
@@ -81,6 +80,7 @@ class GlobalReader:
     chunk_bytes: int = CHUNK_BYTES
     held: dict[int, Held] = field(default_factory=dict[int, Held])
     mismatches: int = 0
+    pushed: PushedChunks = field(default_factory=PushedChunks)
     _turns: dict[int, asyncio.Lock] = field(default_factory=dict[int, asyncio.Lock])
 
     async def read(self, manifest: Manifest, meters: Meters = NO_METERS) -> Vector:
@@ -150,7 +150,7 @@ class GlobalReader:
         vector: Vector | None = None
         digest: int | None = None
         parts = path(manifest, held.version if held else None)
-        ahead = max(1, AHEAD_BYTES // (4 * self.plan.fragments[index].padded_size))
+        ahead = max(1, at_once(self.plan))
         for first in range(0, len(parts), ahead):
             some = parts[first : first + ahead]
             for part in some:
@@ -159,8 +159,8 @@ class GlobalReader:
                 read_part(
                     *(self.bus, self.run, self.plan, manifest, part),
                     own=own,
-                    on_bytes=meters.on_bytes,
-                    on_decoded=meters.on_decoded,
+                    pushed=self.pushed,
+                    meters=meters,
                 )
                 for part in some
             )
@@ -182,6 +182,11 @@ class GlobalReader:
             raise Corrupt(msg)
         self.held[index] = held._replace(checked=held.version)
         return vector
+
+
+def at_once(plan: Plan) -> int:
+    """Return how many fragments, as they are read, fit into what a client has on its way."""
+    return AHEAD_BYTES // (4 * max(fragment.padded_size for fragment in plan.fragments))
 
 
 def _is_named(held: Held, manifest: Manifest) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,12 +23,13 @@ from skerry.log.client import merged, together
 from skerry.log.ledger import state_lost
 from skerry.log.reading import LOOK_PAUSES_S
 from skerry.log.run_records import readable
+from skerry.log.streams import AHEAD_BYTES
 from skerry.protocol.chunks import VectorAssembler, unseal, vector_blocks
 from skerry.protocol.codec import blocks_per_chunk
 from skerry.protocol.messages import ChunkRef, Manifest, Part
 from skerry.protocol.parts import DELTA, kind_of, newest
 from skerry.protocol.records import read
-from skerry.protocol.subjects import Subjects
+from skerry.protocol.subjects import ANY, Subjects, stream_of
 from skerry.telemetry import instruments, metrics
 
 if TYPE_CHECKING:
@@ -40,6 +42,40 @@ if TYPE_CHECKING:
     from skerry.log.base import Bus, Record
 
     Vector = NDArray[np.float32]
+
+
+class Meters(NamedTuple):
+    """Who hears the size of each chunk that is read, and the seconds that decoding a part took."""
+
+    on_bytes: Callable[[int], None] | None = None
+    on_decoded: Callable[[float], None] | None = None
+
+
+NO_METERS = Meters()
+
+
+@dataclass(slots=True)
+class PushedChunks:
+    """Chunks that the log sent as they were stored: none of them has to be asked for.
+
+    They are believed as little as any other. Holds AHEAD_BYTES at most, and lets the oldest go.
+    """
+
+    _held: dict[tuple[str, int], Record] = field(default_factory=dict[tuple[str, int], "Record"])
+    _bytes: int = 0
+
+    def put(self, record: Record) -> None:
+        """Hold a chunk until it is taken."""
+        self._held[stream_of(record.subject), record.sequence] = record
+        self._bytes += len(record.payload)
+        while self._bytes > AHEAD_BYTES:
+            self.take(*next(iter(self._held)))
+
+    def take(self, stream: str, sequence: int) -> Record | None:
+        """Return a chunk and hold it no more; None where it has not come."""
+        record = self._held.pop((stream, sequence), None)
+        self._bytes -= len(record.payload) if record is not None else 0
+        return record
 
 
 class OwnBlocks(NamedTuple):
@@ -77,6 +113,15 @@ async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Man
                 yield manifest
 
 
+async def follow_deltas(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Record]:
+    """Yield every chunk of a delta that is stored from now on, of whatever fragment, for ever."""
+    patterns = [Subjects(run).shard(shard).chunk(ANY, DELTA) for shard in range(plan.shards)]
+    followers = [bus.follow(one, deliver=Deliver.NEW) for one in patterns]
+    async with aclosing(merged(followers)) as records:
+        async for record in records:
+            yield record
+
+
 def _decoded(record: Record, run: str, plan: Plan) -> Manifest:
     """Return a manifest; the WireError for one that cannot be read says where it lies."""
     try:
@@ -103,17 +148,16 @@ async def read_part(
     wanted: str | Part,
     *,
     own: OwnBlocks | None = None,
-    on_bytes: Callable[[int], None] | None = None,
-    on_decoded: Callable[[float], None] | None = None,
+    pushed: PushedChunks | None = None,
+    meters: Meters = NO_METERS,
 ) -> Vector:
     """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
 
     A name is that of its newest part; a delta is verified by what it leads to, which is for the
     caller.
 
-    ``on_bytes`` hears the size of each chunk, ``on_decoded`` the seconds that decoding took. Where
-    only some blocks are wanted, chunks of none of them are not read, and what lies between is not
-    written; each chunk is verified all the same.
+    Where only some blocks are wanted, chunks of none of them are not read, and what lies between is
+    not written; each chunk is verified all the same. Those ``pushed`` are not asked for.
     Raises Overtaken when a newer commit has replaced a chunk meanwhile, StateLost when a chunk is
     gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
     says.
@@ -133,29 +177,38 @@ async def read_part(
     await asyncio.to_thread(decoder, part.scheme)  # which may have kernels to load, for seconds
     # Here and not in another thread: a chunk takes a fraction of a millisecond to decode, and two
     # threads that take turns at it lose more to each other than they win.
-    async with aclosing(_chunks(bus, plan, manifest, part, _wanted(part, own))) as records:
+    chunks = _chunks(bus, plan, manifest, part, _wanted(part, own), pushed)
+    async with aclosing(chunks) as records:
         async for record, ref in records:
-            if on_bytes is not None:
-                on_bytes(len(record.payload))
+            if meters.on_bytes is not None:
+                meters.on_bytes(len(record.payload))
             spent_s += _accept(record, ref, manifest, part, plan, assembler)
     if compared and assembler.digest != part.digest:
         msg = f"Part {name!r} of fragment {fragment.index} does not match its manifest's digest."
         raise Corrupt(msg)
     labels = {metrics.RUN: run, metrics.OPERATION: "decode"}
     instruments.record(metrics.CODEC_DURATION, spent_s, labels)
-    if on_decoded is not None:
-        on_decoded(spent_s)
+    if meters.on_decoded is not None:
+        meters.on_decoded(spent_s)
     return assembler.vector if own is None else assembler.holding(own.ranges)
 
 
 async def _chunks(
-    bus: Bus, plan: Plan, manifest: Manifest, part: Part, wanted: Sequence[ChunkRef]
+    bus: Bus,
+    plan: Plan,
+    manifest: Manifest,
+    part: Part,
+    wanted: Sequence[ChunkRef],
+    pushed: PushedChunks | None,
 ) -> AsyncGenerator[tuple[Record, ChunkRef]]:
     """Yield chunks of a part as the log holds them, in its order."""
     fragment = manifest.commit.fragment
     shard = Subjects(manifest.commit.run).of_fragment(fragment, plan.shards)
     stream, subject = shard.stream("STATE"), shard.chunk(fragment, kind_of(part.name), part.slot)
     left = deque(sorted(wanted, key=lambda ref: ref.sequence))
+    while left and pushed and (record := pushed.take(stream, left[0].sequence)) is not None:
+        ref = left.popleft()
+        yield await _checked(bus, stream, record, ref), ref
     while left:
         async with aclosing(bus.get_each(subject, [ref.sequence for ref in left])) as records:
             async for record in records:

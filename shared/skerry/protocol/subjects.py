@@ -119,13 +119,13 @@ class ShardSubjects:
         """Return the subject patterns that a stream captures."""
         return (f"{self.root}.{SHARD_HEADS[kind]}.{self.shard}.>",)
 
-    def chunk(self, fragment: int, kind: str, slot: int, index: Number = ANY) -> str:
+    def chunk(self, fragment: Number, kind: str, slot: Number = ANY, index: Number = ANY) -> str:
         """Return the subject of a chunk; ``kind`` says which readers want it."""
         return f"{self.root}.state.{self.shard}.{fragment}.{kind}.{slot}.{index}"
 
     def shared(self) -> tuple[str, ...]:
         """Return the patterns of all chunks that every learner reads."""
-        return tuple(f"{self.root}.state.{self.shard}.*.{kind}.>" for kind in SHARED_KINDS)
+        return tuple(self.chunk(ANY, kind) for kind in SHARED_KINDS)
 
     def manifest(self, fragment: Number = ANY) -> str:
         return f"{self.root}.state.{self.shard}.{fragment}.manifest"

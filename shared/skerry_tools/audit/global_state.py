@@ -11,9 +11,9 @@ import numpy as np
 from skerry.algorithm.fragments import BLOCK, Fragment
 from skerry.algorithm.outer import outer_of
 from skerry.errors import Overtaken, StateLost, WireError
-from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.ledger import commit_of
-from skerry.log.state import read_manifest, read_part
+from skerry.log.state import Meters, read_manifest, read_part
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, kind_of, newest
 from skerry.protocol.records import encode, read
@@ -122,7 +122,7 @@ async def _check_fragment(
                 return _state(index, held, text)
             where = log.bus, log.run, log.plan
             for part in manifest.parts:
-                await read_part(*where, manifest, part, on_bytes=on_bytes)
+                await read_part(*where, manifest, part, meters=Meters(on_bytes))
             await GlobalReader(*where).read(manifest, Meters(on_bytes))
         except Overtaken:
             seen = held

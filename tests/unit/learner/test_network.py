@@ -32,6 +32,7 @@ from skerry.errors import (
     WrongVersion,
 )
 from skerry.log import global_fragments, ledger, recovery, run_records, state
+from skerry.log.base import SharedReads
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
@@ -46,6 +47,7 @@ from skerry.protocol.messages import (
     Refused,
     SyncerPulse,
 )
+from skerry.protocol.parts import DELTA
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
 from skerry_tools.virtual import VirtualLoop
@@ -485,6 +487,31 @@ def test_a_far_learner_has_joined_and_read_all_fragments_after_six_and_a_half_ro
 
     simulate(main)
     assert complete[0] == pytest.approx(6.5)
+
+
+async def test_deltas_come_without_being_asked_for(wire: Wire) -> None:
+    stored = list[int]()
+    pushed, subjects = wire.network.receiver.reader.pushed, Subjects("run").shard(0)
+
+    def held() -> bool:
+        return any(pushed.take(subjects.stream("STATE"), sequence) for sequence in stored)
+
+    async with running(wire.network.receiver.deltas):
+        while not held():
+            receipt = await wire.bus.publish(subjects.chunk(0, DELTA, 0, 0), b"a chunk")
+            stored.append(receipt.sequence)
+
+
+async def test_deltas_of_a_region_are_left_to_its_cache(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryBus, "shared_reads", SharedReads(region="eu"))
+    await wire.network.receiver.deltas()
+
+
+async def test_large_deltas_are_asked_for(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(global_fragments, "AHEAD_BYTES", 4 * wire.size() - 1)
+    await wire.network.receiver.deltas()
 
 
 async def test_no_more_fragments_are_read_than_there_is_room_for(

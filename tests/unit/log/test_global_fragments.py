@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,13 +17,16 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, plan
 from skerry.algorithm.planes import Planes
 from skerry.errors import Corrupt, Overtaken, WireError
-from skerry.log.global_fragments import GlobalReader, Meters
+from skerry.log.base import Record
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
+from skerry.log.state import Meters, PushedChunks, follow_deltas
 from skerry.log.state_writer import NewPart, StateWriter
-from skerry.log.streams import specs
+from skerry.log.streams import AHEAD_BYTES, specs
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, is_due
+from skerry.protocol.subjects import Subjects
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import commit
 from tests.support.learners import walk
@@ -90,6 +95,67 @@ async def test_a_reader_in_step_reads_deltas_alone(syncer: Committing) -> None:
         sizes.append(await bytes_of(reader, manifest, syncer.vectors[version]))
     assert max(sizes[1:]) < 0.5 * sizes[0]
     assert reader.mismatches == 0
+
+
+@asynccontextmanager
+async def sent_deltas(reader: GlobalReader) -> AsyncGenerator[None]:
+    """Hold what the log sends of deltas while the context lasts."""
+
+    async def hold() -> None:
+        async with aclosing(follow_deltas(reader.bus, RUN, PLAN)) as deltas:
+            async for record in deltas:
+                reader.pushed.put(record)
+
+    task = asyncio.create_task(hold())
+    await asyncio.sleep(1.0)  # virtual: until it follows
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def test_a_far_reader_in_step_has_a_delta_as_soon_as_its_manifest() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        syncer = await Committing.of(broker.connect())
+        reader = GlobalReader(far_of(broker, 0.25), RUN, PLAN)
+        await reader.read(await syncer.commit())
+        async with sent_deltas(reader):
+            for version in range(1, 2 * EVERY):
+                manifest = await syncer.commit()
+                await asyncio.sleep(0.25)  # the manifest is here
+                came_s = loop.time()
+                await bytes_of(reader, manifest, syncer.vectors[version])
+                assert loop.time() == came_s
+
+    simulate(main)
+
+
+def test_a_delta_that_was_sent_wrong_is_read_from_the_log() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        syncer = await Committing.of(broker.connect())
+        reader = GlobalReader(broker.connect(), RUN, PLAN)
+        await reader.read(await syncer.commit())
+        manifest = await syncer.commit()
+        (chunk,) = next(part for part in manifest.parts if part.name == DELTA).chunks
+        right = await reader.bus.get(Subjects(RUN).shard(0).stream("STATE"), chunk.sequence)
+        assert right is not None
+        reader.pushed.put(replace(right, payload=right.payload[:-1] + b"x"))
+        await bytes_of(reader, manifest, syncer.vectors[-1])
+        assert reader.mismatches == 0
+        assert reader.pushed.take("SKERRY_t_STATE_0", chunk.sequence) is None, "it was looked at"
+
+    simulate(main)
+
+
+def test_of_chunks_that_nobody_takes_the_oldest_go() -> None:
+    subject, pushed = Subjects(RUN).shard(0).chunk(0, DELTA, 0, 0), PushedChunks()
+    most = AHEAD_BYTES // 2**20
+    for sequence in range(1, most + 3):
+        pushed.put(Record(subject, sequence, 0, bytes(2**20)))
+    held = [pushed.take("SKERRY_t_STATE_0", sequence) for sequence in range(1, most + 3)]
+    assert [record is not None for record in held] == [False] * 2 + [True] * most
 
 
 async def test_a_reader_that_joins_reads_the_keyframe_and_the_deltas_since(

@@ -128,7 +128,9 @@ async def test_a_reader_of_some_blocks_reads_their_chunks_alone(
     """Where chunks are not as long as the reader thinks it reads all of them."""
     (manifest,) = await commit_versions(await writer(bus), 1)
     own, sizes = state.OwnBlocks((range(3, 5),), chunk_bytes), list[int]()
-    vector = await state.read_part(bus, RUN, PLAN, manifest, MASTER, own=own, on_bytes=sizes.append)
+    vector = await state.read_part(
+        bus, RUN, PLAN, manifest, MASTER, own=own, meters=state.Meters(sizes.append)
+    )
     wanted = walk(PLAN.fragments[0], 1)
     np.testing.assert_array_equal(vector[3 * 256 : 5 * 256], wanted[3 * 256 : 5 * 256])
     assert len(sizes) == chunks

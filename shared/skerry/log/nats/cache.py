@@ -35,13 +35,18 @@ class ChunkCache:
     """Reads from the cache of the region in which this client is, if it is in one."""
 
     def __init__(self, connection: Connection) -> None:
-        self.reads = SharedReads()
         self._connection = connection
+        self._reads = SharedReads()
         self._rests_until = 0.0
+
+    @property
+    def reads(self) -> SharedReads:
+        """What was read so far, and in which region."""
+        self._reads.region = self._connection.region
+        return self._reads
 
     def serves(self, pattern: str) -> bool:
         """Return True where the cache is worth asking for such messages."""
-        self.reads.region = self._connection.region
         return bool(self.reads.region) and is_shared(pattern) and now_s() >= self._rests_until
 
     async def get(self, stream: str, sequence: int) -> Record | None:
