@@ -139,6 +139,11 @@ class Plan:
         return (*self.leaves, *self.frozen)
 
     @property
+    def largest(self) -> int:
+        """Parameters of the largest fragment, padding included."""
+        return max(fragment.padded_size for fragment in self.fragments)
+
+    @property
     def parameters(self) -> int:
         """Parameters that are trained, without padding."""
         return sum(leaf.size for leaf in self.leaves)

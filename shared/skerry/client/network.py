@@ -22,7 +22,8 @@ from skerry.client.telemetry import LearnerTelemetry
 from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_cause
 from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus
-from skerry.log.global_fragments import GlobalReader, at_once
+from skerry.log.global_fragments import GlobalReader
+from skerry.log.streams import at_once
 from skerry.protocol import genesis
 from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse, SyncerPulse
@@ -230,7 +231,7 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     blocks, if the fragments say which these are.
     """
     identity, telemetry = joined.learner, LearnerTelemetry(joined.learner)
-    room = max(LearnerPolicy.of(config.sync).room, at_once(plan))
+    room = max(LearnerPolicy.of(config.sync).room, at_once(plan.largest))
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     own = getattr(fragments, "own_blocks", None)
     others = None if own is None or lead is None else lead.others

@@ -16,9 +16,10 @@ from skerry.client.mailbox import Fresh, Gradient, Initial
 from skerry.client.processes import OtherProcesses
 from skerry.errors import BrokerUnavailable, Overtaken, StateLost, WireError
 from skerry.log import recovery, run_records, state
-from skerry.log.global_fragments import GlobalReader, at_once
+from skerry.log.global_fragments import GlobalReader
 from skerry.log.reading import LOOK_PAUSES_S
 from skerry.log.state import Meters
+from skerry.log.streams import at_once
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
 from skerry.tasks import TaskGroup, in_thread
@@ -76,7 +77,7 @@ class FragmentReceiver:
         A region's learners read from its cache, which the link to the hub fills once for all.
         """
         link = self.link
-        if self.reader.own or link.bus.shared_reads.region or not at_once(link.plan):
+        if self.reader.own or link.bus.shared_reads.region or not at_once(link.plan.largest):
             return
         deltas = state.follow_deltas(link.bus, link.run, link.plan)
         async with aclosing(deltas):

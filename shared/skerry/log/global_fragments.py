@@ -29,7 +29,7 @@ from skerry.log.state import (
     read_manifest,
     read_part,
 )
-from skerry.log.streams import AHEAD_BYTES
+from skerry.log.streams import at_once
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.parts import DELTA, KEYFRAME, path
 
@@ -150,7 +150,7 @@ class GlobalReader:
         vector: Vector | None = None
         digest: int | None = None
         parts = path(manifest, held.version if held else None)
-        ahead = max(1, at_once(self.plan))
+        ahead = max(1, at_once(self.plan.fragments[index].padded_size))
         for first in range(0, len(parts), ahead):
             some = parts[first : first + ahead]
             for part in some:
@@ -182,11 +182,6 @@ class GlobalReader:
             raise Corrupt(msg)
         self.held[index] = held._replace(checked=held.version)
         return vector
-
-
-def at_once(plan: Plan) -> int:
-    """Return how many fragments, as they are read, fit into what a client has on its way."""
-    return AHEAD_BYTES // (4 * max(fragment.padded_size for fragment in plan.fragments))
 
 
 def _is_named(held: Held, manifest: Manifest) -> bool:

@@ -67,6 +67,11 @@ def specs(
     )
 
 
+def at_once(parameters: float) -> int:
+    """Return how many vectors of so many f32 a client may have on its way, 0 for a long one."""
+    return int(AHEAD_BYTES // (4 * parameters))
+
+
 def message_bytes(chunk_bytes: int, slices: int) -> int:
     """Return the longest message: a chunk, and what a contribution's first one says of slices."""
     return chunk_bytes + max(ENVELOPE_BYTES, SLICE_BYTES * slices)

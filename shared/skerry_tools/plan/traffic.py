@@ -15,16 +15,13 @@ from typing import NamedTuple
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.presets import state_vectors
 from skerry.algorithm.schemes import AUTO
-from skerry.log.streams import AHEAD_BYTES, SEND_MOST
+from skerry.log.streams import AHEAD_BYTES, SEND_MOST, at_once
 from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes
 from skerry.protocol.parts import MOST_UNCOVERED, window_bytes
 from skerry.settings.models import OuterConfig, RunConfig, SyncConfig
 from skerry_tools.plan.measured import DEFAULT, RAW_BITS, WIRE_BITS, Speeds, auto_bits
 from skerry_tools.plan.tables import HubTable, ScenarioTables, SiteTable
-
-ROUND_TRIPS = 2.0
-"""In a round: half for the contribution, half for the manifest, one to read chunks."""
 
 
 @lru_cache(maxsize=256)
@@ -35,8 +32,8 @@ def largest(leaves: tuple[LeafSpec, ...], parameters: float, fragments: int) -> 
     """
     if not leaves:
         return math.ceil(parameters / fragments), 0
-    parts = plan(leaves, fragments).fragments
-    return max(part.padded_size for part in parts), max(len(part.slices) for part in parts)
+    cut = plan(leaves, fragments)
+    return cut.largest, max(len(part.slices) for part in cut.fragments)
 
 
 def due_together(sync: SyncConfig) -> int:
@@ -100,6 +97,14 @@ class SyncLoad:
     def delta_bits(self) -> float:
         """Bits per parameter of a delta; 0 where learners read each version whole."""
         return 0.0 if self.sync.delta_scheme == "none" else self.down_bits
+
+    @property
+    def round_trips(self) -> float:
+        """Those of a round: half for the contribution, half for the manifest, one to read chunks.
+
+        Deltas of small fragments come without being asked for.
+        """
+        return 1.0 if self.delta_bits and at_once(self.fragment) else 2.0
 
     @property
     def keyframe_every(self) -> int:
@@ -319,7 +324,7 @@ class Deployment:
             up_s = site.table.learners * burst * load.up_bits / up
             wire_s = up_s + site.table.learners * burst * load.down_bits / down
             upload_s += up_s + site.table.rtt
-            elsewhere_s += ROUND_TRIPS * site.table.rtt
+            elsewhere_s += load.round_trips * site.table.rtt
             round_s = elsewhere_s + max(wire_s, self.hub_round.transfer_s)
         ways = average * load.up_bits, average * load.down_bits
         left_s = self.deadline_s - elsewhere_s

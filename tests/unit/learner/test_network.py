@@ -31,7 +31,7 @@ from skerry.errors import (
     Truncated,
     WrongVersion,
 )
-from skerry.log import global_fragments, ledger, recovery, run_records, state
+from skerry.log import global_fragments, ledger, recovery, run_records, state, streams
 from skerry.log.base import SharedReads
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
@@ -510,7 +510,7 @@ async def test_deltas_of_a_region_are_left_to_its_cache(
 
 
 async def test_large_deltas_are_asked_for(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(global_fragments, "AHEAD_BYTES", 4 * wire.size() - 1)
+    monkeypatch.setattr(streams, "AHEAD_BYTES", 4 * wire.scripted.plan.largest - 1)
     await wire.network.receiver.deltas()
 
 
