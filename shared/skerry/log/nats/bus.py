@@ -57,6 +57,7 @@ class NatsRequests:
     def __init__(self, connection: Connection, leader: Leader) -> None:
         self._connection = connection
         self._leader = leader
+        self._creating = asyncio.Lock()
 
     async def store(self, message: Message, deadline: float) -> Receipt:
         subject, expect, headers = message.subject, message.expect, sent_headers(message)
@@ -80,7 +81,11 @@ class NatsRequests:
         config, about, api = config_of(spec), f"stream {spec.name}", self._connection.api
         while not (reply := await self._leader.info(spec.name)):
             in_use = (STREAM_NAME_IN_USE,)
-            if await api(f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use):
+            async with self._creating:  # for each the server may remove its account's folder
+                made = await api(
+                    f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use
+                )
+            if made:
                 return ()
         found = reply["config"]
         differences = changes(spec, spec_of(found)) + hidden_changes(spec, found)
