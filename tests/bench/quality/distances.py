@@ -34,7 +34,7 @@ def lateness() -> Experiment:
             "What do links cost that are slower than the overlap hides, and what should become of"
             f" contributions that missed their round? M = {M}, speeds up to 1.18x apart and 10 %"
             f" jitter, steps of {STEP_S} s and tau = 2; every message is on its way for so long."
-            " Against no delay."
+            " Deltas are the default's. Against no delay."
         ),
         cells=tuple(cells),
         columns=("tokens", "staleness", "steps", "rounds"),
@@ -58,7 +58,7 @@ def _cell(latency: str, latency_s: float, policy: str) -> Cell:
     return Cell(
         key=key,
         labels=(("latency", latency), ("late ones", policy)),
-        sets=("sync.quorum=1", *POLICIES[policy]),
+        sets=("sync.quorum=1", "sync.delta_scheme=auto", *POLICIES[policy]),
         learners=M,
         tokens=LESS,
         seeds=(0, 1) if policy in {DEFAULT, HASTY, WAITING} else (0,),

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from skerry_tools.lab.scenario import Failures, IslandSettings
 
-from .cells import M_TOKENS, Cell, Experiment, mode_sets
+from .cells import LARGEST, M_TOKENS, Cell, Experiment, mode_sets
+from .optimizers import muon
 
 LESS = 3 * M_TOKENS // 4
 THREE = (0, 1, 2)
@@ -178,6 +179,12 @@ LENGTHS = {
 """The inner optimizer, and what ends a run and leads its learning rate; with how many helpers."""
 
 
+def _helped(more: int) -> tuple[IslandSettings, ...]:
+    """Return M equal learners, and so many that help them for the middle half of a run."""
+    helpers = (IslandSettings(name=f"helper-{n}", joins=0.25, leaves=0.75) for n in range(more))
+    return *fleet(STEP_S), *helpers
+
+
 def scavenging() -> Experiment:
     """Add learners for the middle half of the run."""
     cells = [
@@ -189,16 +196,30 @@ def scavenging() -> Experiment:
             tokens=LESS,
             seeds=TWO,
             against=f"plus0{suffix}" if more else "",
-            islands=(
-                *fleet(STEP_S),
-                *(IslandSettings(name=f"helper-{n}", joins=0.25, leaves=0.75) for n in range(more)),
-            ),
+            islands=_helped(more),
             points=32,
             extra=0.5 * more / M,
         )
         for suffix, (said, sets, counts) in LENGTHS.items()
         for more in counts
     ]
+    alone = replace(
+        muon(M, size=LARGEST, rate="3e-3"),
+        key="plus0-largest",
+        labels=(("helpers", "+0 %"), ("run", "Muon, 1.03 M parameters, by tokens")),
+        against="",
+    )
+    helped = replace(
+        alone,
+        key="plus100-largest",
+        labels=(("helpers", "+100 %"), *alone.labels[1:]),
+        sets=(*alone.sets, f"train.tokens={alone.tokens}"),
+        against=alone.key,
+        islands=_helped(M),
+        points=32,
+        extra=0.5,
+    )
+    cells += (alone, helped)
     return Experiment(
         name="scavenging",
         title="Scavenging",
@@ -215,7 +236,9 @@ def scavenging() -> Experiment:
         notes=(
             "By steps the learning rate follows the global clock, which helpers do not hasten: they"
             " add tokens per step, not steps. By tokens (`train.tokens`) it follows what is merged,"
-            " and the run ends as soon as that is as much as without helpers."
+            " and the run ends as soon as that is as much as without helpers. The model of 1.03 M"
+            " parameters has 20 tokens for each, 1,024 a learner and step, and the rate 3e-3, as in"
+            " [the size of the model](#the-size-of-the-model); the others have 256 a step."
         ),
     )
 
