@@ -106,19 +106,38 @@ async def test_what_nothing_needs_is_given_up_when_it_crashes_after_the_others_h
 async def test_what_has_work_left_is_tried_as_before_after_the_others_have_finished(
     tmp_path: Path, watched: Watched
 ) -> None:
-    supervisor = watched.supervise(ending(tmp_path, Need.SETTINGS, always=True), policy=HOPELESS)
-    task = asyncio.create_task(supervisor.run())
+    """Two that crash do not wake each other."""
+    other = command(tmp_path, "c", "raise SystemExit(1)", need=Need.SETTINGS)
+    commands = [*ending(tmp_path, Need.SETTINGS, always=True), other]
+    task = asyncio.create_task(watched.supervise(commands, policy=HOPELESS).run())
 
     def waits() -> bool:
-        changes = [event.change for event in watched.events]
-        ended = changes.index(Change.FINISHED) if Change.FINISHED in changes else len(changes)
-        return any(event.delay_s == HOPELESS.hopeless_s for event in watched.events[ended:])
+        names = [event.name for event in watched.events]
+        late = watched.events[names.index("b") + 1 :] if Change.FINISHED in changes() else []
+        return {"a", "c"} <= {event.name for event in late if event.delay_s == HOPELESS.hopeless_s}
+
+    def changes() -> list[Change]:
+        return [event.change for event in watched.events]
 
     await until(waits)
-    starts = watched.changes("a").count(Change.STARTED)
-    supervisor.ask_stop()
+    watched.supervisor.ask_stop()
     await task
-    assert starts <= FAST.attempts + 2
+    assert all(watched.changes(name).count(Change.STARTED) <= FAST.attempts + 2 for name in "ac")
+
+
+async def test_what_was_killed_for_a_while_stays_away_when_the_others_finish(
+    tmp_path: Path, watched: Watched
+) -> None:
+    mark = tmp_path / "over"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(mark)!r}).exists(): time.sleep(0.01)"
+    async with watched.running(
+        [command(tmp_path, "a"), command(tmp_path, "b", "print(1, flush=True)\n" + wait)]
+    ):
+        watched.supervisor.kill("a", back_after_s=3600.0)
+        mark.touch()
+        await until(lambda: watched.changes("b") == [Change.STARTED, Change.FINISHED])
+        await until(lambda: watched.supervisor._over)
+    assert watched.changes("a") == [Change.STARTED, Change.CRASHED]
 
 
 @pytest.mark.parametrize(

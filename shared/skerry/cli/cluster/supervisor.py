@@ -148,7 +148,8 @@ class ProcessEvent:
 class _Slot:
     """A command's process, if it runs; ``worked`` is set once it has been ready.
 
-    ``tried_last``: it crashed, and the others had finished when it was started again.
+    ``active`` is True from before its start to after its end, ``last_try`` where it was started
+    after the run was over.
     """
 
     command: Command
@@ -156,15 +157,17 @@ class _Slot:
     worked: asyncio.Event = field(default_factory=asyncio.Event)
     crashes: int = 0
     delay_once_s: float | None = None
+    active: bool = False
     finished: bool = False
-    tried_last: bool = False
+    last_try: bool = False
 
 
 class Supervisor:
     """Runs commands until all have finished; ``stages`` is also the order in which they stop.
 
-    What waits to be started again is started at once when the others have finished. If it crashes
-    then, too, it is given up where nothing needs it, or where another of its kind has finished.
+    The run is over once something has finished and nothing is active. What waits to be started
+    again is then started at once, but for what was killed for a while. If it crashes after that, it
+    is given up where nothing needs it, or where another of its kind has finished.
     """
 
     def __init__(
@@ -181,6 +184,7 @@ class Supervisor:
         self._grace_s = grace_s
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
+        self._over = False
         self._forced = asyncio.Event()
         self._failure: Exception | None = None
         self._say: Callable[[str], None] = lambda _sentence: None
@@ -261,6 +265,7 @@ class Supervisor:
         """Run a command, and again after each end for as long as that makes sense."""
         while not self._stopping.is_set():
             began = time.monotonic()
+            slot.active, slot.last_try = True, self._over
             try:
                 end = await self._run_once(slot)
             except (OSError, SkerryError) as error:
@@ -268,18 +273,17 @@ class Supervisor:
                     self._fail(error)
                     return
                 end = ProcessEvent(slot.command.name, Change.CRASHED, 0, 1, sentence=str(error))
+            finally:
+                slot.active = False
             if time.monotonic() - began > self._policy.healthy_s:
                 slot.crashes = 0
+            patient = slot.last_try or slot.delay_once_s is not None
             judged = self._judged(slot, end)
             if judged is not None:
                 self._on_event(judged)
-            if self._others_finished() and not self._stopping.is_set():
-                self._woken.set()
-                self._woken.clear()
             if judged is None or judged.change not in {Change.CRASHED, Change.UNWELL}:
                 return
-            await happens(self._woken, judged.delay_s)
-            slot.tried_last = self._others_finished()
+            await happens(self._stopping if patient else self._woken, judged.delay_s)
 
     async def _run_once(self, slot: _Slot) -> ProcessEvent:
         """Run a process to its end; UNWELL if it was killed because it did not work any more."""
@@ -307,9 +311,12 @@ class Supervisor:
 
     def _judged(self, slot: _Slot, end: ProcessEvent) -> ProcessEvent | None:
         """Return an end with what it means and when to start again; None if it fails everything."""
-        if self._stopping.is_set() or end.code == 0:
-            slot.finished = not self._stopping.is_set()
-            return replace(end, change=Change.FINISHED if slot.finished else Change.STOPPED)
+        stopped = self._stopping.is_set()
+        slot.finished = end.code == 0 and not stopped
+        if not stopped:
+            self._look_whether_over()
+        if stopped or end.code == 0:
+            return replace(end, change=Change.STOPPED if stopped else Change.FINISHED)
         if slot.delay_once_s is not None:
             delay_s, slot.delay_once_s, slot.crashes = slot.delay_once_s, None, 0
             return replace(end, change=Change.CRASHED, delay_s=delay_s)
@@ -328,10 +335,10 @@ class Supervisor:
             self._fail(ServiceError(msg, name=command.name, exit_code=max(end.code, 1)))
             return None
         spare = command.need is Need.NEVER or any(other.finished for other in alike)
-        if refused or (slot.tried_last and spare):
+        if refused or (slot.last_try and spare):
             return replace(end, change=Change.REFUSED)
-        last = self._others_finished() and not slot.tried_last
-        delay_s = 0.0 if last else self._policy.delay_s(slot.crashes)
+        hurries = self._over and not slot.last_try
+        delay_s = 0.0 if hurries else self._policy.delay_s(slot.crashes)
         return replace(end, change=Change.CRASHED, delay_s=delay_s)
 
     def _fail(self, error: Exception) -> None:
@@ -343,10 +350,13 @@ class Supervisor:
         self._stopping.set()
         self._woken.set()
 
-    def _others_finished(self) -> bool:
-        """Return True if nothing runs any more, and something has finished its work."""
+    def _look_whether_over(self) -> None:
+        """Wake what waits, once, when something has finished and nothing is active any more."""
         slots = self._slots.values()
-        return any(slot.finished for slot in slots) and all(slot.process is None for slot in slots)
+        if not self._over and any(s.finished for s in slots) and not any(s.active for s in slots):
+            self._over = True
+            self._woken.set()
+            self._woken.clear()
 
     async def _stop_stage(self, stage: Sequence[_Slot]) -> None:
         """SIGTERM, then SIGKILL to the whole session once the grace is over or was cut short."""
