@@ -385,9 +385,12 @@ async def test_a_follower_sees_only_its_subjects(bus: Bus, names: Subjects) -> N
     assert [record.payload for record in found] == [b"run", b"quarantine"]
 
 
-async def test_a_follower_of_the_new_skips_the_old(bus: Bus, names: Subjects) -> None:
+@pytest.mark.parametrize("deliver", [Deliver.NEW, Deliver.LIVE])
+async def test_a_follower_of_the_new_skips_the_old(
+    bus: Bus, names: Subjects, deliver: Deliver
+) -> None:
     await bus.publish(names.commit(0), b"old")
-    async with aclosing(bus.follow(names.commit(), deliver=Deliver.NEW)) as records:
+    async with aclosing(bus.follow(names.commit(), deliver=deliver)) as records:
         waiting = asyncio.ensure_future(anext(records))
         published = 0
         async with asyncio.timeout(10.0):

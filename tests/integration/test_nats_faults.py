@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -131,6 +132,30 @@ async def test_a_follower_that_lagged_goes_on_after_a_restart(
         nats_server.restart()
         rest = await take(records, 39)
     assert [r.payload[0] for r in first + rest] == list(range(40))
+
+
+@any_client
+async def test_a_live_follower_leaves_out_what_was_stored_while_it_was_cut_off(
+    nats_server: NatsServer, bus: NatsBus, names: Subjects
+) -> None:
+    numbers = itertools.count()
+    async with aclosing(bus.follow(names.commit(), deliver=Deliver.LIVE)) as records:
+
+        async def publish_until_heard(payload: bytes) -> set[bytes]:
+            heard = {b""}
+            while payload not in heard:
+                waiting = asyncio.ensure_future(anext(records))
+                while not waiting.done():
+                    await bus.publish(names.commit(0), payload, msg_id=str(next(numbers)))
+                    await asyncio.sleep(0.01)
+                heard.add((await waiting).payload)
+            return heard
+
+        async with asyncio.timeout(DEADLINE_S):
+            await publish_until_heard(b"before")
+            nats_server.restart()
+            await bus.publish(names.commit(0), b"missed", msg_id="missed")
+            assert b"missed" not in await publish_until_heard(b"after")
 
 
 async def chunks(bus: NatsBus, names: Subjects, count: int, size: int = 400_000) -> list[int]:

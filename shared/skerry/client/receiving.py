@@ -77,7 +77,8 @@ class FragmentReceiver:
         A region's learners read from its cache, which the link to the hub fills once for all.
         """
         link = self.link
-        if self.reader.own or link.bus.shared_reads.region or not at_once(link.plan.largest):
+        none = self.reader.own or link.config.sync.delta_scheme == "none"
+        if none or link.bus.shared_reads.region or not at_once(link.plan.largest):
             return
         deltas = state.follow_deltas(link.bus, link.run, link.plan)
         async with aclosing(deltas):

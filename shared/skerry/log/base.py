@@ -115,11 +115,12 @@ Record = StoredMessage
 
 
 class Deliver(StrEnum):
-    """Where a follower begins: NATS's deliver policy."""
+    """Where a follower begins: NATS's deliver policy; ``LIVE`` begins as ``NEW`` does."""
 
     ALL = "all"
     NEW = "new"
     LAST_PER_SUBJECT = "last_per_subject"
+    LIVE = "live"
 
 
 class Bus(Protocol):
@@ -219,7 +220,8 @@ class Bus(Protocol):
         """Yield matching messages of one stream in order, without gap or repeat, for ever.
 
         ``after`` > 0 starts after that sequence and overrides ``deliver``; ``Deliver.NEW`` means
-        new since the first ``anext``. Waits for a stream that does not exist yet. Survives a
+        new since the first ``anext``, and ``Deliver.LIVE`` the same, without what is stored while
+        the follower is cut off. Waits for a stream that does not exist yet. Survives a
         broker restart: continues after the last message it yielded, or from the start of a stream
         that was created again (memory storage loses its messages and counts from 1). Skips what
         retention dropped. ``aclose()`` the iterator to end it.

@@ -8,8 +8,8 @@ committed; where it has not, it begins again with the keyframe.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,9 +29,10 @@ from skerry.log.state import (
     read_manifest,
     read_part,
 )
-from skerry.log.streams import at_once
+from skerry.log.streams import AHEAD_BYTES, at_once
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.parts import DELTA, KEYFRAME, path
+from skerry.tasks import now_s
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +62,35 @@ class Held(NamedTuple):
 
 
 OVERTAKEN_ATTEMPTS = 50
+LEAST_BYTES, UNDERWAY_S = 1024**2, 2.0
+
+
+@dataclass(slots=True)
+class Underway:
+    """How many bytes of parts are asked for at once: as many as the link brings in UNDERWAY_S.
+
+    Of more a slow link would bring none in time, and each would be asked for again.
+    """
+
+    most: float = LEAST_BYTES
+    _bytes: int = 0
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def room(self, size: int) -> AsyncGenerator[None]:
+        """Wait until there is room for a reading of so many bytes, which the context does."""
+        while self._bytes and self._bytes + size > self.most:
+            self._freed.clear()
+            await self._freed.wait()
+        self._bytes += size
+        coming, began_s = self._bytes, now_s()
+        try:
+            yield
+        finally:
+            self._bytes -= size
+            self._freed.set()
+        bytes_s = coming / max(1e-3, now_s() - began_s)
+        self.most = max(LEAST_BYTES, min(AHEAD_BYTES, UNDERWAY_S * bytes_s))
 
 
 @dataclass(slots=True)
@@ -81,6 +111,7 @@ class GlobalReader:
     held: dict[int, Held] = field(default_factory=dict[int, Held])
     mismatches: int = 0
     pushed: PushedChunks = field(default_factory=PushedChunks)
+    _underway: Underway = field(default_factory=Underway)
     _turns: dict[int, asyncio.Lock] = field(default_factory=dict[int, asyncio.Lock])
 
     async def read(self, manifest: Manifest, meters: Meters = NO_METERS) -> Vector:
@@ -140,6 +171,25 @@ class GlobalReader:
         msg = f"Fragment {fragment} is committed faster than this link can read it."
         raise Overtaken(msg)
 
+    async def _part(
+        self,
+        manifest: Manifest,
+        part: Part,
+        own: OwnBlocks | None,
+        meters: Meters,
+        *,
+        alone: bool,
+    ) -> Vector:
+        """Read a part; one that is not ``alone`` when the link has room for it."""
+        async with AsyncExitStack() as stack:
+            if not alone:
+                size = sum(chunk.size for chunk in part.chunks)
+                await stack.enter_async_context(self._underway.room(size))
+            where = self.bus, self.run, self.plan
+            return await read_part(
+                *where, manifest, part, own=own, pushed=self.pushed, meters=meters
+            )
+
     async def _follow(self, manifest: Manifest, held: Held | None, meters: Meters) -> Vector:
         """Apply what leads to the manifest's version; what is whole meanwhile is held.
 
@@ -150,19 +200,13 @@ class GlobalReader:
         vector: Vector | None = None
         digest: int | None = None
         parts = path(manifest, held.version if held else None)
-        ahead = max(1, at_once(self.plan.fragments[index].padded_size))
+        ahead = max(1, at_once(self.plan.parameters))  # all fragments may be read together
         for first in range(0, len(parts), ahead):
             some = parts[first : first + ahead]
             for part in some:
                 _check(part, self.plan.fragments[index])
             reads = (
-                read_part(
-                    *(self.bus, self.run, self.plan, manifest, part),
-                    own=own,
-                    pushed=self.pushed,
-                    meters=meters,
-                )
-                for part in some
+                self._part(manifest, part, own, meters, alone=len(parts) == 1) for part in some
             )
             for part, read in zip(some, await together(reads), strict=True):
                 vector = read

@@ -294,7 +294,8 @@ class MemoryBus:
         self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
         patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
-        cursor, since_s = Cursor(deliver, after), now_s()
+        live, since_s = deliver is Deliver.LIVE, now_s()
+        cursor = Cursor(Deliver.NEW if live else deliver, after)
         while True:
             stream = await self._stream(stream_of(patterns[0]))
             cursor.place(stream.extent())
@@ -306,6 +307,8 @@ class MemoryBus:
                 async for record in arriving:
                     cursor.move(record)
                     yield record
+            if live and cursor.sequence < batch[-1].sequence:  # the connection was lost
+                cursor = Cursor(Deliver.NEW)
 
     async def _stream(self, name: str) -> MemoryStream:
         """Return a stream, waiting for the broker and until a client has declared it."""

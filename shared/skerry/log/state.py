@@ -54,27 +54,33 @@ class Meters(NamedTuple):
 NO_METERS = Meters()
 
 
+RECORD_BYTES = 1024
+
+
 @dataclass(slots=True)
 class PushedChunks:
     """Chunks that the log sent as they were stored: none of them has to be asked for.
 
-    They are believed as little as any other. Holds AHEAD_BYTES at most, and lets the oldest go.
+    They are believed as little as any other. Holds AHEAD_BYTES at most, with RECORD_BYTES for what
+    a record takes beside its payload, and lets the oldest go.
     """
 
     _held: dict[tuple[str, int], Record] = field(default_factory=dict[tuple[str, int], "Record"])
     _bytes: int = 0
 
     def put(self, record: Record) -> None:
-        """Hold a chunk until it is taken."""
-        self._held[stream_of(record.subject), record.sequence] = record
-        self._bytes += len(record.payload)
+        """Hold a chunk until it is taken, or too many have come after it."""
+        place = stream_of(record.subject), record.sequence
+        self.take(*place)
+        self._held[place] = record
+        self._bytes += len(record.payload) + RECORD_BYTES
         while self._bytes > AHEAD_BYTES:
             self.take(*next(iter(self._held)))
 
     def take(self, stream: str, sequence: int) -> Record | None:
         """Return a chunk and hold it no more; None where it has not come."""
         record = self._held.pop((stream, sequence), None)
-        self._bytes -= len(record.payload) if record is not None else 0
+        self._bytes -= len(record.payload) + RECORD_BYTES if record is not None else 0
         return record
 
 
@@ -113,13 +119,10 @@ async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Man
                 yield manifest
 
 
-async def follow_deltas(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Record]:
-    """Yield every chunk of a delta that is stored from now on, of whatever fragment, for ever."""
+def follow_deltas(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Record]:
+    """Yield every chunk of a delta as it is stored, of whatever fragment, for ever."""
     patterns = [Subjects(run).shard(shard).chunk(ANY, DELTA) for shard in range(plan.shards)]
-    followers = [bus.follow(one, deliver=Deliver.NEW) for one in patterns]
-    async with aclosing(merged(followers)) as records:
-        async for record in records:
-            yield record
+    return merged([bus.follow(one, deliver=Deliver.LIVE) for one in patterns])
 
 
 def _decoded(record: Record, run: str, plan: Plan) -> Manifest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -18,15 +18,17 @@ from skerry.algorithm.fragments import BLOCK, plan
 from skerry.algorithm.planes import Planes
 from skerry.errors import Corrupt, Overtaken, WireError
 from skerry.log.base import Record
-from skerry.log.global_fragments import GlobalReader
-from skerry.log.memory import MemoryBroker, MemoryBus
-from skerry.log.state import Meters, PushedChunks, follow_deltas
+from skerry.log.global_fragments import LEAST_BYTES, GlobalReader, Underway
+from skerry.log.memory import DirectLink, MemoryBroker, MemoryBus
+from skerry.log.state import RECORD_BYTES, Meters, PushedChunks, follow_deltas
 from skerry.log.state_writer import NewPart, StateWriter
 from skerry.log.streams import AHEAD_BYTES, specs
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.messages import Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, is_due
 from skerry.protocol.subjects import Subjects
+from skerry.tasks import TaskGroup
+from skerry_tools.lab.link import Pipe
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import commit
 from tests.support.learners import walk
@@ -112,6 +114,43 @@ async def sent_deltas(reader: GlobalReader) -> AsyncGenerator[None]:
         yield
     finally:
         task.cancel()
+        await asyncio.wait({task})
+
+
+class Cut(DirectLink):
+    """A link that loses what it is to deliver first."""
+
+    cut = True
+
+    async def deliver(self, records: Sequence[Record], since_s: float) -> AsyncGenerator[Record]:
+        lost, self.cut = self.cut, False
+        if not lost:
+            async for record in super().deliver(records, since_s):
+                yield record
+
+
+def test_deltas_that_were_stored_while_a_reader_was_cut_off_are_not_sent() -> None:
+    subject, held = Subjects(RUN).shard(0).chunk(0, DELTA, 0, 0), list[Record]()
+
+    async def main(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        await broker.connect().declare(specs(RUN))
+
+        async def hold() -> None:
+            async with aclosing(follow_deltas(broker.connect(Cut()), RUN, PLAN)) as deltas:
+                async for record in deltas:
+                    held.append(record)
+
+        task = asyncio.create_task(hold())
+        for payload in (b"missed", b"sent"):
+            await asyncio.sleep(1.0)
+            await broker.connect().publish(subject, payload)
+        await asyncio.sleep(1.0)
+        task.cancel()
+        await asyncio.wait({task})
+
+    simulate(main)
+    assert [record.payload for record in held] == [b"sent"]
 
 
 def test_a_far_reader_in_step_has_a_delta_as_soon_as_its_manifest() -> None:
@@ -149,11 +188,36 @@ def test_a_delta_that_was_sent_wrong_is_read_from_the_log() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize(("bytes_s", "together"), [(1e6, False), (1e9, True)])
+def test_as_much_is_asked_for_at_once_as_the_link_brings_in_two_seconds(
+    bytes_s: float, *, together: bool
+) -> None:
+    done_s = list[float]()
+
+    async def main(loop: VirtualLoop) -> None:
+        underway, pipe = Underway(), Pipe(0.5, bytes_s)
+
+        async def read() -> None:
+            async with underway.room(LEAST_BYTES):
+                await pipe.carry(LEAST_BYTES)
+            done_s.append(loop.time())
+
+        await read()
+        async with TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(read())
+
+    simulate(main)
+    _, second, third = done_s
+    assert (third - second < 0.1) is together
+    assert together or third - second == pytest.approx(0.5 + LEAST_BYTES / bytes_s)
+
+
 def test_of_chunks_that_nobody_takes_the_oldest_go() -> None:
     subject, pushed = Subjects(RUN).shard(0).chunk(0, DELTA, 0, 0), PushedChunks()
     most = AHEAD_BYTES // 2**20
     for sequence in range(1, most + 3):
-        pushed.put(Record(subject, sequence, 0, bytes(2**20)))
+        pushed.put(Record(subject, sequence, 0, bytes(2**20 - RECORD_BYTES)))
     held = [pushed.take("SKERRY_t_STATE_0", sequence) for sequence in range(1, most + 3)]
     assert [record is not None for record in held] == [False] * 2 + [True] * most
 

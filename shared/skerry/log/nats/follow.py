@@ -248,11 +248,12 @@ async def follow(
     connection: Connection, stream: str, patterns: Sequence[str], cursor: Cursor
 ) -> AsyncGenerator[Record]:
     """Yield records after the cursor for ever, or until the connection is closed by us."""
-    retries = Retries()
+    retries, live = Retries(), cursor.deliver is Deliver.LIVE
     while not connection.closing:
         puller = Puller(connection, stream)
+        cursor = Cursor(Deliver.NEW) if live else cursor
         try:
-            if cursor.sequence or cursor.deliver is Deliver.NEW:  # else it begins at the beginning
+            if cursor.sequence or cursor.deliver is Deliver.NEW:  # else it has no place yet
                 await _place(connection, stream, cursor)
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:
