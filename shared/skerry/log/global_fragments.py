@@ -178,11 +178,11 @@ class GlobalReader:
         own: OwnBlocks | None,
         meters: Meters,
         *,
-        alone: bool,
+        in_step: bool,
     ) -> Vector:
-        """Read a part; one that is not ``alone`` when the link has room for it."""
+        """Read a part: at once if the reader is ``in_step``, else when the link has room for it."""
         async with AsyncExitStack() as stack:
-            if not alone:
+            if not in_step:
                 size = sum(chunk.size for chunk in part.chunks)
                 await stack.enter_async_context(self._underway.room(size))
             where = self.bus, self.run, self.plan
@@ -200,14 +200,13 @@ class GlobalReader:
         vector: Vector | None = None
         digest: int | None = None
         parts = path(manifest, held.version if held else None)
+        in_step = [part.name for part in parts] == [DELTA]
         ahead = max(1, at_once(self.plan.parameters))  # all fragments may be read together
         for first in range(0, len(parts), ahead):
             some = parts[first : first + ahead]
             for part in some:
                 _check(part, self.plan.fragments[index])
-            reads = (
-                self._part(manifest, part, own, meters, alone=len(parts) == 1) for part in some
-            )
+            reads = (self._part(manifest, part, own, meters, in_step=in_step) for part in some)
             for part, read in zip(some, await together(reads), strict=True):
                 vector = read
                 self.held.pop(index, None)  # one cancelled half way leaves neither version

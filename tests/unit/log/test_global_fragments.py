@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, plan
 from skerry.algorithm.planes import Planes
 from skerry.errors import Corrupt, Overtaken, WireError
+from skerry.log import global_fragments
 from skerry.log.base import Record
 from skerry.log.global_fragments import LEAST_BYTES, GlobalReader, Underway
 from skerry.log.memory import DirectLink, MemoryBroker, MemoryBus
@@ -32,7 +34,7 @@ from skerry_tools.lab.link import Pipe
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import commit
 from tests.support.learners import walk
-from tests.support.scripted_run import LEAVES
+from tests.support.scripted_run import LEAVES, ScriptedRun
 from tests.support.virtual_time import broker_of, far_of, simulate
 
 Vector = NDArray[np.float32]
@@ -211,6 +213,32 @@ def test_as_much_is_asked_for_at_once_as_the_link_brings_in_two_seconds(
     _, second, third = done_s
     assert (third - second < 0.1) is together
     assert together or third - second == pytest.approx(0.5 + LEAST_BYTES / bytes_s)
+
+
+async def test_keyframes_of_several_fragments_are_asked_for_as_the_link_has_room(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await ScriptedRun.begin(bus)
+    manifests = [await run.commit(fragment) for fragment in range(3)]
+    read_part, reading, come = global_fragments.read_part, list[object](), asyncio.Event()
+
+    async def slow(*args: Any, **options: Any) -> Vector:
+        reading.append(args)
+        await come.wait()
+        return await read_part(*args, **options)
+
+    monkeypatch.setattr(global_fragments, "read_part", slow)
+    for room, together in ((1.0, 1), (LEAST_BYTES, 3)):
+        reading.clear()
+        come.clear()
+        reader = GlobalReader(bus, "run", run.plan)
+        reader._underway.most = room
+        reads = asyncio.gather(*(reader.read(manifest) for manifest in manifests))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(reading) == together
+        come.set()
+        await reads
 
 
 def test_of_chunks_that_nobody_takes_the_oldest_go() -> None:
