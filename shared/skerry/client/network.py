@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
+from types import MappingProxyType
 
 import structlog
 
@@ -23,7 +24,7 @@ from skerry.errors import BrokerUnavailable, StorageFull, Superseded, first_caus
 from skerry.log import ledger, place, run_records
 from skerry.log.base import Bus
 from skerry.log.global_fragments import GlobalReader
-from skerry.log.streams import at_once
+from skerry.log.streams import vectors_ahead
 from skerry.protocol import genesis
 from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse, SyncerPulse
@@ -51,12 +52,16 @@ class Network:
         others: OtherProcesses | None = None,
         own: Callable[[int], Sequence[range]] | None = None,
         missing: Sequence[int] = (),
+        recorded: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """``missing`` are the fragments that the log lacks, if the trainer can offer them."""
+        """``missing`` are the fragments that the log lacks, if the trainer can offer them.
+
+        ``recorded`` are the newest versions that the ledger had when it joined.
+        """
         self.link = link
         self._missing = missing
         reader = GlobalReader(link.bus, link.run, link.plan, own, link.config.sync.chunk_bytes)
-        self.receiver = FragmentReceiver(link, reader, others)
+        self.receiver = FragmentReceiver(link, reader, others, recorded=dict(recorded))
         if others is None:  # else the trainer has some blocks of each
             self.receiver.unasked.update(missing)
         self.sender = ContributionSender(link, others)
@@ -231,7 +236,7 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     blocks, if the fragments say which these are.
     """
     identity, telemetry = joined.learner, LearnerTelemetry(joined.learner)
-    room = max(LearnerPolicy.of(config.sync).room, at_once(plan.largest))
+    room = max(LearnerPolicy.of(config.sync).room, vectors_ahead(plan.largest))
     mailbox = Mailbox(room, lambda: call(network.take_orders), wake)
     own = getattr(fragments, "own_blocks", None)
     others = None if own is None or lead is None else lead.others
@@ -240,8 +245,7 @@ def open_sync(  # noqa: PLR0913 - the one place where a learner's two sides are 
     )
     if others is not None:
         link.residuals.forgets = others.forget
-    network = Network(link, others, own, joined.missing)
-    network.receiver.recorded.update(joined.recorded)
+    network = Network(link, others, own, joined.missing, joined.recorded)
     start = joined.start
     session = Session(
         telemetry, plan, config.sync, fragments, mailbox, start=start, wall_ns=wall_ns

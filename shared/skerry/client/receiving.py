@@ -19,7 +19,7 @@ from skerry.log import recovery, run_records, state
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.reading import LOOK_PAUSES_S
 from skerry.log.state import Meters
-from skerry.log.streams import at_once
+from skerry.log.streams import vectors_ahead
 from skerry.protocol.learner import DoorReason
 from skerry.protocol.messages import Commit, Manifest, Round
 from skerry.tasks import TaskGroup, in_thread
@@ -78,7 +78,7 @@ class FragmentReceiver:
         """
         link = self.link
         none = self.reader.own or link.config.sync.delta_scheme == "none"
-        if none or link.bus.shared_reads.region or not at_once(link.plan.largest):
+        if none or link.bus.shared_reads.region or not vectors_ahead(link.plan.largest):
             return
         deltas = state.follow_deltas(link.bus, link.run, link.plan)
         async with aclosing(deltas):

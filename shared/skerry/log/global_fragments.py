@@ -29,7 +29,7 @@ from skerry.log.state import (
     read_manifest,
     read_part,
 )
-from skerry.log.streams import AHEAD_BYTES, at_once
+from skerry.log.streams import AHEAD_BYTES, vectors_ahead
 from skerry.protocol.chunks import VectorHash, vector_digest
 from skerry.protocol.parts import DELTA, KEYFRAME, path
 from skerry.tasks import now_s
@@ -201,7 +201,7 @@ class GlobalReader:
         digest: int | None = None
         parts = path(manifest, held.version if held else None)
         in_step = [part.name for part in parts] == [DELTA]
-        ahead = max(1, at_once(self.plan.parameters))  # all fragments may be read together
+        ahead = max(1, vectors_ahead(self.plan.parameters))  # all fragments may be read together
         for first in range(0, len(parts), ahead):
             some = parts[first : first + ahead]
             for part in some:

@@ -160,7 +160,7 @@ async def read_part(
     caller.
 
     Where only some blocks are wanted, chunks of none of them are not read, and what lies between is
-    not written; each chunk is verified all the same. Those ``pushed`` are not asked for.
+    not written; each chunk is verified all the same. ``pushed`` holds chunks that are here already.
     Raises Overtaken when a newer commit has replaced a chunk meanwhile, StateLost when a chunk is
     gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
     says.

@@ -67,8 +67,8 @@ def specs(
     )
 
 
-def at_once(parameters: float) -> int:
-    """Return how many vectors of so many f32 a client may have on its way, 0 for a long one."""
+def vectors_ahead(parameters: float) -> int:
+    """Return how many vectors of so many f32 AHEAD_BYTES hold; 0 where one is too long."""
     return int(AHEAD_BYTES // (4 * parameters))
 
 

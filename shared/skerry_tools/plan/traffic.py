@@ -15,7 +15,7 @@ from typing import NamedTuple
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.presets import state_vectors
 from skerry.algorithm.schemes import AUTO
-from skerry.log.streams import AHEAD_BYTES, SEND_MOST, at_once
+from skerry.log.streams import AHEAD_BYTES, SEND_MOST, vectors_ahead
 from skerry.models.arch import Arch
 from skerry.models.axes import MeshSizes
 from skerry.protocol.parts import MOST_UNCOVERED, window_bytes
@@ -104,7 +104,7 @@ class SyncLoad:
 
         Deltas of small fragments come without being asked for.
         """
-        return 1.0 if self.delta_bits and at_once(self.fragment) else 2.0
+        return 1.0 if self.delta_bits and vectors_ahead(self.fragment) else 2.0
 
     @property
     def keyframe_every(self) -> int:

@@ -81,7 +81,7 @@ class NatsRequests:
         config, about, api = config_of(spec), f"stream {spec.name}", self._connection.api
         while not (reply := await self._leader.info(spec.name)):
             in_use = (STREAM_NAME_IN_USE,)
-            async with self._creating:  # for each the server may remove its account's folder
+            async with self._creating:  # else one finds the folder gone that another one removes
                 made = await api(
                     f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use
                 )

@@ -253,7 +253,7 @@ async def follow(
         puller = Puller(connection, stream)
         cursor = Cursor(Deliver.NEW) if live else cursor
         try:
-            if cursor.sequence or cursor.deliver is Deliver.NEW:  # else it has no place yet
+            if cursor.sequence or cursor.deliver is Deliver.NEW:  # else it compares nothing
                 await _place(connection, stream, cursor)
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:
