@@ -23,17 +23,18 @@ RUN = "r"
 NAMES = Subjects(RUN)
 SAID = re.compile(r'nkey:(\w+)" - <<- \[H?PUB (\S+)')
 SELDOM = (
+    "$JS.API.STREAM.INFO.",  # by who follows it, after an outage
     "$JS.API.STREAM.MSG.GET.",  # in a cluster
     "$JS.API.STREAM.CREATE.",  # by the first learner, and for what a broker forgot
     "$JS.API.STREAM.UPDATE.",  # by a newer release
     NAMES.quarantine(),  # of a learner that offends
 )
 MEMBERS = NAMES.stream("MEMBERS")
-OVER_JUNK = f"STREAM.INFO.{MEMBERS}", f"{MEMBERS}.*"
+OVER_JUNK = f"{MEMBERS}.*"
 """Who asks for the newest start of each learner reads further back where that one is none."""
 SELDOM_OF = {
     Role.FOUNDER: f"{NAMES.shard(0).stream('CONTRIB')}.*",  # after a restart
-    Role.SYNCER: (f"DIRECT.GET.{NAMES.stream('PULSE')}", *OVER_JUNK),  # idem
+    Role.SYNCER: (f"DIRECT.GET.{NAMES.stream('PULSE')}", OVER_JUNK),  # idem
     Role.CHECKPOINTER: OVER_JUNK,
 }
 
