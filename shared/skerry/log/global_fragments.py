@@ -67,7 +67,7 @@ LEAST_BYTES, UNDERWAY_S = 1024**2, 2.0
 
 @dataclass(slots=True)
 class Underway:
-    """How many bytes of parts are asked for at once: as many as the link brings in UNDERWAY_S.
+    """How many bytes of small parts are asked for: as many as the link brings in UNDERWAY_S.
 
     Of more a slow link would bring none in time, and each would be asked for again.
     """
@@ -178,11 +178,11 @@ class GlobalReader:
         own: OwnBlocks | None,
         meters: Meters,
         *,
-        in_step: bool,
+        waits: bool,
     ) -> Vector:
-        """Read a part: at once if the reader is ``in_step``, else when the link has room for it."""
+        """Read a part; one that ``waits`` when the link has room for it."""
         async with AsyncExitStack() as stack:
-            if not in_step:
+            if waits:
                 size = sum(chunk.size for chunk in part.chunks)
                 await stack.enter_async_context(self._underway.room(size))
             where = self.bus, self.run, self.plan
@@ -200,13 +200,14 @@ class GlobalReader:
         vector: Vector | None = None
         digest: int | None = None
         parts = path(manifest, held.version if held else None)
-        in_step = [part.name for part in parts] == [DELTA]
+        small = vectors_ahead(self.plan.fragments[index].padded_size) > 0
+        waits = small and [part.name for part in parts] != [DELTA]  # and not in step
         ahead = max(1, vectors_ahead(self.plan.parameters))  # all fragments may be read together
         for first in range(0, len(parts), ahead):
             some = parts[first : first + ahead]
             for part in some:
                 _check(part, self.plan.fragments[index])
-            reads = (self._part(manifest, part, own, meters, in_step=in_step) for part in some)
+            reads = (self._part(manifest, part, own, meters, waits=waits) for part in some)
             for part, read in zip(some, await together(reads), strict=True):
                 vector = read
                 self.held.pop(index, None)  # one cancelled half way leaves neither version
