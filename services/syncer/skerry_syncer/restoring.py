@@ -149,13 +149,9 @@ class Restorer:
             attempts = READ_ATTEMPTS
             while name not in vectors:
                 try:
+                    meters = Meters(self.on_bytes)
                     vectors[name] = await read_part(
-                        self.bus,
-                        commit.run,
-                        self.plan,
-                        manifest,
-                        name,
-                        meters=Meters(self.on_bytes),
+                        self.bus, commit.run, self.plan, manifest, name, meters=meters
                     )
                 except Corrupt as error:
                     attempts -= 1

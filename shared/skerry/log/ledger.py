@@ -208,7 +208,7 @@ async def join(
     async def register() -> MemberRecord:
         nonlocal known
         found = await newest_readable(bus, run, MemberRecord) if known is None else known
-        known, held = None, by_name(found)
+        known, held = None, by_name(found)  # a further attempt reads them again
         mine = held.get(learner)
         most = len(held) + MOST_LOST
         taken = (member.shard for member in held.values() if member.shard < most)

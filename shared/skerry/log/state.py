@@ -55,14 +55,15 @@ NO_METERS = Meters()
 
 
 RECORD_BYTES = 1024
+"""What a record takes beside its payload, and more."""
 
 
 @dataclass(slots=True)
 class PushedChunks:
     """Chunks that the log sent as they were stored: none of them has to be asked for.
 
-    They are believed as little as any other. Holds AHEAD_BYTES at most, with RECORD_BYTES for what
-    a record takes beside its payload, and lets the oldest go.
+    They are believed as little as any other. Holds AHEAD_BYTES at most, RECORD_BYTES of each
+    included, and lets the oldest go.
     """
 
     _held: dict[tuple[str, int], Record] = field(default_factory=dict[tuple[str, int], "Record"])
@@ -80,7 +81,8 @@ class PushedChunks:
     def take(self, stream: str, sequence: int) -> Record | None:
         """Return a chunk and hold it no more; None where it has not come."""
         record = self._held.pop((stream, sequence), None)
-        self._bytes -= len(record.payload) + RECORD_BYTES if record is not None else 0
+        if record is not None:
+            self._bytes -= len(record.payload) + RECORD_BYTES
         return record
 
 

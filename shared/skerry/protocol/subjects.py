@@ -125,7 +125,7 @@ class ShardSubjects:
 
     def shared(self) -> tuple[str, ...]:
         """Return the patterns of all chunks that every learner reads."""
-        return tuple(self.chunk(ANY, kind) for kind in SHARED_KINDS)
+        return tuple(f"{self.root}.state.{self.shard}.*.{kind}.>" for kind in SHARED_KINDS)
 
     def manifest(self, fragment: Number = ANY) -> str:
         return f"{self.root}.state.{self.shard}.{fragment}.manifest"

@@ -71,8 +71,9 @@ LARGEST = Size(
 )
 """1.03 M parameters."""
 COMMON = (f"data.seq_len={SEQ_LEN}", "sync.delta_scheme=none", "sync.chunk_bytes=524288")
-"""Global fragments are read whole, as most runs were made: experiments ``deltas`` and ``optimizer``
-say what deltas change. Chunks are as long as they were by default, which changes no result."""
+"""Global fragments are read whole, as most runs were made, but where an experiment says otherwise:
+``deltas`` says what deltas change. Chunks are as long as they were by default, which changes no
+result."""
 AS_DECOUPLED = (
     "sync.h_steps=24",
     "sync.merge=rda",

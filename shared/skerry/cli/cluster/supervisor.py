@@ -314,7 +314,7 @@ class Supervisor:
         stopped = self._stopping.is_set()
         slot.finished = end.code == 0 and not stopped
         if not stopped:
-            self._look_whether_over()
+            self._wake_if_over()
         if stopped or end.code == 0:
             return replace(end, change=Change.STOPPED if stopped else Change.FINISHED)
         if slot.delay_once_s is not None:
@@ -350,7 +350,7 @@ class Supervisor:
         self._stopping.set()
         self._woken.set()
 
-    def _look_whether_over(self) -> None:
+    def _wake_if_over(self) -> None:
         """Wake what waits, once, when something has finished and nothing is active any more."""
         slots = self._slots.values()
         if not self._over and any(s.finished for s in slots) and not any(s.active for s in slots):

@@ -81,7 +81,8 @@ class NatsRequests:
         config, about, api = config_of(spec), f"stream {spec.name}", self._connection.api
         while not (reply := await self._leader.info(spec.name)):
             in_use = (STREAM_NAME_IN_USE,)
-            async with self._creating:  # else one finds the folder gone that another one removes
+            # The server removes and makes its account's folder for each: two at once meet there.
+            async with self._creating:
                 made = await api(
                     f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use
                 )

@@ -253,7 +253,8 @@ async def follow(
         puller = Puller(connection, stream)
         cursor = Cursor(Deliver.NEW) if live else cursor
         try:
-            if cursor.sequence or cursor.deliver is Deliver.NEW:  # else it compares nothing
+            # A cursor that begins at the beginning has nothing to compare with the stream.
+            if cursor.sequence or cursor.deliver is Deliver.NEW:
                 await _place(connection, stream, cursor)
             await puller.open(patterns, cursor)
             while (record := await puller.next()) is not None:

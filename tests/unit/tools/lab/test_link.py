@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
+from skerry.log.memory import MemoryBus
 from skerry.log.streams import specs
 from skerry.protocol.subjects import Subjects
 from skerry.tasks import TaskGroup
@@ -15,6 +16,14 @@ from skerry_tools.virtual import VirtualLoop
 from tests.support.virtual_time import broker_of, far_of, simulate
 
 SUBJECTS = Subjects("r")
+
+
+async def clients(loop: VirtualLoop) -> tuple[MemoryBus, MemoryBus]:
+    """Return a client beside the broker of a run and one that is a second away."""
+    broker = broker_of(loop)
+    near, far = broker.connect(), far_of(broker, 1.0)
+    await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
+    return near, far
 
 
 def test_a_message_takes_its_bytes_and_the_latency() -> None:
@@ -47,9 +56,7 @@ def test_what_is_followed_comes_at_the_rate_it_was_stored() -> None:
     heard = list[float]()
 
     async def main(loop: VirtualLoop) -> None:
-        broker = broker_of(loop)
-        near, far = broker.connect(), far_of(broker, 1.0)
-        await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
+        near, far = await clients(loop)
 
         async def listen() -> None:
             async with aclosing(far.follow(SUBJECTS.shard(0).contribution())) as records:
@@ -72,9 +79,7 @@ def test_old_messages_arrive_together_whatever_else_is_under_way_on_a_wide_link(
     heard = list[float]()
 
     async def main(loop: VirtualLoop) -> None:
-        broker = broker_of(loop)
-        near, far = broker.connect(), far_of(broker, 1.0)
-        await near.declare(specs("r", replicas=1, window_bytes=2**20, window_s=60.0))
+        near, far = await clients(loop)
         for fragment in range(3):
             await near.publish(SUBJECTS.shard(0).contribution(fragment, "a"), b"x")
         asked = asyncio.ensure_future(far.last(SUBJECTS.ledger("run")))

@@ -146,6 +146,18 @@ def test_the_hubs_own_link_holds_a_round_up_where_it_is_the_narrower_one() -> No
     assert held.hub_round.transfer_s == pytest.approx(2 * LOAD.fragment * (3.33 + 3.6) / 1e9)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "delta_scheme", "trips"),
+    [(12e9, "auto", 2.0), (1e6, "auto", 1.0), (1e6, "none", 2.0)],
+)
+def test_a_round_asks_for_all_but_the_deltas_of_small_fragments(
+    parameters: float, delta_scheme: str, trips: float
+) -> None:
+    load = replace(LOAD.changed(delta_scheme=delta_scheme), parameters=parameters)
+    near, far = (round_of(site_of(rtt=rtt), load).elsewhere_s for rtt in (1.0, 2.0))
+    assert far - near == pytest.approx(trips)
+
+
 def test_learners_that_stop_compute_for_h_steps_in_every_cycle() -> None:
     found = at(site_of(), site_of(), load=LOAD.changed(fragments=1, overlap_steps=0))
     assert found.cycle_s == pytest.approx(24 * 2.0 + found.site_rounds["s0"].round_s)
