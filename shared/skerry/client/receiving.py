@@ -83,7 +83,7 @@ class FragmentReceiver:
         deltas = state.follow_deltas(link.bus, link.run, link.plan)
         async with aclosing(deltas):
             async for record in deltas:
-                self.reader.pushed.put(record)
+                link.traffic.bytes_down += self.reader.pushed.put(record)
 
     async def manifests(self) -> None:
         """Want the newest version of every fragment; StateLost once the log has gone back.

@@ -69,14 +69,18 @@ class PushedChunks:
     _held: dict[tuple[str, int], Record] = field(default_factory=dict[tuple[str, int], "Record"])
     _bytes: int = 0
 
-    def put(self, record: Record) -> None:
-        """Hold a chunk until it is taken, or too many have come after it."""
+    def put(self, record: Record) -> int:
+        """Hold a chunk until it is taken, or too many have come after it.
+
+        Returns the bytes of chunks that were let go.
+        """
         place = stream_of(record.subject), record.sequence
-        self.take(*place)
+        let_go = [self.take(*place)]
         self._held[place] = record
         self._bytes += len(record.payload) + RECORD_BYTES
         while self._bytes > AHEAD_BYTES:
-            self.take(*next(iter(self._held)))
+            let_go.append(self.take(*next(iter(self._held))))
+        return sum(len(gone.payload) for gone in let_go if gone is not None)
 
     def take(self, stream: str, sequence: int) -> Record | None:
         """Return a chunk and hold it no more; None where it has not come."""

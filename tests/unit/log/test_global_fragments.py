@@ -241,12 +241,13 @@ async def test_keyframes_of_several_fragments_are_asked_for_as_the_link_has_room
         await reads
 
 
-def test_of_chunks_that_nobody_takes_the_oldest_go() -> None:
+def test_of_chunks_that_nobody_takes_the_oldest_go_and_are_counted() -> None:
     subject, pushed = Subjects(RUN).shard(0).chunk(0, DELTA, 0, 0), PushedChunks()
-    most = AHEAD_BYTES // 2**20
+    most, size, gone = AHEAD_BYTES // 2**20, 2**20 - RECORD_BYTES, 0
     for sequence in range(1, most + 3):
         for _ in range(2):  # a stream that was created again counts from 1
-            pushed.put(Record(subject, sequence, 0, bytes(2**20 - RECORD_BYTES)))
+            gone += pushed.put(Record(subject, sequence, 0, bytes(size)))
+    assert gone == size * (most + 2 + 2)
     held = [pushed.take("SKERRY_t_STATE_0", sequence) for sequence in range(1, most + 3)]
     assert [record is not None for record in held] == [False] * 2 + [True] * most
 
