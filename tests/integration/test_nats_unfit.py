@@ -98,6 +98,22 @@ async def test_a_refused_login_says_what_to_set(tmp_path: Path) -> None:
             assert bus.max_payload_bytes == 1024**2
 
 
+async def test_a_login_that_a_busy_server_saw_too_late_is_tried_again() -> None:
+    answers = ["Authorization Violation", "Authentication Timeout"]
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id": "X", "version": "2.15.1", "max_payload": 1048576}\r\n')
+        while not (await reader.readline()).startswith(b"PING"):
+            pass
+        writer.write(f"-ERR '{answers.pop()}'\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        with pytest.raises(BrokerUnfit, match="refused the login"):
+            await connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert not answers
+
+
 async def test_no_server_is_one_sentence_after_the_timeout() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -85,5 +85,10 @@ def refusal(urls: str, options: NatsOptions) -> str:
 
 
 def is_refusal(reason: str) -> bool:
-    """Return True if a reason is that the broker does not take the login."""
-    return any(word in reason.lower() for word in ("authorization", "authentication"))
+    """Return True if a reason is that the broker does not take the login.
+
+    One that a busy broker did not see in time is no such reason: another dial may bring it.
+    """
+    words = reason.lower()
+    named = "authorization" in words or "authentication" in words
+    return named and "authentication timeout" not in words
