@@ -345,17 +345,26 @@ async def history_lost(bus: Bus, run: str, what: str) -> StateLost:
 
 
 async def record_evaluation(bus: Bus, record: Evaluation) -> None:
-    """Note what a state is worth; the same state on the same text is one fact, from anyone."""
-    subject = Subjects(record.run).ledger("eval")
+    """Note what a state is worth; the same state on the same text is one fact, from anyone.
+
+    It is looked for behind the state's commits alone, one fragment's: a run of weeks has a hundred
+    thousand evaluations. The ledger may lack the newest commit of a state.
+    """
+    run, subject = record.run, Subjects(record.run).ledger("eval")
     fact = (record.versions, record.text_digest)
     state = xxhash.xxh3_64_hexdigest(",".join(map(str, record.versions)).encode())
     msg_id = f"eval/{state}/{record.text_digest:016x}"
 
     async def note() -> None:
-        newest = await bus.last(subject)
-        known = await read_all(bus, record.run, Evaluation)
-        if fact not in {(other.versions, other.text_digest) for other in known}:
-            expect = Expect(subject, newest.sequence if newest else 0)
-            await publish(bus, record, msg_id=msg_id, expect=expect)
+        newest, before = await both(
+            bus.last(subject), commit_of(bus, run, 0, record.versions[0] - 1)
+        )
+        through, after = newest.sequence if newest else 0, before[0] if before else 0
+        async with aclosing(read_up_to(bus, subject, through, after)) as records:
+            async for stored in records:
+                known = readable(Evaluation, stored, run)
+                if known is not None and fact == (known.versions, known.text_digest):
+                    return
+        await publish(bus, record, msg_id=msg_id, expect=Expect(subject, through))
 
-    await until_granted(note, f"The evaluations of run {record.run!r}")
+    await until_granted(note, f"The evaluations of run {run!r}")

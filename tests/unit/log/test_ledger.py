@@ -140,6 +140,16 @@ async def test_one_state_on_one_text_is_evaluated_once_whoever_says_it(bus: Memo
     assert await run_records.newest(bus, RUN, Evaluation, Subjects(RUN).ledger("eval")) == said[3]
 
 
+async def test_no_evaluation_older_than_a_state_is_compared_with_that_of_it(bus: MemoryBus) -> None:
+    lie = judged(3)
+    await run_records.publish(bus, lie)
+    for version in (1, 2):  # the ledger may lack the newest
+        await run_records.publish(bus, commit(version, run=RUN))
+    await ledger.record_evaluation(bus, lie)
+    await ledger.record_evaluation(bus, lie)
+    assert await run_records.read_all(bus, RUN, Evaluation) == [lie, lie]
+
+
 async def test_an_evaluation_that_cannot_be_read_ends_no_reader(bus: MemoryBus) -> None:
     assert await run_records.read_all(bus, RUN, Evaluation) == []
     await bus.publish(Subjects(RUN).ledger("eval"), b"no evaluation")
