@@ -126,7 +126,7 @@ def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:
     if now.report.learners and not any(row.heard for row in now.report.learners):
         # Pulses are kept in memory, while a broker runs.
         facts = [line, "no pulses in this log: speeds, goodput and bytes are not known"]
-    newest = {} if run.counting else now.model.history.timeline.newest
+    newest = {} if now.model.view.counting else now.model.history.timeline.newest
     shown = [f"{fragment}:v{version}" for fragment, version in enumerate(run.versions)]
     for fragment, row in newest.items():
         shown[fragment] += f" [dim]{clock(max(0.0, now.now_s - row.closed_s))}[/]"
@@ -165,6 +165,7 @@ def _progress(run: RunRow) -> str:
         checkpoint,
         f"last round: {plain(run.last_round.replace('_', ' '))}" if run.last_round else "",
         f"refused: {refused}" if refused else "",
+        "counts lack earlier rounds" if run.counting else "",
     ]
     return "  ".join(fact for fact in facts if fact)
 

@@ -118,7 +118,8 @@ class RunRow:
 
     ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
     ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
-    ``counting``: rounds, contributions, staleness and refusals still lack earlier commits.
+    ``counting``: contributions, staleness and refusals lack earlier commits. They are still being
+    read, and ``rounds`` lacks them too, or a single look at a long ledger has left them out.
     ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: recent evaluators
     read so many different texts, and more than one is wrong. ``time`` is each use's share of the
     time given to all learners together: that of ``train`` is the goodput, the rest is badput.
@@ -367,7 +368,7 @@ def _run_row(
         wall_s=0.0 if began_s is None else max(0.0, until_s - began_s),
         eta_s=eta_s,
         timed=timed,
-        counting=view.counting,
+        counting=view.counting or view.skipped,
         f32_bytes_up=sum(row.f32_bytes_up for row in rows),
         f32_bytes_down=sum(row.f32_bytes_down for row in rows),
         time=time,

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from skerry.errors import WireError
 from skerry.log.base import Bus, Deliver, Record
-from skerry.log.reading import newest_sequence, read_now
+from skerry.log.reading import newest_sequence, read_up_to
 from skerry.log.run_records import HISTORY, PATTERNS
 from skerry.protocol.messages import Commit, MemberRecord, Pulse, Round
 from skerry.protocol.records import read
@@ -33,6 +33,8 @@ READ_WHOLE = HISTORY | {MemberRecord}
 MOST_LEARNERS = 1000
 """Names come from the log: more learners than these are not taken in."""
 MOST_LATELY = 1000
+LOOKED = 10_000
+"""A single look reads so many records of the ledger at its beginning, and at its end."""
 
 
 @dataclass(slots=True)
@@ -136,11 +138,24 @@ class Sources:
         return [seen for record in records if (seen := self._history(kind, record)) is not None]
 
     async def stored(self, kind: type[T]) -> AsyncGenerator[Seen[T]]:
-        """Yield every message of a kind that the log holds by now, oldest first."""
-        async with aclosing(read_now(self.bus, PATTERNS[kind](Subjects(self.run)))) as records:
-            async for record in records:
+        """Yield what the log holds of a kind by now, oldest first.
+
+        Of the middle of a long ledger only the newest of each subject, such as that of a fragment
+        without commits since: a million commits take three minutes to read.
+        """
+        pattern = PATTERNS[kind](Subjects(self.run))
+        ends = await self.bus.last_each(pattern)
+        newest = max((record.sequence for record in ends), default=0)
+        late = max(0, newest - LOOKED) if kind in HISTORY else 0
+        between = [record for record in ends if LOOKED < record.sequence <= late]
+        for after, through in ((0, min(LOOKED, late)), (late, newest)):
+            for record in between if after else ():
                 if (seen := self._history(kind, record)) is not None:
                     yield seen
+            async with aclosing(read_up_to(self.bus, pattern, through, after)) as records:
+                async for record in records:
+                    if (seen := self._history(kind, record)) is not None:
+                        yield seen
 
     def _history(self, kind: type[T], record: Record) -> Seen[T] | None:
         message = self._read(kind, record)

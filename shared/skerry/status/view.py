@@ -147,6 +147,7 @@ class RunView:
 
     ``counted`` is the version of each fragment up to which its commits are in the sums (rounds,
     merged, staleness, refused, started): behind ``versions`` while a history is being read.
+    ``skipped``: commits between those in the sums were left out; ``rounds`` alone counts them.
     ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
     together; ``staleness`` is that of its newest merged contribution. ``last_commit_s`` is when the
     newest commit was seen to be there, by the reader's clock.
@@ -163,6 +164,7 @@ class RunView:
     staleness: dict[str, int] = field(default_factory=dict[str, int])
     versions: dict[int, int] = field(default_factory=dict[int, int])
     counted: dict[int, int] = field(default_factory=dict[int, int])
+    skipped: bool = False
     refused: Counter[RefusalCause] = field(default_factory=Counter[RefusalCause])
     rounds: int = 0
     merged: int = 0
@@ -293,7 +295,8 @@ class RunView:
         The ledger has one order: what is folded in is the newest, whatever its syncer's clock says,
         unless it belongs to a history whose end was seen before.
         """
-        if commit.version <= self.counted.get(commit.fragment, 0):
+        counted = self.counted.get(commit.fragment)
+        if counted is not None and commit.version <= counted:
             return
         newest = not self.counting or self.last_commit_s is None or seen_s >= self.last_commit_s
         self._know(commit, seen_s, newest=newest)
@@ -305,7 +308,9 @@ class RunView:
             self.started_s = began_s if self.started_s is None else min(self.started_s, began_s)
             return
         ages = [c.staleness for c in commit.consumed]
-        self.rounds += 1
+        passed = 1 if counted is None else commit.version - counted
+        self.rounds += passed
+        self.skipped |= passed > 1
         self.merged += len(ages)
         self.staleness_sum += sum(ages)
         self.staleness_max = max([self.staleness_max, *ages])

@@ -17,6 +17,7 @@ from skerry.log.memory import MemoryBroker
 from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
+from skerry.status import sources
 from skerry.status.feed import RunFeed, read_model
 from skerry.status.report import RunReport
 from skerry.status.sources import RunMessage, Sources
@@ -239,6 +240,27 @@ async def test_a_single_look_shows_what_can_be_read_where_the_newest_cannot(read
     await scripted.finish()
     model = await asyncio.wait_for(read_model(scripted.bus, "run"), DEADLINE_S)
     assert (model.view.rounds, model.view.checkpoint) == (6, None)
+
+
+async def test_a_single_look_leaves_out_the_middle_of_a_long_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    await scripted.commit_all()
+    for fragment in (0, 0, 2, 1, 0, 1, 0, 1, 0):
+        await scripted.commit(fragment, step=40)
+    whole = (await read_model(scripted.bus, "run")).view
+    monkeypatch.setattr(sources, "LOOKED", 4)
+    model = await read_model(scripted.bus, "run")
+    now = model.snapshot().report.run
+    assert [row.sequence for row in model.history.timeline.rounds.values()] == [
+        *range(2, 5),
+        7,
+        *range(10, 14),
+    ]
+    assert (now.rounds, now.versions, now.step) == (whole.rounds, (6, 4, 2), 40)
+    assert (now.counting, whole.skipped) == (True, False)
+    assert model.view.last_commit == whole.last_commit
 
 
 async def test_a_run_that_ends_while_its_ledger_is_read_is_read_to_its_end(
