@@ -26,9 +26,10 @@ from skerry.store.writer import CheckpointWriter
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
 from skerry_checkpointer.cut import read_cut, take_cut
+from skerry_checkpointer.retention import keep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus
@@ -42,18 +43,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOGGED = ("run", "path", "step", "tokens", "versions", "ledger_sequence", "size_bytes")
-
-
-def keep(indices: Mapping[str, int], newest: int, every: int) -> frozenset[str]:
-    """Return the names that stay: the highest ``newest`` indices, and every multiple of ``every``.
-
-    Indices are counted from 0 over all checkpoints that were ever written. Deleting never changes
-    an index, so applying this after every checkpoint leaves the same set as applying it once at the
-    end. With ``every`` 0, none stays for ever.
-    """
-    by_age = sorted(indices, key=lambda name: (indices[name], name), reverse=True)
-    periodic = {name for name, index in indices.items() if every and index % every == 0}
-    return frozenset(by_age[:newest]) | periodic
 
 
 @dataclass(slots=True)

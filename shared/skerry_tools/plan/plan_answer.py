@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from skerry.algorithm.schemes import AUTO, scheme_of
 from skerry.models.tensors import active_parameters
 from skerry.protocol.parts import INITIAL_BYTES
+from skerry_checkpointer.retention import after_a_month
 from skerry_tools.plan import measured, memory
 from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, shown
 from skerry_tools.plan.plan import RunPlan
@@ -267,11 +268,11 @@ def _site(at: Deployment, site: PlannedSite) -> Figures:
 
 def _hub(at: Deployment) -> Figures:
     """Return what broker and syncers do, and what services and disks hold."""
-    hub, load, newest = at.hub_round, at.load, at.run.checkpoint.keep_newest
+    hub, load, saving = at.hub_round, at.load, at.run.checkpoint
     fed_back = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
     hours = f"of the last {at.run.log.window_s / 3600:.3g} h, up to log.window_bytes"
     each = load.snapshot_bytes + measured.RAW_BITS[load.sync.global_scheme] / 8
-    saved = newest * each * load.parameters
+    count = after_a_month(saving.every_s, saving.keep_newest, saving.keep_every)
     (read, recovery_s), rare = memory.recovery(at), f"{1 / at.snapshots:.3g} versions, on average"
     return {
         "ingress": Figure(hub.ingress_bits_s, "bit/s", "all contributions, on average"),
@@ -287,5 +288,7 @@ def _hub(at: Deployment) -> Figures:
         "learner_host": Figure(fed_back, "B", "what int2 feeds back, beside devices' memory"),
         "disk_of_state": Figure(memory.state_disk_bytes(at), "B", "one replica, slots included"),
         "disk_of_contributions": Figure(memory.contributions_bytes(at), "B", hours),
-        "disk_of_checkpoints": Figure(saved, "B", f"the newest {newest}: bf16, f32, outer state"),
+        "disk_of_checkpoints": Figure(
+            count * each * load.parameters, "B", f"{count} after a month: bf16, f32, outer state"
+        ),
     }

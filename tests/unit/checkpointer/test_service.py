@@ -30,7 +30,8 @@ from skerry.protocol.subjects import Subjects
 from skerry.store.checkpoint import read_manifest
 from skerry.store.local import LocalStore
 from skerry.tasks import TaskGroup
-from skerry_checkpointer.service import Checkpointer, checkpointer, keep
+from skerry_checkpointer.retention import after_a_month, keep
+from skerry_checkpointer.service import Checkpointer, checkpointer
 from tests.support import checkpoints
 from tests.support.checkpoints import save
 from tests.support.log import begin_anew
@@ -182,10 +183,22 @@ def named(count: int) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("count", "newest", "every", "stay"),
-    [(25, 2, 10, {0, 10, 20, 23, 24}), (10, 1, 7, {0, 7, 9}), (5, 1, 0, {4})],
+    [
+        (25, 2, 10, {0, 10, 20, 23, 24}),
+        (10, 1, 7, {0, 7, 9}),
+        (5, 1, 0, {4}),
+        (41, 1, 1, {0, 8, 12, 16, 20, 24, 26, 28, 30, *range(32, 41)}),
+    ],
 )
-def test_the_newest_and_every_mth_stay(count: int, newest: int, every: int, stay: set[int]) -> None:
+def test_the_newest_and_ever_fewer_mths_stay(
+    count: int, newest: int, every: int, stay: set[int]
+) -> None:
     assert keep(named(count), newest, every) == {f"step-{index:04d}" for index in stay}
+
+
+@pytest.mark.parametrize(("every_s", "every", "left"), [(30.0, 10, 52), (1.0, 1, 84), (30.0, 0, 3)])
+def test_a_month_leaves_a_few_dozen(every_s: float, every: int, left: int) -> None:
+    assert after_a_month(every_s, 3, every) == left
 
 
 @given(indices, newest, every)
