@@ -146,9 +146,9 @@ def held(running: Running) -> int:
     return sum(c.status == "ESTABLISHED" and c.laddr.port == port for c in found)
 
 
-async def test_a_thousand_idle_connections_keep_nobody_out(running: Running) -> None:
+async def test_hundreds_of_idle_connections_keep_nobody_out(running: Running) -> None:
     async with AsyncExitStack() as stack:
-        for number in range(1000):
+        for number in range(600):  # shells give this process 1,024 files
             _, writer = await opened(running, b"GET / HTTP/1.1\r\nHost: lo" * (number % 2))
             stack.callback(writer.close)
             if number % 100 == 99:
