@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skerry.settings.models import CheckpointConfig
 
 MULTIPLES = 8
 MONTH_S = 30 * 86_400.0
 
 
-def keep(indices: Mapping[str, int], newest: int, every: int) -> frozenset[str]:
+def keep(
+    indices: Mapping[str, int], newest: int, every: int, *, thin: bool = True
+) -> frozenset[str]:
     """Return the names that stay: the highest ``newest`` indices, and some multiples of ``every``.
 
     Indices are counted from 0 over all checkpoints that were ever written. All of the last
     MULTIPLES multiples stay, of twice as many every second one, and so on: of a run of any length
     a few dozen, the first among them. Deleting never changes an index, so applying this after every
     checkpoint leaves the same set as applying it once at the end. With ``every`` 0, no multiple
-    stays.
+    stays; if not ``thin``, all of them do.
     """
     by_age = sorted(indices, key=lambda name: (indices[name], name), reverse=True)
     turns = {
@@ -24,10 +31,12 @@ def keep(indices: Mapping[str, int], newest: int, every: int) -> frozenset[str]:
     last = max(indices.values(), default=0) // (every or 1)
     # turn & -turn is the largest power of two that divides it
     rare = {n for n, turn in turns.items() if not turn or last - turn < MULTIPLES * (turn & -turn)}
-    return frozenset(by_age[:newest]) | rare
+    return frozenset(by_age[:newest]) | (rare if thin else turns.keys())
 
 
-def after_a_month(every_s: float, newest: int, every: int) -> int:
-    """Return how many checkpoints there are after a month with one every ``every_s`` seconds."""
-    written = range(0, int(MONTH_S / every_s), every) if every else ()
-    return newest + len(keep({str(index): index for index in written}, 0, every))
+def after_a_month(config: CheckpointConfig) -> int:
+    """Return how many checkpoints there are after a month."""
+    every = config.keep_every
+    written = range(0, int(MONTH_S / config.every_s), every) if every else ()
+    kept = keep({str(index): index for index in written}, 0, every, thin=config.thin)
+    return config.keep_newest + len(kept)

@@ -211,7 +211,8 @@ class Checkpointer:
     def _thin_out(self) -> None:
         """Delete what retention does not keep; what cannot be read or is not ours stays."""
         indices = {name: checkpoint.index for name, checkpoint in self.known.items()}
-        kept = keep(indices, self.config.keep_newest, self.config.keep_every)
+        config = self.config
+        kept = keep(indices, config.keep_newest, config.keep_every, thin=config.thin)
         for name in sorted(indices.keys() - kept):
             try:
                 self.store.delete(name)

@@ -272,7 +272,7 @@ def _hub(at: Deployment) -> Figures:
     fed_back = 8 * load.parameters * scheme_of(load.sync.contribution_scheme).feedback
     hours = f"of the last {at.run.log.window_s / 3600:.3g} h, up to log.window_bytes"
     each = load.snapshot_bytes + measured.RAW_BITS[load.sync.global_scheme] / 8
-    count = after_a_month(saving.every_s, saving.keep_newest, saving.keep_every)
+    count = after_a_month(saving)
     (read, recovery_s), rare = memory.recovery(at), f"{1 / at.snapshots:.3g} versions, on average"
     return {
         "ingress": Figure(hub.ingress_bits_s, "bit/s", "all contributions, on average"),

@@ -27,6 +27,7 @@ from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBus
 from skerry.protocol.messages import CheckpointRecord
 from skerry.protocol.subjects import Subjects
+from skerry.settings.models import CheckpointConfig
 from skerry.store.checkpoint import read_manifest
 from skerry.store.local import LocalStore
 from skerry.tasks import TaskGroup
@@ -196,9 +197,17 @@ def test_the_newest_and_ever_fewer_mths_stay(
     assert keep(named(count), newest, every) == {f"step-{index:04d}" for index in stay}
 
 
-@pytest.mark.parametrize(("every_s", "every", "left"), [(30.0, 10, 52), (1.0, 1, 84), (30.0, 0, 3)])
-def test_a_month_leaves_a_few_dozen(every_s: float, every: int, left: int) -> None:
-    assert after_a_month(every_s, 3, every) == left
+@pytest.mark.parametrize(
+    ("sets", "left"),
+    [
+        ({}, 52),
+        ({"every_s": 1.0, "keep_every": 1}, 84),
+        ({"keep_every": 0}, 3),
+        ({"thin": False}, 8643),
+    ],
+)
+def test_a_month_leaves_a_few_dozen_unless_all_are_wanted(sets: dict[str, Any], left: int) -> None:
+    assert after_a_month(CheckpointConfig(**sets)) == left
 
 
 @given(indices, newest, every)
