@@ -62,8 +62,9 @@ def print_chat(
         raise ConfigError(msg, path="tokenizer")
     template = ChatTemplate.of(tokenizer)
     restored = restore(path, sets)
-    words = Words.of(tokenizer, getattr(restored.model, "vocab", None))
-    sampler = Sampler(restored.model, restored.config.data.seq_len, temperature)
+    data, vocab = restored.config.data, getattr(restored.model, "vocab", None)
+    words = Words.of(tokenizer, vocab, data.tokenizer)
+    sampler = Sampler(restored.model, data.seq_len, temperature)
     conversation = Conversation(template, words, sampler, restored.params, count, seed)
     for answer in talk(conversation, lines):
         print(answer, flush=True)

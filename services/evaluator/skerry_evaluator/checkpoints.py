@@ -179,9 +179,8 @@ def print_sample(
     restored = restore(path, sets)
     data, vocab = restored.config.data, getattr(restored.model, "vocab", None)
     sampler = Sampler(restored.model, data.seq_len, temperature)
-    words = words_of(data)
-    if tokenizer is not None:
-        words = Words.of(tokenizer, vocab)
+    given = Words.of(tokenizer, vocab, data.tokenizer) if tokenizer is not None else None
+    words = given or words_of(data)
     start = to_tokens(data, prompt, vocab) if words is None else words.encode(prompt) or [0]
     decode = partial(to_text, data) if words is None else words.decode
     written = [] if words is None else [*start]

@@ -31,7 +31,9 @@ def words_of(data: DataConfig) -> Words | None:
     if folder is None and data.source == "prepared":
         with suppress(CorpusError):
             folder = prepared_folders(data.paths)[0]
-    return Words.of(folder) if folder is not None and (folder / FILE).is_file() else None
+    if folder is None or not (folder / FILE).is_file():
+        return None
+    return Words.of(folder, digest=data.tokenizer)
 
 
 def to_tokens(data: DataConfig, prompt: str, vocab: int | None) -> list[int]:

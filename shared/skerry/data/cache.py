@@ -39,15 +39,8 @@ def tokenised(config: DataConfig) -> DataConfig:
 
     Each of ``data.paths`` has a folder of its own. Other sources are returned as they are.
     """
-    words = (
-        Words.of(Path(config.tokenizer_folder).expanduser()) if config.tokenizer_folder else None
-    )
-    if words is not None and config.tokenizer not in ("", words.digest):
-        msg = (
-            f"The tokenizer of {words.folder} is {words.digest}, and this run's learners have"
-            f" {config.tokenizer}: name the folder of that one, or begin another run."
-        )
-        raise CorpusError(msg, path="data.tokenizer_folder")
+    named = config.tokenizer_folder
+    words = Words.of(Path(named).expanduser(), digest=config.tokenizer) if named else None
     if config.factory:
         dataset = open_dataset(config)
         key = key_of(fingerprint_of_items(dataset, config), words)

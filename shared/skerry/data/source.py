@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from skerry.data.documents import TABLES
 from skerry.data.files import copied_folder, find_files, is_remote, unreadable
 from skerry.data.shards import MANIFEST, SUFFIXES, open_shards, read_manifest
-from skerry.data.tokenizer import digest_of
 from skerry.errors import CorpusError
 from skerry.folders import matching
+from skerry.settings.checks import tokenizer_digest
 from skerry.settings.models import DataConfig
 
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -124,7 +124,7 @@ def with_tokenizer(config: DataConfig) -> DataConfig:
     if config.source == "prepared":
         digest = read_manifest(prepared_folders(config.paths)[0]).tokenizer
     elif config.tokenizer_folder:
-        digest = digest_of(Path(config.tokenizer_folder).expanduser())
+        digest = tokenizer_digest(Path(config.tokenizer_folder).expanduser())
     return config.model_copy(update={"tokenizer": digest})
 
 

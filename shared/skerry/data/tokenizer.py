@@ -11,13 +11,13 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from skerry.data.chat import end_of
 from skerry.errors import ConfigError, CorpusError
 from skerry.folders import writing
+from skerry.settings.checks import TOKENIZER as FILE
+from skerry.settings.checks import refuse_tokenizer, tokenizer_digest
 
-FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SETTINGS = "tokenizer_config.json"
 COMPANIONS = (
     *(FILE, SETTINGS, "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
@@ -43,8 +43,12 @@ class Words:
     _names: re.Pattern[str] = re.compile("(?!)")
 
     @classmethod
-    def of(cls, folder: Path, vocab: int | None = None) -> Words:
-        """Open a folder's tokenizer; ConfigError for one that does not fit a model's ``vocab``."""
+    def of(cls, folder: Path, vocab: int | None = None, digest: str = "") -> Words:
+        """Open a folder's tokenizer.
+
+        Raises ConfigError for one that does not fit a model's ``vocab``, and as
+        ``refuse_tokenizer`` does.
+        """
         import tokenizers
 
         file = folder / FILE
@@ -53,6 +57,7 @@ class Words:
         except Exception as error:  # it raises nothing narrower
             msg = f"{file} cannot be read as a tokenizer ({error}): name the folder that has one."
             raise ConfigError(msg, path="tokenizer") from error
+        refuse_tokenizer(folder, digest)
         made.no_truncation()  # which a tokenizer is often saved with after a training
         made.no_padding()
         size, plain = (made.get_vocab_size(with_added_tokens=added) for added in (True, False))
@@ -68,7 +73,7 @@ class Words:
     @property
     def digest(self) -> str:
         """A hash of the tokenizer's file, 32 hexadecimal digits."""
-        return digest_of(self.folder)
+        return tokenizer_digest(self.folder)
 
     @property
     def files(self) -> list[Path]:
@@ -120,15 +125,6 @@ class Words:
         """Return the text of tokens, without special ones."""
         text: str = self._made.decode(list(tokens))
         return text
-
-
-def digest_of(folder: Path) -> str:
-    """Return the hash of a folder's tokenizer; ConfigError where there is none."""
-    try:
-        return xxhash.xxh3_128_hexdigest((folder / FILE).read_bytes())
-    except OSError as error:
-        msg = f"{folder / FILE} cannot be read ({error.strerror}): name a tokenizer's folder."
-        raise ConfigError(msg, path="tokenizer") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:

@@ -15,6 +15,7 @@ from skerry.models.arch import Arch, parse
 from skerry.models.presets import arch_of
 from skerry.models.saving import save_tensors
 from skerry.models.tensors import tensors_of
+from skerry.settings.checks import TOKENIZER, refuse_tokenizer
 from skerry.settings.loading import run_config_from_json
 from skerry.settings.local import StoreSettings
 from skerry.store import checkpoint
@@ -37,7 +38,8 @@ def export_hf(
     ``dtype`` None: that of the model's config.json, float32 where it names none.
 
     Raises StoreError for a checkpoint that cannot be read, ModelError for a model that is none of
-    Hugging Face's, and ConfigError for a folder that holds anything or cannot be written.
+    Hugging Face's, and ConfigError for a folder that holds anything or cannot be written, or for
+    a tokenizer that is not the run's.
     """
     target = Path(out)
     if source is not None and not any(Path(source, name).is_file() for name in hf.COMPANIONS):
@@ -48,6 +50,8 @@ def export_hf(
     if config.model.factory:
         msg = f"{where} has a model of your own, for which Hugging Face has no config.json."
         raise ModelError(msg, path="model.factory")
+    if source is not None and Path(source, TOKENIZER).is_file():
+        refuse_tokenizer(Path(source), config.data.tokenizer)
     arch = arch_of(config.model)
     if config.model.lora_rank:
         folder = adapters.base_folder(config.model)

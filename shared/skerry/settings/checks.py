@@ -10,17 +10,21 @@ import math
 import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from urllib.parse import urlsplit
+
+import xxhash
 
 from skerry import code, folders
 from skerry.algorithm.presets import INNERS, MERGES, OUTERS
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, CorpusError
 from skerry.settings.local import LocalSettings, NatsSettings, store_kinds
 from skerry.settings.models import DataConfig, RunConfig
 from skerry.settings.modes import RATES, clauses, turns_are_even
 from skerry.settings.tree import split_assignment
 
 BROKERS = ("nats", "tls", "ws", "wss")
+TOKENIZER = "tokenizer.json"
 CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "model.factory": ("",),
     "data.factory": ("",),
@@ -29,6 +33,25 @@ CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "outer.preset": OUTERS,
 }
 """Settings that name a function as ``module:function``, and their other values."""
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Return the hash of a folder's tokenizer, 32 hexadecimal digits; ConfigError without one."""
+    try:
+        return xxhash.xxh3_128_hexdigest((folder / TOKENIZER).read_bytes())
+    except OSError as error:
+        msg = f"{folder / TOKENIZER} cannot be read ({error.strerror}): name a tokenizer's folder."
+        raise ConfigError(msg, path="tokenizer") from error
+
+
+def refuse_tokenizer(folder: Path, wanted: str) -> None:
+    """Raise CorpusError for a tokenizer that is not the one of a run's text; "": any may be."""
+    if wanted and (found := tokenizer_digest(folder)) != wanted:
+        msg = (
+            f"The tokenizer of {folder} is {found}, and this run's learners have {wanted}: name"
+            " the folder of that one."
+        )
+        raise CorpusError(msg, path="tokenizer")
 
 
 def check_run(run: RunConfig) -> None:

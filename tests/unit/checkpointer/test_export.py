@@ -30,9 +30,11 @@ ARCH = read_arch(json.dumps(MOE | {"dtype": "bfloat16"}))
 LEAVES = tuple(LeafSpec(name, t.shape) for name, t in sorted(tensors_of(ARCH).items()))
 
 
-async def checkpoint_of(store: LocalStore, model: dict[str, str]) -> str:
+async def checkpoint_of(store: LocalStore, model: dict[str, str], tokenizer: str = "") -> str:
     """Write a checkpoint of a scripted run with the parameters of ARCH, and return its folder."""
     config = RunConfig.model_validate({**QUICK, "model": model})
+    data = config.data.model_copy(update={"tokenizer": tokenizer})
+    config = config.model_copy(update={"data": data})
     bus = MemoryBroker().connect()
     scripted = await ScriptedRun.begin(bus, config=config, leaves=LEAVES)
     await scripted.commit_all(step=7, tokens=70)
@@ -132,6 +134,15 @@ def short_of_disk() -> Iterator[Callable[[], None]]:
 def test_adapters_are_exported_in_float32_alone(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="stored in float32, not in bfloat16"):
         export_peft("none", tmp_path / "out", StoreSettings(), dtype="bfloat16")
+
+
+async def test_another_tokenizer_than_the_runs_is_not_copied_beside_its_weights(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    where = await checkpoint_of(store, {"config": ARCH.config}, tokenizer="another")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="this run's learners have another: name the folder"):
+        export_hf(where, tmp_path / "out", StoreSettings(), source=tmp_path)
 
 
 @pytest.mark.parametrize("source", ["nowhere", "."])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from skerry.data.tokenizer import train_tokenizer
 from skerry.errors import CheckpointCorrupt, ConfigError, ModelError
 from skerry.protocol.messages import MOST_SAMPLE_BYTES
 from skerry.settings.models import DataConfig, RunConfig
@@ -21,6 +22,7 @@ from skerry.store.base import MANIFEST
 from skerry.store.kinds.s3 import S3Store
 from skerry.store.local import LocalStore
 from skerry_evaluator.__main__ import app
+from skerry_evaluator.chat import print_chat
 from skerry_evaluator.checkpoints import _on_other_text, print_sample, print_scores, restore
 from skerry_evaluator.sampling import Sampler, SampleWriter, to_text, to_tokens
 from tests.support.s3_server import BUCKET, S3Server
@@ -167,6 +169,22 @@ def test_a_tokenizer_that_nothing_would_be_read_with_is_refused(
     paths = [str(tmp_path / name) for name in text]
     with pytest.raises(ConfigError, match=said):
         print_scores([folder], batches=1, as_json=False, text=paths, tokenizer=tmp_path)
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_a_sample_by_another_tokenizer_than_the_runs_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chats: bool
+) -> None:
+    restored, words = restore(folder), tmp_path / "words"
+    train_tokenizer(["a text"], 260, words)
+    (words / "chat_template.jinja").write_text("{{ messages }}")
+    data = restored.config.data.model_copy(update={"source": "tokens", "tokenizer": "another"})
+    other = replace(restored, config=restored.config.model_copy(update={"data": data}))
+    for module in ("checkpoints", "chat"):
+        monkeypatch.setattr(f"skerry_evaluator.{module}.restore", lambda *_: other)
+    show: Any = print_chat if chats else print_sample
+    with pytest.raises(ConfigError, match="this run's learners have another: name the folder"):
+        show(folder, "hello", 5, 0.0, 0, words)
 
 
 @pytest.mark.parametrize(("batches", "tokens"), [(None, 3 * 2 * 16), (1, 2 * 16)])
