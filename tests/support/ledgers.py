@@ -10,7 +10,7 @@ from skerry.protocol.commit import progress_after
 from skerry.protocol.contribution import Contribution, ContributionRules
 from skerry.protocol.messages import Commit, CommitOrigin, LearnerProgress, MemberRecord
 from skerry.protocol.records import decode
-from skerry.protocol.shard import StalenessRule
+from skerry.protocol.shard import WeightRule
 from skerry.protocol.subjects import Subjects
 from skerry.settings.loading import run_config_from_json
 from skerry_tools.audit.accounts import Violation
@@ -21,7 +21,7 @@ from tests.support.simulation.schedule import lived
 
 TOKENS = 16
 """Of one sequence of data, in a ledger made by hand."""
-RULES = Rules(2, ContributionRules(TOKENS), StalenessRule(4, 0.5))
+RULES = Rules(2, ContributionRules(TOKENS), WeightRule(4, 0.5))
 
 Record = MemberRecord | Commit
 

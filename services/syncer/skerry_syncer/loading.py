@@ -20,7 +20,7 @@ from skerry.protocol.contribution import ContributionRules, Incarnations
 from skerry.protocol.messages import Commit, Manifest, Round, Start
 from skerry.protocol.parts import snapshot_version
 from skerry.protocol.records import decode, read
-from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
+from skerry.protocol.shard import PendingFragment, Shard, weight_rule
 from skerry.protocol.subjects import Subjects
 from skerry_syncer.restoring import FragmentVectors, Restorer
 
@@ -68,7 +68,7 @@ async def load(
     shard = Shard.of(
         writer.run,
         plan,
-        StalenessRule(sync.max_staleness, sync.staleness_discount),
+        weight_rule(config),
         ContributionRules(data.seq_len, data.batch * data.seq_len, sync.contribution_scheme),
         [
             PendingFragment(f, manifests.get(f.index), floor=floors.get(f.index, 0))

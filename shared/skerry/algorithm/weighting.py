@@ -34,14 +34,15 @@ class StalenessReason(StrEnum):
     """Its base is a version that this log has never committed."""
 
 
-def weight(tokens: int, steps: int) -> float:
+def weight(tokens: int, steps: int, *, bare: bool = False) -> float:
     """Return ``tokens * (tokens / steps)``: the amount of data, times the data in each step.
 
     A step over more tokens has a less noisy gradient, so tokens that came in few steps count more
-    than as many that came in many. 0 without steps. The product with ``discounted`` is what gets
-    normalised.
+    than as many that came in many. ``bare`` gradients of single steps count by their tokens: then
+    the mean is the gradient of one batch of them all. 0 without steps. The product with
+    ``discounted`` is what gets normalised.
     """
-    return tokens * (tokens / steps) if steps > 0 else 0.0
+    return tokens * (1.0 if bare else tokens / steps) if steps > 0 else 0.0
 
 
 def normalised(weights: Sequence[float]) -> tuple[float, ...]:

@@ -139,7 +139,8 @@ def weigh(
             continue
         late = state.version - header.base_version
         left_out = compared.uncounted(header)
-        work = weighting.weight(header.tokens, header.steps) * discount
+        bare = shard.staleness.bare
+        work = weighting.weight(header.tokens, header.steps, bare=bare) * discount
         cut = compared.cut(header, own, left_out)
         found.append(Weighed(item, late, 0.0, own, work * (1.0 - left_out), left_out, cut))
     return _shared(found, rules.share)

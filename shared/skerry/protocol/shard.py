@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from skerry.algorithm import weighting
 from skerry.algorithm.fragments import Fragment, Plan
@@ -49,11 +49,21 @@ MOST_SETTLED = 4096
 """Contributions per fragment that are remembered as resolved; duplicates come sooner than that."""
 
 
-class StalenessRule(NamedTuple):
-    """How many versions behind a contribution may be, and the factor on its weight for each."""
+class WeightRule(NamedTuple):
+    """How many versions behind a contribution may be, and the factor on its weight for each.
+
+    ``bare``: contributions are gradients of single steps, see ``weighting.weight``.
+    """
 
     most: int
     discount: float
+    bare: bool = False
+
+
+def weight_rule(config: Any) -> WeightRule:
+    """Return the rule of a run by its config."""
+    sync, bare = config.sync, config.outer.preset == "adamw"
+    return WeightRule(sync.max_staleness, sync.staleness_discount, bare)
 
 
 @dataclass(slots=True)
@@ -212,7 +222,7 @@ class Shard:
     """
 
     plan: Plan
-    staleness: StalenessRule
+    staleness: WeightRule
     fragments: dict[int, PendingFragment]
     assembler: ContributionAssembler
     seen_sequence: int = 0
@@ -227,7 +237,7 @@ class Shard:
         cls,
         run: str,
         plan: Plan,
-        staleness: StalenessRule,
+        staleness: WeightRule,
         rules: ContributionRules,
         fragments: Sequence[PendingFragment],
     ) -> Shard:
@@ -314,7 +324,7 @@ class Shard:
             state.refuse(refused)
 
 
-def judge(contribution: Contribution, version: int, rule: StalenessRule) -> float | RefusalCause:
+def judge(contribution: Contribution, version: int, rule: WeightRule) -> float | RefusalCause:
     """Return the factor on a contribution's weight, or why it can never be merged.
 
     Genesis makes version 1 and nothing else: it is no gradient of anything.

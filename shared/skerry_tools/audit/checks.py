@@ -29,7 +29,7 @@ from skerry.protocol.messages import (
     is_from_checkpoint,
     why,
 )
-from skerry.protocol.shard import StalenessRule
+from skerry.protocol.shard import WeightRule, weight_rule
 from skerry_tools.audit.accounts import Account, Starts, Violation, What, named
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Rules:
 
     shards: int
     claims: ContributionRules
-    staleness: StalenessRule
+    staleness: WeightRule
     share: float = 0.0
 
     @classmethod
@@ -60,7 +60,7 @@ class Rules:
         return cls(
             sync.shards,
             ContributionRules(data.seq_len, data.batch * data.seq_len),
-            StalenessRule(sync.max_staleness, sync.staleness_discount),
+            weight_rule(config),
             share=config.contain.share,
         )
 
@@ -294,12 +294,13 @@ def _claims(history: FragmentHistory, commit: Commit, *, begins: bool) -> Iterat
         yield What.VERSIONS, "", text
 
 
-def _merge(commit: Commit, rule: StalenessRule, most: float) -> Iterator[Found]:
+def _merge(commit: Commit, rule: WeightRule, most: float) -> Iterator[Found]:
     """Check staleness and weights of what a commit merged."""
     work: list[float] = []
     for item in commit.consumed:
         late = commit.version - 1 - item.base_version
-        discount, _ = weighting.discounted(item.base_version, commit.version - 1, *rule)
+        allowed = rule.most, rule.discount
+        discount, _ = weighting.discounted(item.base_version, commit.version - 1, *allowed)
         if item.staleness != late or late < 0:
             text = (
                 f"a contribution to version {item.base_version} counts as {item.staleness}"
@@ -311,7 +312,7 @@ def _merge(commit: Commit, rule: StalenessRule, most: float) -> Iterator[Found]:
             yield What.STALENESS, item.learner, text
         else:
             counted = discount * (1.0 - item.uncounted)
-            work.append(weighting.weight(item.tokens, item.steps) * counted)
+            work.append(weighting.weight(item.tokens, item.steps, bare=rule.bare) * counted)
     if not commit.consumed:
         return
     total = sum(item.weight for item in commit.consumed)

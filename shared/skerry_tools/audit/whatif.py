@@ -25,7 +25,7 @@ from skerry.protocol.commit import Batch, weigh, without
 from skerry.protocol.containment import FragmentMemory, containment_rules, examine
 from skerry.protocol.contribution import Contribution, ContributionRules
 from skerry.protocol.messages import Commit, Manifest
-from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
+from skerry.protocol.shard import PendingFragment, Shard, weight_rule
 from skerry.settings.models import OuterConfig, RunConfig
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Branch:
     def of(cls, log: RunLog, fragment: Fragment, policy: WhatIfPolicy) -> Branch:
         """Return a fragment of a run under another policy, which has not begun."""
         config = policy.applied(log.config)
-        stale = StalenessRule(config.sync.max_staleness, config.sync.staleness_discount)
+        stale = weight_rule(config)
         shard = Shard.of(log.run, log.plan, stale, ContributionRules(), [])
         shard.containment = containment_rules(config.contain)
         return cls(fold_of(config, log.plan, fragment), shard, without=policy.without)

@@ -18,6 +18,7 @@ quick = settings(max_examples=150)
 def test_a_weight_is_tokens_times_tokens_per_step() -> None:
     assert weight(1000, 10) == 1000 * 100
     assert weight(1000, 0) == 0.0
+    assert weight(1000, 1, bare=True) == 1000
 
 
 @quick

@@ -24,7 +24,8 @@ from skerry.protocol.containment import (
 )
 from skerry.protocol.contribution import Contribution, ContributionRules
 from skerry.protocol.messages import CloseReason, Pulse, QuarantineReason, RefusalCause, Refused
-from skerry.protocol.shard import PendingFragment, Shard, StalenessRule
+from skerry.protocol.shard import PendingFragment, Shard, WeightRule, weight_rule
+from skerry.settings.models import RunConfig
 from tests.support.builders import commit, consumed, header, manifest, pulse
 from tests.support.learners import walk
 
@@ -34,6 +35,7 @@ VERSION = 3
 RULES = ContainmentRules(
     clip=2.0, share=2.0, steps=8.0, repeats=True, opposed=True, quarantine=True
 )
+WEIGHTS = WeightRule(4, 0.5)
 COMMON = 2 * walk(FRAGMENT, "common")
 CLOSING = Closing(CloseReason.ALL_ARRIVED, 1, 1, 2)
 
@@ -48,10 +50,9 @@ def sent(learner: str, factor: float = 1.0, identity: int = 1, **changes: Any) -
     return Contribution(header(identity, learner, **claim), "int4", planes, place, place)
 
 
-def shard(rules: ContainmentRules = RULES) -> Shard:
+def shard(rules: ContainmentRules = RULES, weights: WeightRule = WEIGHTS) -> Shard:
     held = manifest(VERSION, run="t", plan_digest=PLAN.digest)
-    staleness, claims = StalenessRule(4, 0.5), ContributionRules()
-    made = Shard.of("t", PLAN, staleness, claims, [PendingFragment(FRAGMENT, held)])
+    made = Shard.of("t", PLAN, weights, ContributionRules(), [PendingFragment(FRAGMENT, held)])
     made.containment = rules
     return made
 
@@ -84,6 +85,14 @@ def test_honest_learners_are_merged_as_without_rules() -> None:
     assert {n: (w.weight, w.cut, w.uncounted) for n, w in ruled.items()} == {
         n: (w.weight, 0.0, 0.0) for n, w in bare.items()
     }
+
+
+@pytest.mark.parametrize(("mode", "most"), [("data-parallel", 2 / 3), ("diloco", 4 / 5)])
+def test_bare_gradients_are_averaged_over_the_tokens_of_all(mode: str, most: float) -> None:
+    rule = weight_rule(RunConfig.model_validate({"mode": mode}))
+    few, many = sent("a", steps=1, tokens=40), sent("b", steps=1, tokens=80)
+    found, _ = merged(shard(ContainmentRules(), rule), few, many)
+    assert found["b"].weight == pytest.approx(most)
 
 
 def test_what_is_too_long_is_cut_and_the_commit_says_by_how_much() -> None:

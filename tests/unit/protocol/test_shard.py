@@ -27,7 +27,7 @@ from skerry.protocol.shard import (
     PendingFragment,
     Refusals,
     Shard,
-    StalenessRule,
+    WeightRule,
     judge,
 )
 from tests.support.builders import header, manifest
@@ -47,7 +47,7 @@ def offered(identity: int = 1, learner: str = "a", **changes: Any) -> Contributi
 def shard(most_stale: int = 4) -> Shard:
     """A shard whose one fragment is at VERSION."""
     held = manifest(VERSION, run=RUN, plan_digest=PLAN.digest)
-    staleness = StalenessRule(most_stale, 0.9)
+    staleness = WeightRule(most_stale, 0.9)
     return Shard.of(RUN, PLAN, staleness, ContributionRules(), [PendingFragment(FRAGMENT, held)])
 
 

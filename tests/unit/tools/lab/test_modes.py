@@ -72,14 +72,26 @@ def by_one_process(lab: Lab, streams: tuple[int, ...]) -> F32s:
     for number in range(train.steps):
         read = [Stream(work.corpus, shard).read(number * batch, batch) for shard in streams]
         done = np.float32(number / train.steps)
-        joined = {"tokens": jnp.asarray(np.concatenate([rows["tokens"] for rows in read]))}
+        joined = {name: jnp.asarray(np.concatenate([r[name] for r in read])) for name in read[0]}
         own, _ = step(own, joined, done, np.float32(1.0))
     leaves = [np.array(leaf) for leaf in leaves_by_name(own.params)]
     return fragments.gather(work.plan.fragments[0], leaves)
 
 
-def test_data_parallel_equals_one_process_with_both_batches(scenario_of: Any) -> None:
-    lab = Lab(scenario_of("data-parallel", 8))
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+def test_data_parallel_equals_one_process_with_both_batches(
+    scenario_of: Any, tmp_path: Path, packing: str
+) -> None:
+    """In documents packed together no two batches have equally many targets."""
+    scenario = scenario_of("data-parallel", 8)
+    for number in range(300):
+        (tmp_path / f"text-{number}.txt").write_text(
+            f"{number * number} is its square. " * (number % 7)
+        )
+    paths = (str(tmp_path / "text-*.txt"),) if packing == "documents" else scenario.run.data.paths
+    data = scenario.run.data.model_copy(update={"packing": packing, "paths": paths})
+    run = scenario.run.model_copy(update={"data": data})
+    lab = Lab(scenario.model_copy(update={"run": run}))
     result = lab.run()
     merged = master_of(lab)
     both, one = by_one_process(lab, (0, 1)), by_one_process(lab, (0,))
