@@ -14,10 +14,9 @@ from typing import Any
 from skerry.data.chat import end_of
 from skerry.errors import ConfigError, CorpusError
 from skerry.folders import writing
-from skerry.settings.checks import TOKENIZER as FILE
-from skerry.settings.checks import refuse_tokenizer, tokenizer_digest
+from skerry.settings.checks import TOKENIZER, refuse_tokenizer, tokenizer_digest
 
-SETTINGS = "tokenizer_config.json"
+FILE, SETTINGS = TOKENIZER, "tokenizer_config.json"
 COMPANIONS = (
     *(FILE, SETTINGS, "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
