@@ -30,7 +30,7 @@ from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
 from skerry_tools.audit.accounts import What
 from skerry_tools.audit.fork import fork
-from skerry_tools.audit.log import RunLog
+from skerry_tools.audit.log import LedgerEntry, RunLog
 from skerry_tools.audit.replay import bases_of, replay
 from skerry_tools.audit.survey import ReplayMoment, survey
 from skerry_tools.audit.verify import AuditReport, verify
@@ -282,6 +282,27 @@ async def test_a_merged_contribution_gone_from_the_middle_of_the_window_is_a_not
     assert "is gone from the window, which begins before it" in hole
     assert "Fragment 0, versions 2 to 3: the window has dropped" in uncovered
     assert report.survey.base == {0: 3, 1: 0}
+
+
+async def test_what_comes_while_a_log_is_read_is_not_missed_in_its_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = await trained(6)
+    contributions = bus.broker.streams[SUBJECTS.shard(0).stream("CONTRIB")]
+    late = [*contributions.records.values()][-12:]
+    for record in late:
+        contributions.drop(record.sequence)
+    members = RunLog.members
+
+    async def behind_the_window(log: RunLog) -> list[LedgerEntry]:
+        for record in late:
+            contributions.store(record)
+        return await members(log)
+
+    monkeypatch.setattr(RunLog, "members", behind_the_window)
+    report = await verified(bus)
+    assert (report.violations, report.notes) == ((), ())
+    assert report.survey.base == {0: 0, 1: 0}
 
 
 async def test_an_earlier_snapshot_is_the_one_that_the_ledger_tells_of() -> None:

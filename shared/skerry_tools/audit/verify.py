@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from skerry.algorithm.fragments import shard_of
 from skerry.log import ledger
 from skerry.log.base import Bus, Record
-from skerry.log.reading import newest_sequence, read_now
+from skerry.log.reading import newest_sequence, read_up_to
 from skerry.protocol.contribution import Contribution, ContributionAssembler, id_of
 from skerry.protocol.messages import Commit, MemberRecord, begins_history, is_round
 from skerry.protocol.subjects import contributor
@@ -72,13 +73,15 @@ class AuditReport:
 class _Walk:
     """One pass over ledger and starts.
 
-    ``newest`` are each fragment's newest version and its digest.
+    ``newest`` are each fragment's newest version and its digest, ``read_to`` how far the window of
+    each shard has been read: what came later may be merged by now.
     """
 
     checks: Checks
     ends: Ends
     survey: Survey
     newest: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    read_to: list[int] = field(default_factory=list[int])
     merged: Counter[str] = field(default_factory=Counter[str])
     refused: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     found: list[Violation] = field(default_factory=list[Violation])
@@ -143,12 +146,13 @@ class _Walk:
     def _lost(self, commit: Commit) -> list[str]:
         """Return a note for each contribution that a round merged and the window should hold."""
         first = self.survey.window.first_sequence(commit.fragment)
+        last = self.read_to[shard_of(commit.fragment, len(self.read_to))]
         return [
             f"Fragment {commit.fragment}, version {commit.version}, learner {item.learner}:"
             f" {named(id_of(item))} was merged and is gone from the window, which begins before"
             " it: nothing can merge it again."
             for item in (commit.consumed if is_round(commit) else ())
-            if item.identity and item.sequence_first >= first
+            if item.identity and first <= item.sequence_first <= item.sequence_last <= last
             if not self.checks.offered(commit.fragment, item)
         ]
 
@@ -259,7 +263,8 @@ async def _walk(log: RunLog, report: OnProgress) -> _Walk:
     for shard in log.shards:
         assembler = ContributionAssembler(log.run, log.plan, keeps_payload=False)
         pattern = shard.contribution()
-        records = read_now(log.bus, pattern)
+        walk.read_to.append(await newest_sequence(log.bus, pattern))
+        records = read_up_to(log.bus, pattern, walk.read_to[-1])
         async with aclosing(records):
             async for record in records:
                 fragment, _ = contributor(record.subject)
