@@ -26,6 +26,9 @@ LISTED = (
     *("ledger_sequence", "run_created_ns"),
 )
 
+WIDEST = 1000
+"""No table is: a narrow terminal folds lines, and no name is cut, which would name nothing."""
+
 
 def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
     """Print the checkpoints in the store that the settings name."""
@@ -44,16 +47,17 @@ def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:
         return
     titles = ("run", "checkpoint", "written", "step", "tokens", "MB", "versions", "ledger")
     table = Table(*titles, box=None)
-    table.columns[2].no_wrap = True  # a date over two lines is hard to read
     for s in found:
-        cells = ["unreadable", "", "", "", s.error, ""]
+        cells = ["unreadable"]
         if (held := s.checkpoint) is not None:
             written = datetime.fromtimestamp(held.created_ns / NANOSECONDS, UTC)
             size = f"{held.size_bytes / 1e6:.1f}"
             facts = (held.step, held.tokens, size, span(held.versions), held.ledger_sequence)
             cells = [f"{written:%Y-%m-%d %H:%M}", *map(str, facts)]
         table.add_row(*map(escape, (s.run, s.name, *cells)))
-    Console().print(table)
+    Console(width=WIDEST).print(table)
+    for sentence in filter(None, (s.error for s in found)):
+        print(sentence)
 
 
 def print_verified(path: str, store_settings: StoreSettings, *, as_json: bool) -> None:

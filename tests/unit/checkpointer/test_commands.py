@@ -30,10 +30,20 @@ def test_list_prints_one_line_per_checkpoint_and_json_of_one_run(saved: Path) ->
     assert json.loads(run("list", "--run", "other", "--json", *where).stdout) == []
 
 
+def test_list_cuts_no_name_where_a_terminal_is_narrow(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = run("list", "--set", f"store.path={saved.parent.parent}").stdout
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
 def test_list_shows_what_is_wrong_with_a_damaged_one(saved: Path) -> None:
     (saved / "manifest.json").write_bytes(b"{}")
     where = ("--set", f"store.path={saved.parent.parent}")
-    assert "unreadable" in run("list", *where).stdout
+    shown = run("list", *where).stdout
+    assert "unreadable" in shown
+    assert "digest does not match" in shown, "in one line, below the table"
     (found,) = json.loads(run("list", "--json", *where).stdout)
     assert "is damaged" in found["error"]
 
