@@ -212,6 +212,12 @@ def test_the_expected_error_of_this_start_comes_before_all_else_in_a_log(
     assert last_sentence(log, offset) == sentence
 
 
+def test_the_error_in_a_log_that_was_truncated_meanwhile_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("error: x is 3.\n")
+    assert last_sentence(log, 1000) == "x is 3."
+
+
 def test_the_newest_event_of_a_name_is_found_in_a_log(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     lines = (

@@ -197,6 +197,8 @@ def last_event(log: Path, offset: int, event: str) -> dict[str, Any]:
 def _tail(log: Path, offset: int) -> list[str]:
     if not log.exists():
         return []
+    size = log.stat().st_size
+    kept = offset if offset <= size else 0  # somebody has truncated it meanwhile
     with log.open("rb") as file:
-        file.seek(max(offset, log.stat().st_size - MOST_LOG_BYTES))
+        file.seek(max(kept, size - MOST_LOG_BYTES))
         return file.read().decode("utf-8", "replace").splitlines()
