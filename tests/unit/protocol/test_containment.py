@@ -19,6 +19,7 @@ from skerry.protocol.containment import (
     Conduct,
     ContainmentRules,
     FragmentMemory,
+    containment_rules,
     digest_of,
     examine,
 )
@@ -93,6 +94,14 @@ def test_bare_gradients_are_averaged_over_the_tokens_of_all(mode: str, most: flo
     few, many = sent("a", steps=1, tokens=40), sent("b", steps=1, tokens=80)
     found, _ = merged(shard(ContainmentRules(), rule), few, many)
     assert found["b"].weight == pytest.approx(most)
+
+
+def test_mode_data_parallel_gives_a_large_batch_all_of_its_share() -> None:
+    run = RunConfig.model_validate({"mode": "data-parallel", "sync": {"learners": 4}})
+    held = shard(containment_rules(run.contain), weight_rule(run))
+    small = [sent(name, steps=1, tokens=80) for name in "bcd"]
+    found, _ = merged(held, sent("a", steps=1, tokens=800), *small)
+    assert found["a"].weight == pytest.approx(800 / 1040)
 
 
 def test_what_is_too_long_is_cut_and_the_commit_says_by_how_much() -> None:
