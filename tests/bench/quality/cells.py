@@ -18,8 +18,6 @@ SEQ_LEN = 64
 BATCH = 4
 """Sequences per step of each learner."""
 M_TOKENS = 1 << 20
-IN_BULK = 0.85
-"""Time of a token in steps of more than ``BATCH`` sequences, as a share of one in those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ LARGE = Size(
         "model.d_ff=256",
         "train.lr=3e-3",
     ),
-    1.8,
+    1.5,
 )
 """246 k parameters."""
 LARGEST = Size(
@@ -67,7 +65,7 @@ LARGEST = Size(
         "model.d_ff=384",
         "train.lr=3e-3",
     ),
-    1.95,
+    7.5,
 )
 """1.03 M parameters."""
 COMMON = (f"data.seq_len={SEQ_LEN}", "sync.delta_scheme=none", "sync.chunk_bytes=524288")
@@ -135,9 +133,8 @@ class Cell:
 
     @property
     def cost(self) -> float:
-        """What one run of it takes, in tokens of the small model in steps of ``BATCH``."""
-        in_bulk = 1.0 if self.batch <= BATCH else IN_BULK
-        return self.tokens * (1 + self.extra) * self.size.cost * in_bulk
+        """What one run of it takes, in tokens of the small model."""
+        return self.tokens * (1 + self.extra) * self.size.cost
 
     def scenario(self, seed: int) -> LabScenario:
         """Return the lab run; cells of equal settings have equal ones, whatever their names.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from bench.quality.__main__ import RATE, chosen, options
-from bench.quality.cells import BATCH, SEQ_LEN, Cell, budget, distinct, wanted
+from bench.quality.cells import BATCH, LARGEST, SEQ_LEN, Cell, budget, distinct, wanted
 from bench.quality.experiments import all_experiments, modes, partition, speeds
 from bench.quality.rhythms import ALONE, muon_fleet
 
-HOURS = 10
+HOURS = 6
 COMPILE_S = 5.0
 """Of each run, beside its training."""
 
@@ -18,8 +18,8 @@ def cell(**changes: object) -> Cell:
     return Cell(**{**given, **changes})  # type: ignore[arg-type] # pyright: ignore[reportArgumentType] - of any field
 
 
-def test_everything_runs_in_less_than_ten_hours_on_two_cores() -> None:
-    runs = list(wanted(all_experiments()))
+def test_all_but_the_largest_model_runs_in_less_than_six_hours_on_two_cores() -> None:
+    runs = [run for run in wanted(all_experiments()) if run.cell.size is not LARGEST]
     assert budget(runs) / RATE + len(distinct(runs)) * COMPILE_S / 2 < HOURS * 3600
 
 
