@@ -272,8 +272,8 @@ class JoinedIsland:
         if count > most:
             msg = (
                 f"A step trained on {count} tokens, and the run allows {most} (data.batch times"
-                " data.seq_len) in all that a step of the optimizer accumulates and all its"
-                " processes: create the run with larger ones, or train on less in a step."
+                " data.seq_len), accumulated batches and all processes together: create the run"
+                " with larger ones, or train on less in a step."
             )
             raise ConfigError(msg, path="data.batch")
         return count
