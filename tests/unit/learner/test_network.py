@@ -502,6 +502,17 @@ async def test_deltas_come_without_being_asked_for(wire: Wire) -> None:
             stored.append(receipt.sequence)
 
 
+async def test_deltas_that_nobody_reads_count_as_bytes_that_came(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "AHEAD_BYTES", 0)  # no room: each is let go at once
+    chunk, traffic = Subjects("run").shard(0).chunk(0, DELTA, 0, 0), wire.network.link.traffic
+    async with running(wire.network.receiver.deltas):
+        while not traffic.bytes_down:
+            await wire.bus.publish(chunk, b"a chunk")
+    assert traffic.bytes_down % len(b"a chunk") == 0
+
+
 async def test_deltas_of_a_region_are_left_to_its_cache(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
