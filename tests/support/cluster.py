@@ -106,6 +106,7 @@ class Cluster:
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "SKERRY_STORE__PATH": str(self.folder / "checkpoints"),
             "SKERRY_LEARNER__PATH": str(self.folder / "learners"),
+            "SKERRY_TELEMETRY__JSONL": str(self.folder / "metrics.jsonl"),
         }
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(

@@ -9,6 +9,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -52,10 +53,12 @@ async def monitor(
 ) -> AsyncGenerator[Running]:
     """Watch a run of the broker at ``url`` until the block ends."""
     words = [word for text in ("health.port=0", *sets) for word in ("--set", text)]
+    folder = TemporaryDirectory()  # it writes a file of metrics below its working folder
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "skerry_health_monitor", "--nats", url, "--run", run),
         *(*words, *options),
         stderr=PIPE,
+        cwd=folder.name,
     )
     running = Running(process)
     try:
@@ -66,3 +69,4 @@ async def monitor(
         with suppress(ProcessLookupError):
             process.kill()
         await process.communicate()
+        folder.cleanup()
