@@ -22,11 +22,11 @@ from skerry.service.shell import arrive, outlast, serve
 from skerry.service.turns import TurnTrace, take_turns
 from skerry.settings.loading import run_config_from_json
 from skerry.store.checkpoint import SavedLearner, dump, read_manifest, step_of
+from skerry.store.retention import keep
 from skerry.store.writer import CheckpointWriter
 from skerry.tasks import in_thread
 from skerry.telemetry import instruments, metrics, spans
 from skerry_checkpointer.cut import read_cut, take_cut
-from skerry_checkpointer.retention import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -340,9 +340,9 @@ class CheckpointConfig(Table):
     keep_newest: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
     keep_every: int = Field(default=10, ge=0)
-    """Every checkpoint of this number stays longer; 0: none."""
+    """Every n-th checkpoint, for this n, stays longer; 0: none."""
     thin: bool = True
-    """Of those ever fewer stay as they grow old; false: all, for ever."""
+    """These thin out as they age; false: all of them stay."""
 
 
 class EvalConfig(Table):

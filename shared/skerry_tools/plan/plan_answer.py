@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from skerry.algorithm.schemes import AUTO, scheme_of
 from skerry.models.tensors import active_parameters
 from skerry.protocol.parts import INITIAL_BYTES
-from skerry_checkpointer.retention import after_a_month
+from skerry.store.retention import after_a_month
 from skerry_tools.plan import measured, memory
 from skerry_tools.plan.answer import Answer, Figure, Figures, FigureTable, Kind, shown
 from skerry_tools.plan.plan import RunPlan

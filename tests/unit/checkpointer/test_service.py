@@ -30,8 +30,8 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import CheckpointConfig
 from skerry.store.checkpoint import read_manifest
 from skerry.store.local import LocalStore
+from skerry.store.retention import MONTH_S, after_a_month, keep
 from skerry.tasks import TaskGroup
-from skerry_checkpointer.retention import after_a_month, keep
 from skerry_checkpointer.service import Checkpointer, checkpointer
 from tests.support import checkpoints
 from tests.support.checkpoints import save
@@ -204,10 +204,19 @@ def test_the_newest_and_ever_fewer_mths_stay(
         ({"every_s": 1.0, "keep_every": 1}, 84),
         ({"keep_every": 0}, 3),
         ({"thin": False}, 8643),
+        ({"every_s": 1e9}, 3),
+        ({"every_s": 1e-320, "keep_every": 1}, 199),
     ],
 )
 def test_a_month_leaves_a_few_dozen_unless_all_are_wanted(sets: dict[str, Any], left: int) -> None:
     assert after_a_month(CheckpointConfig(**sets)) == left
+
+
+@given(st.integers(1, 400), every, st.booleans())
+def test_what_a_month_leaves_is_what_is_kept(written: int, every: int, thin: bool) -> None:
+    config = CheckpointConfig(every_s=MONTH_S / (written + 0.5), keep_every=every, thin=thin)
+    kept = keep(named(written), 0, every, thin=thin)
+    assert after_a_month(config) == config.keep_newest + len(kept)
 
 
 @given(indices, newest, every)

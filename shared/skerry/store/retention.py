@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MULTIPLES = 8
 MONTH_S = 30 * 86_400.0
+MOST_WRITTEN = 1e15
+"""No month has more, however short a period somebody sets."""
 
 
 def keep(
@@ -35,8 +37,11 @@ def keep(
 
 
 def after_a_month(config: CheckpointConfig) -> int:
-    """Return how many checkpoints there are after a month."""
-    every = config.keep_every
-    written = range(0, int(MONTH_S / config.every_s), every) if every else ()
-    kept = keep({str(index): index for index in written}, 0, every, thin=config.thin)
-    return config.keep_newest + len(kept)
+    """Return how many checkpoints there are after a month, with one every ``every_s`` seconds."""
+    written = int(min(MONTH_S / config.every_s, MOST_WRITTEN))
+    if not (written and config.keep_every):
+        return config.keep_newest
+    last = (written - 1) // config.keep_every
+    # Of turns that 2^k divides, and no higher power, the newest four stay, or as many as there are.
+    rare = sum(min(MULTIPLES // 2, ((last >> k) + 1) // 2) for k in range(last.bit_length()))
+    return config.keep_newest + 1 + (rare if config.thin else last)
