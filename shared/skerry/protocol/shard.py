@@ -62,7 +62,7 @@ class WeightRule(NamedTuple):
 
 def weight_rule(config: Any) -> WeightRule:
     """Return the rule of a run by its config."""
-    sync, bare = config.sync, config.outer.preset == "adamw"
+    sync, bare = config.sync, config.train.inner == "gradient"
     return WeightRule(sync.max_staleness, sync.staleness_discount, bare)
 
 
