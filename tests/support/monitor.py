@@ -53,20 +53,19 @@ async def monitor(
 ) -> AsyncGenerator[Running]:
     """Watch a run of the broker at ``url`` until the block ends."""
     words = [word for text in ("health.port=0", *sets) for word in ("--set", text)]
-    folder = TemporaryDirectory()  # it writes a file of metrics below its working folder
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "skerry_health_monitor", "--nats", url, "--run", run),
-        *(*words, *options),
-        stderr=PIPE,
-        cwd=folder.name,
-    )
-    running = Running(process)
-    try:
-        listening = await running.line("health_listening")
-        running.url = f"http://127.0.0.1:{listening['port']}"
-        yield running
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
-        folder.cleanup()
+    with TemporaryDirectory() as folder:  # it writes metrics below its working folder
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "skerry_health_monitor", "--nats", url, "--run", run),
+            *(*words, *options),
+            stderr=PIPE,
+            cwd=folder,
+        )
+        running = Running(process)
+        try:
+            listening = await running.line("health_listening")
+            running.url = f"http://127.0.0.1:{listening['port']}"
+            yield running
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()

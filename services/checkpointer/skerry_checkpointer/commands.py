@@ -27,7 +27,7 @@ LISTED = (
 )
 
 WIDEST = 1000
-"""No table is: a narrow terminal folds lines, and no name is cut, which would name nothing."""
+"""Columns, more than any table has: a narrow terminal folds its lines, and no name is cut."""
 
 
 def print_list(store: StoreSettings, run: str | None, *, as_json: bool) -> None:

@@ -165,7 +165,7 @@ def _progress(run: RunRow) -> str:
         checkpoint,
         f"last round: {plain(run.last_round.replace('_', ' '))}" if run.last_round else "",
         f"refused: {refused}" if refused else "",
-        "counts lack earlier rounds" if run.counting else "",
+        "sums do not cover all rounds" if run.counting else "",
     ]
     return "  ".join(fact for fact in facts if fact)
 

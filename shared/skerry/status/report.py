@@ -118,8 +118,8 @@ class RunRow:
 
     ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
     ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
-    ``counting``: contributions, staleness and refusals lack earlier commits. They are still being
-    read, and ``rounds`` lacks them too, or a single look at a long ledger has left them out.
+    ``counting``: contributions, staleness and refusals are not those of all commits. Either earlier
+    ones are still being read, which ``rounds`` lacks, too, or a single look has left some out.
     ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: recent evaluators
     read so many different texts, and more than one is wrong. ``time`` is each use's share of the
     time given to all learners together: that of ``train`` is the goodput, the rest is badput.

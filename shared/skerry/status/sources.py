@@ -147,15 +147,16 @@ class Sources:
         ends = await self.bus.last_each(pattern)
         newest = max((record.sequence for record in ends), default=0)
         late = max(0, newest - LOOKED) if kind in HISTORY else 0
-        between = [record for record in ends if LOOKED < record.sequence <= late]
-        for after, through in ((0, min(LOOKED, late)), (late, newest)):
-            for record in between if after else ():
-                if (seen := self._history(kind, record)) is not None:
-                    yield seen
+        early = min(LOOKED, late)
+        between = [record for record in ends if early < record.sequence <= late]
+        for after, through, then in ((0, early, between), (late, newest, ())):
             async with aclosing(read_up_to(self.bus, pattern, through, after)) as records:
                 async for record in records:
                     if (seen := self._history(kind, record)) is not None:
                         yield seen
+            for record in then:
+                if (seen := self._history(kind, record)) is not None:
+                    yield seen
 
     def _history(self, kind: type[T], record: Record) -> Seen[T] | None:
         message = self._read(kind, record)
