@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,8 +200,10 @@ EARS = (
 )
 
 
+SERVICES = (Role.CHECKPOINTER, Role.EVALUATOR, Role.HEALTH_MONITOR, Role.AUDIT)
 GRANTS = (
     *(Grant(Role.LEARNER, ME, "r"), Grant(Role.LEARNER, OTHER, "r")),
+    *(Grant(role, role, "r") for role in SERVICES),
     *(Grant(Role.LEARNER, "c", "elsewhere"), Grant(Role.ADMIN, "admin")),
 )
 
@@ -241,19 +244,25 @@ class Intruder:
                 pass
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def intruder(broker: KeyedBroker) -> AsyncGenerator[Intruder]:
+@asynccontextmanager
+async def logged_in(broker: KeyedBroker, name: str) -> AsyncGenerator[Intruder]:
     refusals = asyncio.Queue[str]()
 
     async def note(error: Exception) -> None:
         refusals.put_nowait(str(error))
 
-    login = login_of(NatsOptions(credentials=broker.keyring.seed(ME)))
+    login = login_of(NatsOptions(credentials=broker.keyring.seed(name)))
     client = await nats.connect(
         broker.server.url, **login.given, inbox_prefix=f"_INBOX.{login.name}", error_cb=note
     )
     yield Intruder(client, refusals)
     await client.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def intruder(broker: KeyedBroker) -> AsyncGenerator[Intruder]:
+    async with logged_in(broker, ME) as client:
+        yield client
 
 
 async def log_of_others(admin: NatsBus) -> dict[str, Any]:
@@ -276,6 +285,18 @@ async def test_a_learner_changes_nothing_but_what_is_its_own(
         if attack.denied:
             await intruder.refused(f'publish to "{attack.subject}"')
         await intruder.client.request(f"{API}.INFO")  # through the same doors, after it
+    assert await log_of_others(admin) == truth
+
+
+@pytest.mark.parametrize("role", SERVICES)
+async def test_what_a_service_reads_is_not_put_into_the_log(
+    broker: KeyedBroker, admin: NatsBus, role: Role
+) -> None:
+    truth = await log_of_others(admin)
+    async with logged_in(broker, role) as client:
+        for attack in (*answers(), *consumers()):
+            await client.client.publish(attack.subject, attack.payload, attack.reply)
+        await client.client.request(f"{API}.INFO")
     assert await log_of_others(admin) == truth
 
 

@@ -1,7 +1,8 @@
 """What each role of a run may say to the broker: one table, from which its configuration is made.
 
-Learners live in an account of their own, EDGE, and reach the log in CORE through service imports:
-in one account a learner could have the broker answer onto a subject of the log, and so write it.
+Who does not write the whole log, learners and readers, lives in an account of its own, EDGE, and
+reaches the log in CORE through service imports: in one account it could have the broker answer onto
+a subject of the log, and so write it.
 A region has a broker of its own, a leaf node, whose learners it alone knows: at the hub it has an
 account that may do what they may, and fill its cache.
 """
@@ -44,7 +45,7 @@ class Role(StrEnum):
         """The account that its keys belong to."""
         if self in {Role.REGION, Role.CACHE}:  # a region's broker at the hub; in the region
             return self.upper()
-        return "EDGE" if self in {Role.LEARNER, Role.FOUNDER} else "CORE"
+        return "CORE" if self in {Role.SYNCER, Role.ADMIN} else "EDGE"
 
 
 READ: Mapping[Role, tuple[StreamKind, ...]] = {
@@ -160,7 +161,7 @@ def delivers_to(region: str) -> str:
 
 
 def services_for_edge(grants: Iterable[Grant]) -> dict[str, str]:
-    """Return what CORE does for learners: the response type of each request, by its subject."""
+    """Return what CORE does for EDGE: the response type of each request, by its subject."""
     edge = {
         Grant(g.role, run=g.run, shards=g.shards): None for g in grants if g.role.account == "EDGE"
     }

@@ -139,4 +139,5 @@ def _users(grants: Mapping[str, Grant], account: str) -> list[dict[str, Any]]:
 
 def services_of(run: str, shards: int = 1) -> Iterable[Grant]:
     """Return what a run needs beside learners, each under its role's name."""
-    return (Grant(role, role, run, shards) for role in Role if role.account == CORE)
+    others = {Role.LEARNER, Role.FOUNDER, Role.REGION, Role.CACHE}
+    return (Grant(role, role, run, shards) for role in Role if role not in others)
