@@ -189,6 +189,7 @@ def test_only_what_was_said_since_counts_as_a_complaint(tmp_path: Path) -> None:
     assert says(log, 0, COMPLAINTS)
     assert not says(log, log.stat().st_size, COMPLAINTS)
     assert not says(tmp_path / "none", 0, COMPLAINTS)
+    assert says(log, 1000, COMPLAINTS)  # the log has been set aside meanwhile
 
 
 def test_room_is_what_can_be_written(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from skerry.cli.cluster.folder import (
     last_sentence,
     log_file,
     resting,
+    set_aside,
     size_of,
 )
 from skerry.cli.cluster.processes import ProcessTable
@@ -216,6 +217,32 @@ def test_the_error_in_a_log_that_was_truncated_meanwhile_is_found(tmp_path: Path
     log = tmp_path / "a.log"
     log.write_text("error: x is 3.\n")
     assert last_sentence(log, 1000) == "x is 3."
+
+
+def test_a_log_that_is_too_long_is_set_aside_and_its_writer_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.cli.cluster.folder.LOG_BYTES", 4)
+    log = tmp_path / "a.log"
+    set_aside(log)  # which is not there yet
+    with log_file(log) as writer:
+        for text in ("long\n", "next\n", "new\n"):
+            writer.write(text.encode())
+            writer.flush()
+            set_aside(log)
+    assert (tmp_path / "a.log.1").read_text() == "next\n"
+    assert log.read_text() == "new\n"
+
+
+def test_a_log_stays_whole_where_it_cannot_be_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.cli.cluster.folder.LOG_BYTES", 4)
+    (tmp_path / "a.log.1").mkdir()
+    log = tmp_path / "a.log"
+    log.write_text("long\n")
+    set_aside(log)
+    assert log.read_text() == "long\n"
 
 
 def test_the_newest_event_of_a_name_is_found_in_a_log(tmp_path: Path) -> None:

@@ -37,6 +37,17 @@ async def test_run_ends_when_all_have_finished_with_their_output_in_their_logs(
     assert (tmp_path / "logs" / "a.log").read_text() == "hello\n"
 
 
+async def test_logs_of_what_runs_are_kept_from_growing(
+    tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.cli.cluster.supervisor.LOGS_S", 0.01)
+    monkeypatch.setattr("skerry.cli.cluster.folder.LOG_BYTES", 2)
+    log, aside = tmp_path / "a.log", tmp_path / "a.log.1"
+    async with watched.supervise([command(tmp_path, "a")]).running():
+        await until(lambda: aside.exists() and not log.stat().st_size)
+    assert aside.read_text() == "up\n"
+
+
 async def test_a_crash_is_followed_by_a_restart(tmp_path: Path, watched: Watched) -> None:
     await watched.supervise([command(tmp_path, "a", once(tmp_path / "m", "sys.exit(9)"))]).run()
     expected = [Change.STARTED, Change.CRASHED, Change.STARTED, Change.FINISHED]

@@ -13,12 +13,12 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skerry import installing
-from skerry.cli.cluster.folder import size_of
+from skerry.cli.cluster.folder import size_of, tail
 from skerry.cli.cluster.processes import BROKER
 from skerry.cli.cluster.proxy import HOST
 from skerry.cli.cluster.supervisor import Command, RestartPolicy
@@ -32,9 +32,9 @@ ADMIN = "admin"
 """The name of the key that commands of this user log in with."""
 FOREVER = RestartPolicy(first_s=0.1, most_s=1.0, attempts=float("inf"), final=frozenset())
 """A cluster is nothing without its broker, and every service waits for it."""
-COMPLAINTS = (b"failed to store a msg", b"will be DISABLED")
+COMPLAINTS = ("failed to store a msg", "will be DISABLED")
 """What nats-server writes in its log when it could not write a stream, or has given up on all."""
-READS_KEYS = (b"Reloaded server configuration", b"Server is ready")
+READS_KEYS = ("Reloaded server configuration", "Server is ready")
 KEYS, OLD_ACCOUNT = "keys", "$G"
 LOG = "nats-server.log"
 READY_S = 15.0
@@ -191,13 +191,9 @@ def read_port(ports: Path, kind: str = "nats") -> int:
     return int(urls[0].rpartition(":")[2])
 
 
-def says(log: Path, offset: int, words: Iterable[bytes]) -> bool:
-    """Return True if a server's log has any of these words from ``offset`` on."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(offset)
-        text = file.read()
-        return any(some in text for some in words)
-    return False
+def says(log: Path, offset: int, words: Sequence[str]) -> bool:
+    """Return True if a server's log has any of these words in its newest lines from there on."""
+    return any(some in line for line in tail(log, offset) for some in words)
 
 
 def has_room(folder: Path) -> bool:

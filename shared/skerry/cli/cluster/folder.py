@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from skerry.settings.local import NatsSettings
 
 PID_BYTES = 32
+LOG_BYTES = 64 * 1024**2
+"""A log that has grown longer is set aside."""
 MOST_LOG_BYTES = 65_536
 """So much of the end of a log is looked at."""
 JAX_NOTE = "For simplicity, JAX has removed its internal frames"
@@ -33,6 +35,17 @@ def log_file(path: Path) -> BinaryIO:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab")
+
+
+def set_aside(log: Path) -> None:
+    """Move what a log that is too long holds to ``NAME.1``, in the place of what was there before.
+
+    The process that appends to it goes on at its start. Where that cannot be written nothing moves.
+    """
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > LOG_BYTES:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
 
 
 class RunInUse(ConfigError):
@@ -177,7 +190,7 @@ def last_sentence(log: Path, offset: int) -> str:
     Prefers the line that services print for an expected error over the end of a traceback, and
     leaves out the borders of exception groups and what JAX adds.
     """
-    lines = [line.strip(" |+-") for line in _tail(log, offset) if not line.startswith("{")]
+    lines = [line.strip(" |+-") for line in tail(log, offset) if not line.startswith("{")]
     lines = [line for line in lines if not line.startswith(JAX_NOTE)]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return next(filter(None, (*reversed(errors), *reversed(lines))), "")
@@ -186,7 +199,7 @@ def last_sentence(log: Path, offset: int) -> str:
 def last_event(log: Path, offset: int, event: str) -> dict[str, Any]:
     """Return the newest structured line about ``event`` from ``offset`` on; empty without one."""
     found: dict[str, Any] = {}
-    for line in _tail(log, offset):
+    for line in tail(log, offset):
         if line.startswith("{") and f'"{event}"' in line:
             with contextlib.suppress(ValueError):
                 fields = cast("dict[str, Any]", json.loads(line))
@@ -194,7 +207,8 @@ def last_event(log: Path, offset: int, event: str) -> dict[str, Any]:
     return found
 
 
-def _tail(log: Path, offset: int) -> list[str]:
+def tail(log: Path, offset: int) -> list[str]:
+    """Return the newest lines of a log from ``offset`` on, of 64 KiB at most."""
     if not log.exists():
         return []
     size = log.stat().st_size

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from skerry.cli.cluster import child
-from skerry.cli.cluster.folder import last_sentence, log_file, size_of
+from skerry.cli.cluster.folder import last_sentence, log_file, set_aside, size_of
 from skerry.errors import ConfigError, SkerryError, Superseded
 from skerry.status.format import printable
 from skerry.tasks import TaskGroup, happens
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
+
+
+LOGS_S = 30.0
+"""How often the lengths of logs are looked at."""
 
 
 class ServiceError(SkerryError):
@@ -202,7 +206,9 @@ class Supervisor:
                     lambda _: self.ask_stop() if all(one.done() for one in keepers) else None
                 )
             try:
-                await self._stopping.wait()
+                while not await happens(self._stopping, LOGS_S):
+                    for slot in self._slots.values():
+                        await asyncio.to_thread(set_aside, slot.command.log)
             finally:  # whatever cancels this stops them in order, too
                 self.ask_stop()
                 for stage in self._stages:
