@@ -61,20 +61,63 @@ def test_a_signal_before_training_begins_ends_a_process_of_several() -> None:
     assert "Kubernetes" not in ended.stderr
 
 
+COMPILES_FOR_EVER = """
+import threading
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class Model:
+    vocab: int = 256
+
+    def init(self, key):
+        return {"w": jnp.zeros((64, 64))}
+
+    def loss(self, params, tokens):
+        print("compiles", flush=True)
+        threading.Event().wait()
+"""
+
+
 class Island:
     """Learner ``a`` in two processes, at a port of its own for each start."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    async def start(self) -> tuple[Service, Service]:
+    async def start(self, *arguments: str) -> tuple[Service, Service]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             at = f"127.0.0.1:{free.getsockname()[1]}"
         common = ("--set", "learner.processes=2", "--set", f"learner.coordinator={at}")
-        common += ("--set", "learner.save_every_s=0.5")
+        common += ("--set", "learner.save_every_s=0.5", *arguments)
         second = await self.cluster.start("learner", "a", *common, "--set", "learner.process=1")
         first = await self.cluster.start("learner", "a", *common, "--set", "learner.process=0")
         return first, second
+
+
+async def test_a_signal_ends_two_processes_of_which_neither_waits_for_a_compiler(
+    nats_server: NatsServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "forever.py").write_text(COMPILES_FOR_EVER)
+    text, config = tmp_path / "text.txt", tmp_path / "run.toml"
+    text.write_bytes(random.Random(7).randbytes(20_000).hex().encode())
+    _, *rest = tiny(text, 100, "fragments = 1", "learners = 1").partition("[data]")
+    config.write_text(
+        'allow_code = ["forever"]\n[model]\nfactory = "forever:Model"\n' + "".join(rest)
+    )
+    async with Cluster(nats_server.url, run_id, tmp_path, config, tmp_path / "jax") as cluster:
+        first, second = await Island(cluster).start("--set", "learner.stopped_code=75")
+        for process in (first, second):
+            await asyncio.to_thread(
+                wait_until, lambda log=process.log: "compiles" in log.read_text()
+            )
+        for process in (first, second):
+            process.terminate()
+        codes = await first.ended(15), await second.ended(15)
+    assert codes == (75, 0), first.said + second.said
 
 
 async def test_an_island_of_two_processes_trains_dies_and_returns(

@@ -230,6 +230,8 @@ class _Service:
         self._membership.network.link.mailbox.stop()
         # One that still compiles owes the log nothing, and cannot be ended.
         self._abandoned = training.meter.phase is LearnerPhase.STARTING
+        if self._abandoned and self._lead is not None:
+            await asyncio.to_thread(self._lead.abandon)
         if not self._abandoned:
             # Not the thread's join: in a pool thread it would outlive the deadline and delay the
             # exit.

@@ -85,7 +85,8 @@ class Crew:
         except BaseException:  # noqa: BLE001 - said here, for this process ends
             traceback.print_exc()
             _leave(1)
-        jax.distributed.shutdown()
+        if self.lead is None or not self.lead.abandoned:  # else none is left to wait for
+            jax.distributed.shutdown()
 
 
 _meetings = count()

@@ -53,9 +53,13 @@ class Deed(IntEnum):
 
 
 def end_at_once(sentence: str) -> None:
-    """End this process: what its other threads wait for will never come."""
-    print(f"error: {sentence}", file=sys.stderr, flush=True)
-    os._exit(1)
+    """End this process: what its other threads wait for will never come.
+
+    An empty sentence says that nothing is wrong.
+    """
+    if sentence:
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+    os._exit(1 if sentence else 0)
 
 
 class Peer:
@@ -75,20 +79,27 @@ class Peer:
         self._lost = lost
         self._lock = threading.Lock()
         self._over = threading.Event()
-        for loop in (self._listen, self._beat):
-            threading.Thread(target=loop, name=f"peer-{loop.__name__}", daemon=True).start()
+        loops = self._listen, self._beat
+        threads = [threading.Thread(target=loop, name="peer", daemon=True) for loop in loops]
+        self._listener = threads[0]
+        for thread in threads:
+            thread.start()
 
     def say(self, deed: Deed, words: Sequence[Any] = ()) -> None:
         """Send a message; where none takes it any more, its end is found."""
         with self._lock, suppress(OSError):
             self._connection.sendall(json.dumps([deed, *words]).encode() + b"\n")
 
-    def close(self) -> None:
+    def close(self, deed: Deed = Deed.END) -> None:
         """Say that this is the end, which is no loss."""
         self._over.set()
-        self.say(Deed.END)
+        self.say(deed)
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
+
+    def await_end(self, within_s: float) -> None:
+        """Wait until the other one has hung up."""
+        self._listener.join(within_s)
 
     def break_off(self) -> None:
         """End without a word, which the other one takes for a loss."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from skerry.client.inner import Point
 from skerry.client.inner_file import Origin
-from skerry.client.peer import BEAT_S, Deed, Peer, Words, end_at_once
+from skerry.client.peer import BEAT_S, SILENCE_S, Deed, Peer, Words, end_at_once
 from skerry.errors import BrokerUnavailable, Diverged, Overtaken, SkerryError, first_cause
 from skerry.protocol.messages import ContributionHeader
 
@@ -154,6 +154,7 @@ class LeadProcess:
         lost: Callable[[str], None] = end_at_once,
     ) -> None:
         self.on_stop: Callable[[], None] = lambda: None
+        self.abandoned = False
         self.others = OtherProcesses(len(connections), self.post)
         self._met = threading.Semaphore(0)
         self._found = SimpleQueue[set[Point]]()
@@ -207,6 +208,14 @@ class LeadProcess:
         """Say to all that this is the end."""
         for peer in self._peers:
             peer.close()
+
+    def abandon(self) -> None:
+        """End the others at once, whatever they compile, and wait until they are gone."""
+        self.abandoned = True
+        for peer in self._peers:
+            peer.close(Deed.STOP)
+        for peer in self._peers:
+            peer.await_end(SILENCE_S)
 
     def _heard(self, process: int, deed: Deed, words: Words) -> None:
         if deed is Deed.STOP:
@@ -290,6 +299,8 @@ class FollowingProcess:
             with self._turn:
                 self._take(deed, words)
             return
+        if deed is Deed.STOP:
+            self._lost("")
         self.orders.put((deed, words))
         if deed is Deed.FAIL and not self._heeds.wait(HEED_S):  # its devices wait for that one's
             self._lost(failed(words))

@@ -81,6 +81,12 @@ def test_orders_come_in_order_and_the_end_is_no_loss() -> None:
     assert lost.empty()
 
 
+def test_one_that_compiles_ends_at_once_and_in_order() -> None:
+    with joined() as (lead, _, _connection, lost):
+        lead.abandon()
+        assert not lost.get(timeout=10), "nothing is wrong"
+
+
 def test_a_request_that_comes_early_waits_and_its_failure_is_told() -> None:
     async def main() -> None:
         with joined() as (lead, follower, _, _lost):
