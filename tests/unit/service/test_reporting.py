@@ -130,6 +130,10 @@ def test_defect_of_a_service_keeps_its_traceback_and_our_error_comes_first_in_it
     assert first_cause(group) is ours
 
 
+MISTYPED = b"SUACIADQ7YPC4LJXBYHG6TL7UVKQRQY4NHNPAHBGGVIWC4ZCXGOGZWCFTA"
+"""The seed of an NKey with another last letter but one."""
+
+
 @pytest.mark.parametrize(
     ("setting", "content", "why"),
     [
@@ -137,6 +141,7 @@ def test_defect_of_a_service_keeps_its_traceback_and_our_error_comes_first_in_it
         ("password_file", b"\xff\xfe", r"read \(it is no text"),
         ("credentials", None, r"used \(No such file"),
         ("credentials", b"\xff\xfe", r"used \(what it holds is damaged"),
+        ("credentials", MISTYPED, r"used \(what it holds is damaged"),
     ],
 )
 def test_a_secret_that_cannot_be_read_is_one_sentence(

@@ -125,8 +125,7 @@ def login_of(options: NatsOptions) -> Login:
             )
             return Login(str(said["name"]), {"user_credentials": str(path)}, path, made, until)
         if text.startswith(SEED_START):
-            pair: Any = nkeys.from_seed(text.encode())
-            return Login(pair.public_key.decode(), {"nkeys_seed_str": text}, path)
+            return Login(_public_name(text), {"nkeys_seed_str": text}, path)
     except OSError as error:
         why = error.strerror or "unreadable"
     except (ValueError, TypeError, LookupError, OverflowError, nkeys.NkeysError, binascii.Error):
@@ -142,6 +141,15 @@ def new_key(prefix: int = nkeys.PREFIX_BYTE_USER) -> tuple[str, str]:
     seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), prefix)
     pair: Any = nkeys.from_seed(seed)
     return seed.decode(), pair.public_key.decode()
+
+
+def _public_name(seed: str) -> str:
+    """Return the public name of an NKey's seed; ValueError where its checksum does not match."""
+    given: Any = nkeys
+    prefix, raw = given.decode_seed(seed.encode())
+    if given.encode_seed(raw, prefix).decode() != seed:
+        raise ValueError
+    return str(given.from_seed(seed.encode()).public_key.decode())
 
 
 def _claims_in(text: str) -> dict[str, Any]:
