@@ -105,9 +105,11 @@ _DATA_PARALLEL = (
     Clause("sync.contribution_scheme", "f32", "which is the exact baseline"),
     Clause("sync.global_scheme", "f32", "which is the exact baseline"),
     Clause("sync.delta_scheme", "none", "which is the exact baseline"),
-    # Gradients of single steps are as long as their noise makes them, and count by their tokens.
+    # Gradients of single steps are as long as their noise makes them, and count by the tokens of
+    # one step, whatever they claim.
     Clause("contain.clip", 0.0),
     Clause("contain.share", 0.0),
+    Clause("contain.steps", 1.0),
     Clause("contain.opposed", value=False),
     Clause("train.inner", "gradient", "in which learners send bare gradients"),
     Clause("train.duration_s", None, "whose optimizer, on the syncer, counts steps and no time"),

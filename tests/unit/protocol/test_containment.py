@@ -104,6 +104,14 @@ def test_mode_data_parallel_gives_a_large_batch_all_of_its_share() -> None:
     assert found["a"].weight == pytest.approx(800 / 1040)
 
 
+def test_mode_data_parallel_counts_one_step_of_those_that_a_gradient_claims() -> None:
+    run = RunConfig.model_validate({"mode": "data-parallel", "sync": {"learners": 3}})
+    held = shard(containment_rules(run.contain), weight_rule(run))
+    honest = [sent(name, steps=1, tokens=80) for name in "bc"]
+    found, _ = merged(held, sent("a", steps=8, tokens=640), *honest)
+    assert found["a"].weight == pytest.approx(1 / 3)
+
+
 def test_what_is_too_long_is_cut_and_the_commit_says_by_how_much() -> None:
     held = shard()
     found, refused = merged(held, *HONEST, sent("d", 4))
