@@ -126,19 +126,20 @@ def compare(
     """
     newest = {learner: number for number, learner in enumerate(learners)}
     aligned, opposed = np.zeros(len(learners)), np.zeros(len(learners), np.bool_)
-    copied, cosines = np.zeros(len(learners)), np.zeros((len(learners),) * 2)
+    echo, cosines = np.zeros(len(learners), np.bool_), np.zeros((len(learners),) * 2)
     votes = list(newest.values())
     cosines[:, votes] = rows @ rows[votes].T
     for number, learner in enumerate(learners):
         others = [place for name, place in newest.items() if name != learner]
         before = [place for place in others if spans[place][1] < spans[number][0]]
-        copied[number], _ = _alignment(cosines, number, before)
+        copied, agreed = _alignment(cosines, number, before)
+        # Who agrees with each other by c has sqrt(c) with the mean of many.
+        echo[number] = copied > 1.0 - ECHO and agreed < (1.0 - APART) ** 2
         aligned[number], agreed = _alignment(cosines, number, others)
         own = cosines[number, others]
         if aligned[number] < 0 and own.sum() >= own.min():  # not without one of them
             aligned[number] = 0.0
         opposed[number] = aligned[number] < AGAINST and agreed > AGREED
-    echo = _near(copied, learners)
     if moved is not None:
         echo |= _near(rows @ moved, learners)
     return Likeness(tuple(aligned.tolist()), tuple(opposed.tolist()), tuple(echo.tolist()))

@@ -85,9 +85,11 @@ def test_who_does_not_agree_with_others_that_do_not_agree_either_is_not_opposed(
     assert not any(found.opposed)
 
 
-def test_outer_gradients_that_are_all_alike_are_no_echo() -> None:
-    rows = unit(np.float32(100) + alike(4)[:, :512])
-    assert not any(compare(rows, list("abcd"), IN_TURN, rows[0]).echo)
+@pytest.mark.parametrize("learners", ["abc", "abcd", "abcdefghijk"])
+def test_outer_gradients_that_are_all_alike_are_no_echo(learners: str) -> None:
+    rows = unit(np.float32(0.1) + alike(len(learners)))
+    assert (rows @ rows.T).min() > 0.98
+    assert not any(compare(rows, list(learners), IN_TURN, rows[0]).echo)
 
 
 @pytest.mark.parametrize("of", ["others", "moved"])
