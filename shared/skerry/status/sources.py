@@ -17,7 +17,14 @@ from skerry.errors import WireError
 from skerry.log.base import Bus, Deliver, Record
 from skerry.log.reading import newest_sequence, read_up_to
 from skerry.log.run_records import HISTORY, PATTERNS
-from skerry.protocol.messages import Commit, MemberRecord, Pulse, Round
+from skerry.protocol.messages import (
+    CheckpointRecord,
+    Commit,
+    Evaluation,
+    MemberRecord,
+    Pulse,
+    Round,
+)
 from skerry.protocol.records import read
 from skerry.protocol.subjects import Subjects
 from skerry.status.view import Message
@@ -62,6 +69,8 @@ class MessageCounts:
         match message:
             case Pulse(learner=learner, versions=versions):
                 return len(versions) <= fragments and self._known(learner, joined=False)
+            case Evaluation(versions=versions) | CheckpointRecord(versions=versions):
+                return len(versions) <= fragments
             case MemberRecord(learner=learner):
                 return self._known(learner, joined=True)
             case Commit(fragment=fragment) | Round(fragment=fragment):

@@ -11,12 +11,21 @@ import pytest
 
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import specs
-from skerry.protocol.messages import Commit, Pulse, Round
+from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, Pulse, Round
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.status import sources
 from skerry.status.sources import MessageCounts, Sources
-from tests.support.builders import commit, member, ns, pulse, round_, until
+from tests.support.builders import (
+    checkpoint_record,
+    commit,
+    evaluation,
+    member,
+    ns,
+    pulse,
+    round_,
+    until,
+)
 from tests.support.log import begin_anew
 
 RUN = "run"
@@ -52,6 +61,14 @@ async def test_a_pulse_that_names_more_fragments_than_there_are_is_left_out() ->
         await bus.publish(NAMES.pulse(told.learner), encode(told))
     assert await pulses(bus, counts, 1) == [PULSE]
     assert counts.malformed == {"pulse": 1}
+
+
+@pytest.mark.parametrize("told", [evaluation(), checkpoint_record()])
+def test_a_record_of_more_fragments_than_there_are_is_left_out(
+    told: Evaluation | CheckpointRecord,
+) -> None:
+    assert MessageCounts().fits(replace(told, versions=(1,) * P), P)
+    assert not MessageCounts().fits(replace(told, versions=(1,) * (P + 1)), P)
 
 
 async def test_names_beyond_the_most_are_left_out_and_those_before_stay(
