@@ -15,6 +15,7 @@ import pytest
 from skerry.algorithm.outer import outer_of
 from skerry.errors import ConfigError
 from skerry.log import ledger, state
+from skerry.log.base import PER_SUBJECT, Retention
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.replay import FragmentFold, first_master
 from skerry.protocol.chunks import vector_digest
@@ -28,6 +29,7 @@ from skerry.store import checkpoint
 from skerry.store.local import LocalDraft, LocalStore
 from skerry_checkpointer.restore import restore
 from skerry_checkpointer.service import Checkpointer
+from skerry_tools.audit import verify as verifying
 from skerry_tools.audit.accounts import What
 from skerry_tools.audit.fork import fork
 from skerry_tools.audit.log import LedgerEntry, RunLog
@@ -334,6 +336,31 @@ async def test_bytes_that_are_no_record_are_a_note_where_any_learner_may_write()
     report = await verified(bus)
     assert report.violations == ()
     assert [f"{receipt.sequence} ({SUBJECTS.member('zz')})" in n for n in report.notes] == [True]
+
+
+async def test_a_learner_that_writes_over_all_its_starts_has_no_ledger_called_wrong() -> None:
+    bus = await trained()
+    member = SUBJECTS.member("a")
+    for number in range(PER_SUBJECT[Retention.FEW_PER_SUBJECT]):
+        await bus.publish(member, b"rubbish %d" % number)
+    report = await verified(bus)
+    assert report.violations == ()
+    assert any(member in note for note in report.notes)
+
+
+async def test_many_violations_of_one_kind_hide_none_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verifying, "MOST_KEPT", 3)
+    bus = await trained()
+    sequence, first = commits_of(bus, 0)[0]
+    tamper(bus, sequence, encode(replace(first, master_digest=7)))
+    for number in range(5):
+        await bus.publish(SUBJECTS.ledger("eval"), b"rubbish %d" % number)
+    report = await verified(bus)
+    assert [v.what for v in report.violations].count(What.UNREADABLE) == 3
+    assert report.broken > len(report.violations)
+    assert What.STATE in kinds(report)
 
 
 @pytest.mark.parametrize("refuses", [False, True])

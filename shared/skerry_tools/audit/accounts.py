@@ -242,6 +242,7 @@ class Starts:
             )
             yield What.COUNTED_AGAIN, text
         if item.incarnation > self.joined:
+            self.joined = item.incarnation  # one that is missing is one violation
             text = f"{named(id_of(item))} was consumed, and no record says that it joined"
             yield What.MEMBER, text
 

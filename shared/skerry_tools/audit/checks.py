@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from skerry.algorithm import weighting
 from skerry.protocol.commit import progress_after
 from skerry.protocol.contribution import Contribution, ContributionId, ContributionRules, id_of
+from skerry.protocol.door import MOST_COUNT
 from skerry.protocol.messages import (
     Commit,
     CommitOrigin,
@@ -148,6 +149,10 @@ class Checks:
         """Note that there is a record of a start, ahead of its place among the commits."""
         starts = self.starts_of(record.learner)
         starts.joined = max(starts.joined, record.incarnation)
+
+    def spoiled(self, learner: str) -> None:
+        """Note that a learner has written something else over its starts: none is missed."""
+        self.starts_of(learner).joined = MOST_COUNT
 
     def member(self, record: MemberRecord, sequence: int) -> list[Violation]:
         """Take a start of a learner."""

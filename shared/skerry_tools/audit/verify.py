@@ -24,7 +24,7 @@ from skerry_tools.audit.log import LedgerEntry, OnProgress, RunLog
 from skerry_tools.audit.survey import Survey, Window
 
 MOST_KEPT = 1000
-"""Violations that a report names; the rest is counted."""
+"""Violations of a kind that a report names; the rest is counted, and hides none of another."""
 STRIDE = 256
 
 
@@ -50,7 +50,7 @@ class LearnerReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What a verification found; ``violations`` in ledger order, at most ``MOST_KEPT`` of them.
+    """What a verification found; ``violations`` in ledger order, ``MOST_KEPT`` of a kind at most.
 
     ``notes`` are what the next start or commit of a service repairs by itself, and unreadable
     records where any learner may write. ``survey`` says where each fragment is and from where it
@@ -85,6 +85,7 @@ class _Walk:
     merged: Counter[str] = field(default_factory=Counter[str])
     refused: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     found: list[Violation] = field(default_factory=list[Violation])
+    kinds: Counter[What] = field(default_factory=Counter[What])
     notes: list[str] = field(default_factory=list[str])
     broken: int = 0
     sequence: int = 0
@@ -93,7 +94,9 @@ class _Walk:
 
     def report(self, violations: list[Violation]) -> None:
         self.broken += len(violations)
-        self.found += violations[: max(0, MOST_KEPT - len(self.found))]
+        for one in violations:
+            self.kinds[one.what] += 1
+            self.found += [one] * (self.kinds[one.what] <= MOST_KEPT)
 
     def take(self, entry: LedgerEntry) -> None:
         raw, value = entry.raw, entry.value
@@ -102,7 +105,7 @@ class _Walk:
             self.missing(raw.sequence)
             self.sequence = raw.sequence
         if value is None:
-            text = f"Record {raw.sequence} ({raw.subject}) is none: {entry.problem}"
+            text = f"Record {raw.sequence} ({raw.subject}) is none: {entry.problem.rstrip('.')}"
             if entry.kind is MemberRecord:
                 self.notes.append(f"{text}. Its learner may write there; nothing reads it.")
             else:
@@ -281,6 +284,8 @@ async def _walk(log: RunLog, report: OnProgress) -> _Walk:
     for entry in members:
         if isinstance(entry.value, MemberRecord):
             walk.checks.joined(entry.value)
+        else:
+            walk.checks.spoiled(entry.raw.subject.rpartition(".")[2])
     entries = log.history(through, members)
     async with aclosing(entries):
         async for entry in entries:

@@ -150,6 +150,11 @@ def test_broken_promise_is_one_violation_that_names_it(
     assert words in found.sentence
 
 
+def test_a_start_that_is_missing_is_found_once() -> None:
+    after = [commit(n, item(n, 4 * (n - 1), 4 * n, incarnation=2)) for n in (1, 2, 3)]
+    assert [found.what for found in found_in(*after)] == [What.MEMBER]
+
+
 def test_contribution_consumed_behind_its_successor_is_out_of_order_and_not_twice() -> None:
     commits = [FIRST, commit(2, item(3, 8, 12)), commit(3, item(2, 4, 8))]
     kinds = {v.what for v in found_in(*commits)}
