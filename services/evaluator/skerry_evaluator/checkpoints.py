@@ -150,7 +150,7 @@ def _on_other_text(
 ) -> DataConfig:
     """Return a run's data settings with other text, read as the run's is."""
     given = loading.load(None, sets).run.data
-    folder = str(tokenizer.absolute()) if tokenizer is not None else data.tokenizer_folder
+    folder = data.tokenizer_folder if tokenizer is None else folders.from_here(str(tokenizer))
     own: dict[str, Any] = {"paths": tuple(text), "weights": (), "factory": ""}
     own |= given.model_dump(include={"field"}, exclude_unset=True)
     if data.of_bytes:

@@ -151,8 +151,9 @@ def test_other_text_is_read_as_a_run_reads_its_own_or_by_a_tokenizer(tmp_path: P
     on_the_fly = DataConfig(source="text", paths=("x",), tokenizer_folder="words")
     assert _on_other_text(of_bytes, texts, None).of_bytes
     assert _on_other_text(prepared, corpora, None).source == "prepared"
-    mine = _on_other_text(prepared, texts, tmp_path / "words")
-    assert (mine.source, mine.tokenizer_folder) == ("text", str(tmp_path / "words"))
+    for words in (tmp_path / "words", tmp_path / "corpus" / ".." / "words"):
+        mine = _on_other_text(prepared, texts, words)
+        assert (mine.source, mine.tokenizer_folder) == ("text", str(tmp_path / "words"))
     assert _on_other_text(on_the_fly, texts, None).tokenizer_folder == "words"
     assert _on_other_text(on_the_fly, corpora, None).source == "prepared"
     chats = on_the_fly.model_copy(update={"field": "messages"})
