@@ -233,8 +233,9 @@ def _corpus(cuts: Sequence[_Cut], bound: np.uint64, config: DataConfig, part: st
     name = part or "The corpus"
     if not len(train) or not (part or len(held_out)):
         total = sum(len(cut.document.tokens) for cut in cuts)
+        pieces = sum(len(cut.ends) for cut in cuts)
         msg = (
-            f"{name} has {total} tokens in {sum(len(cut.ends) for cut in cuts)} pieces, too few"
+            f"{name} has {total} tokens in {pieces} piece{'s' * (pieces != 1)}, too few"
             f" to train on and hold out one sequence of {config.seq_len + 1} each: add text that"
             " differs (prepared text is held out by whole documents), or lower data.seq_len."
         )
