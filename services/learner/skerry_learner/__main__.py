@@ -52,7 +52,7 @@ def run_by_default(
     from skerry.service.reporting import broker_event, telemetry
 
     learner_name = name or socket.gethostname().partition(".")[0]
-    with exit_on_error():
+    with exit_on_error(cleans_up=False):
         checked_token(run, "run")
         checked_token(learner_name, "learner")
         given = settings_from(
@@ -106,7 +106,7 @@ def create(
     from skerry.protocol.subjects import checked_token
     from skerry.service.entry import bus_from, exit_on_error, run_service
 
-    with exit_on_error():
+    with exit_on_error(cleans_up=False):
         checked_token(run, "run")
         given = settings_from(
             nats, config, assignments(set_, allow_code, from_hf), service="learner"

@@ -154,7 +154,7 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
     from skerry.cli.cluster.cluster import Team
     from skerry.cli.up import run_up
 
-    with exit_on_error():
+    with exit_on_error(cleans_up=False):
         run_up(
             config=config or as_option,
             sets=assignments(set_, allow_code, from_hf),

@@ -33,6 +33,7 @@ from skerry.cli.viewer import Screen, keep_showing
 from skerry.errors import ConfigError, RunNotFound
 from skerry.log import ledger
 from skerry.protocol.messages import RunState
+from skerry.service import interrupts
 from skerry.service.control import CONTROL, listening
 from skerry.service.entry import bus_from
 from skerry.service.private import private_file, writing
@@ -72,6 +73,7 @@ def run_up(
     further = [text for text in sets if text.startswith(ENDS)]
     ready.check(wanted, nats, checkpoint, further)
     folder = RunFolder(run)
+    interrupts.raise_again()  # from here on there is something to stop
     with folder.held(), Screen(began_s=time.time()) as on:
         if fresh:
             folder.start_afresh()

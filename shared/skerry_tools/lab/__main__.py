@@ -38,16 +38,18 @@ def run(
     down_bytes_s; [failures] islands, every_s, down_s, warm, save_every_s; [judging] points,
     batches, final_batches, batch; rho.
     """
+    from skerry.service import interrupts
     from skerry.service.entry import exit_on_error
     from skerry.service.reporting import configure
 
-    with exit_on_error():
+    with exit_on_error(cleans_up=False):
         from skerry_tools.lab.scenario import load
 
         wanted = load(scenario, set_ or [], learners=learners, seed=seed)
         configure("error", service="lab")
         from skerry_tools.lab.show import run_lab
 
+        interrupts.raise_again()
         run_lab(wanted, as_json=json)
 
 

@@ -213,6 +213,10 @@ if PROGRAM in sys.orig_argv:
         ("ledger verify", "skerry_tools", "typer"),
         ("sample run", "skerry_evaluator", "jax"),
         ("eval run", "skerry_evaluator", "jax"),
+        ("learner --nats nats://127.0.0.1:1", "skerry_learner", "jax"),
+        ("create run --nats nats://127.0.0.1:1", "skerry_learner", "jax"),
+        ("lab --set train.steps=1", "skerry_tools.lab", "jax"),
+        ("up", "skerry.cli", "numpy"),
     ],
 )
 def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(
