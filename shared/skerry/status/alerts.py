@@ -231,9 +231,11 @@ def _quality(seen: Situation) -> Iterator[Alert]:
         )
     if nan := diverged(seen.now.learners):
         yield table.LOSS.alert(f"The loss of {_names(nan)} is not finite.")
-    if differing := [row for row in seen.now.learners if row.digest_mismatches]:
+    mismatched = seen.lately.mismatched(seen.now_s)
+    if differing := [row for row in seen.now.learners if row.name in mismatched]:
         yield table.MISMATCH.alert(
-            f"The global fragments of {_names(differing)} were not what was committed."
+            f"Within {duration(RECENT_S)} global fragments of {_names(differing)} were not what was"
+            " committed."
         )
     judged = {} if seen.evaluating else held_out(seen.now.evaluations)
     if worse := [found for found in judged.values() if found.recent > found.best * (1 + WORSE)]:

@@ -22,7 +22,7 @@ MARK_S = 15.0
 HURRIED_S = 5.0
 """Pulses that were held up come one right after the other."""
 RECENT_S = 600.0
-"""Refusals and restarts are reported for this long."""
+"""Refusals, restarts and fragments that differ are reported for this long."""
 MOST_TROUBLES = 400
 """So many of either are kept."""
 MOST_INTERVALS = 64
@@ -69,6 +69,8 @@ class Recent:
     _refused: deque[tuple[float, Counter[RefusalCause]]] = field(
         default_factory=lambda: deque[tuple[float, Counter[RefusalCause]]](maxlen=MOST_TROUBLES)
     )
+    _mismatches: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    """By learner: how many its process counts, and since when."""
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
         """Take in a pulse that came at ``now_s``; an older or a known one changes nothing."""
@@ -77,6 +79,8 @@ class Recent:
             return
         now = Counted(now_s, pulse.incarnation, pulse.busy_s, pulse.alive_s)
         self.counted[pulse.learner] = now
+        if pulse.digest_mismatches != self._mismatches.get(pulse.learner, (0,))[0]:
+            self._mismatches[pulse.learner] = pulse.digest_mismatches, now_s
         if before is not None:
             self._count(before, now)
         if self.marks and now_s < self.marks[-1].at_s:  # a clock was set back
@@ -110,6 +114,11 @@ class Recent:
         """Return how many contributions were refused in the last RECENT_S, by cause."""
         recent = [causes for at_s, causes in self._refused if at_s >= now_s - RECENT_S]
         return sum(recent, Counter[RefusalCause]())
+
+    def mismatched(self, now_s: float) -> set[str]:
+        """Return the learners whose global fragments differed within the last RECENT_S."""
+        since = now_s - RECENT_S
+        return {name for name, (count, at_s) in self._mismatches.items() if count and at_s >= since}
 
     def _count(self, before: Counted, now: Counted) -> None:
         """Add what lies between two pulses, as much of it as can be recent.

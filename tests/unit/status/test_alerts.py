@@ -66,6 +66,7 @@ class Scene:
     rounds_every_s: float | None = None
     trained: float = 0.9
     watched_s: float = 1000.0
+    mismatched_s_ago: float | None = None
     evaluations: tuple[EvaluationRow, ...] = ()
 
     def keys(self) -> set[str]:
@@ -80,7 +81,14 @@ class Scene:
         lately.committed(refusing(self.refused), NOW_S - 5)
         for ago_s in range(int(self.watched_s), -1, -5):
             alive_s = DAYS_S - ago_s
-            lately.pulsed(pulse(busy_s=self.trained * alive_s, alive_s=alive_s), NOW_S - ago_s)
+            counted = int(self.mismatched_s_ago is not None and ago_s <= self.mismatched_s_ago)
+            said = pulse(
+                "a",
+                busy_s=self.trained * alive_s,
+                alive_s=alive_s,
+                digest_mismatches=counted,
+            )
+            lately.pulsed(said, NOW_S - ago_s)
         quiet = {
             "wall_s": 1000.0,
             "learners": len(self.learners),
@@ -123,6 +131,7 @@ both = (*read(2.0, 3.0, 3.0, 3.0), *read(*[9.0] * 31, by="f", text="u"))
 
 CASES: dict[str, tuple[Scene, set[str]]] = {
     "all is well": (Scene(), set()),
+    "a fragment that differed long ago": (Scene(mismatched_s_ago=900.0), set()),
     "no commit while they train": (Scene(run=last(130.0)), {"no-commit"}),
     "no commit while they stand still": (
         Scene((learner("a", tokens_per_s=0.0),), last(130.0)),
@@ -312,9 +321,9 @@ TEXTS: dict[str, tuple[Scene, Severity, str]] = {
         "Nothing of a is merged: in quarantine (free rides).",
     ),
     "mismatch": (
-        Scene((learner("a", digest_mismatches=2), learner("b"))),
+        Scene(mismatched_s_ago=300.0),
         Severity.WARNING,
-        "The global fragments of a were not what was committed.",
+        "Within 10 min global fragments of a were not what was committed.",
     ),
     "goodput": (
         Scene(run={"goodput": 0.9}, trained=0.3),
