@@ -18,7 +18,9 @@ app = application(bare_shows_help=True)
 ledger_app = application(bare_shows_help=True)
 app.add_typer(ledger_app, name="ledger", help="Verify a run's log.")
 
-Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
+Run = Annotated[
+    str | None, typer.Option(envvar="SKERRY_RUN", help="Run id; default: the newest.", metavar="ID")
+]
 
 
 @ledger_app.command()

@@ -45,7 +45,9 @@ app = application(bare_shows_help=True, completes=True)
 config_app = application(bare_shows_help=True)
 
 Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
-Run = Annotated[str | None, typer.Option(help="Run id.", metavar="ID")]
+Run = Annotated[
+    str | None, typer.Option(envvar="SKERRY_RUN", help="Run id; default: the newest.", metavar="ID")
+]
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's callback

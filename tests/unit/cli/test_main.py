@@ -194,6 +194,15 @@ def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("line", ["status", "quarantine a", "ledger verify", "replay"])
+def test_a_run_that_the_environment_names_is_the_one_that_is_meant(
+    tmp_path: Path, line: str
+) -> None:
+    command = (sys.executable, "-m", "skerry.cli", *line.split())
+    done = call(*command, cwd=tmp_path, env=os.environ | {"SKERRY_RUN": "other"})
+    assert "There is no run 'other'" in done.stderr
+
+
 INTERRUPTED = """
 import os, signal, sys
 class Interrupting:
