@@ -228,6 +228,7 @@ if PROGRAM in sys.orig_argv:
         ("up", "skerry.cli", "numpy"),
     ],
 )
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(
     tmp_path: Path, line: str, program: str, module: str
 ) -> None:
