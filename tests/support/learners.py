@@ -278,13 +278,13 @@ class ScriptedLearner:
     versions: dict[int, int] = field(default_factory=dict[int, int])
     identity: dict[int, int] = field(default_factory=dict[int, int])
 
-    async def offer_genesis(self) -> None:
-        """Offer every fragment that the log has no version of."""
+    async def offer_genesis(self, poison: float = 0.0) -> None:
+        """Offer every fragment that the log has no version of; ``poison`` is its first value."""
         have = await state.read_manifests(self.bus, self.run, self.plan)
         for fragment in self.plan.fragments:
             if fragment.index not in have:
                 header = self._header(fragment, ContributionKind.GENESIS, 0, 1)
-                await self._send(header, -walk(fragment, "init"), "f32")
+                await self._send(header, -walk(fragment, "init"), "f32", poison)
 
     async def send_gradient(
         self, index: int, version: int, *, steps: int = 1, poison: float = 0.0

@@ -29,6 +29,7 @@ from skerry.protocol.commit import (
     Writer,
     commit_record,
     first_parameters,
+    refuse_others,
     weigh,
     without,
 )
@@ -65,14 +66,22 @@ class Committer:
     wall_ns: Callable[[], int] = time.time_ns
     spent: CommitTimes = field(default_factory=CommitTimes)
 
-    async def genesis(self, shard: Shard, state: PendingFragment, closing: Closing) -> Manifest:
-        """Commit version 1: the negated gradient of the first GENESIS contribution, as it is."""
+    async def genesis(
+        self, shard: Shard, state: PendingFragment, closing: Closing
+    ) -> Manifest | None:
+        """Commit version 1: the negated gradient of the first GENESIS contribution, as it is.
+
+        None where no initial parameters that wait are finite.
+        """
         self.spent.began_ns = self.wall_ns()
         batch = Batch.take(shard, state)
-        first = first_parameters(batch, state)
-        master = await asyncio.to_thread(first_master, first.contribution)
+        first = await asyncio.to_thread(first_parameters, batch, state.fragment)
+        refuse_others(batch, state, first)
+        if first is None:
+            return None
+        master = await asyncio.to_thread(first_master, first)
         vectors = FragmentVectors(1, master, self.outer.init(master))
-        return await self._write(state, batch, [first], vectors, closing)
+        return await self._write(state, batch, [Weighed(first, 0, 1.0)], vectors, closing)
 
     async def merge(
         self, shard: Shard, state: PendingFragment, closing: Closing

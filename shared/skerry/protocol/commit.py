@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from skerry.algorithm import weighting
+from skerry.algorithm.fragments import Fragment
+from skerry.algorithm.merge import sound
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.protocol.containment import Comparison, Measured, repeats
 from skerry.protocol.contribution import Contribution, ContributionId, id_of, refused_as
@@ -104,16 +106,23 @@ class Writer(NamedTuple):
     fence: int
 
 
-def first_parameters(batch: Batch, state: PendingFragment) -> Weighed:
-    """Return the GENESIS contribution that becomes version 1: the first of the log; refuse others.
+def first_parameters(batch: Batch, fragment: Fragment) -> Contribution | None:
+    """Return the GENESIS contribution that becomes version 1: the first of the log that is finite.
 
     Everyone computes the same initial parameters, so that any would do.
     """
-    first = min(batch.pending, key=lambda c: c.sequence_last)
-    for contribution in batch.pending:
-        if contribution is not first:
-            state.refuse(refused_as(RefusalCause.GENESIS, contribution.header))
-    return Weighed(first, 0, 1.0)
+    offers = sorted(batch.pending, key=lambda c: c.sequence_last)
+    return next((c for c in offers if sound(c.gradient, fragment, None)), None)
+
+
+def refuse_others(batch: Batch, state: PendingFragment, first: Contribution | None) -> None:
+    """Refuse all other GENESIS contributions: those before the first were not finite."""
+    for item in batch.pending:
+        early = first is None or item.sequence_last < first.sequence_last
+        cause = RefusalCause.DIVERGED if early else RefusalCause.GENESIS
+        if item is not first:
+            state.refuse(refused_as(cause, item.header))
+            del state.pending[item.id]
 
 
 def weigh(

@@ -69,7 +69,9 @@ class DrivenSyncer:
         driven.feed()
         for index, state in driven.shard.fragments.items():
             closing = driven.closing(reason=None)
-            driven.manifests[index] = await committer.genesis(driven.shard, state, closing)
+            begun = await committer.genesis(driven.shard, state, closing)
+            assert begun is not None
+            driven.manifests[index] = begun
         return driven
 
     def closing(self, **changes: Any) -> Closing:

@@ -122,6 +122,21 @@ async def test_contribution_that_no_training_could_make_is_refused_by_name(poiso
     assert await violations(bus) == ()
 
 
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+async def test_a_run_begins_with_the_first_initial_parameters_that_are_finite(
+    poison: float,
+) -> None:
+    bus = await connected()
+    await scripted(bus, "sick").offer_genesis(poison)
+    async with background(stand_by(bus, RUN, "s")), background(fake(bus, "a").train()):
+        commits = await commits_until(bus, 2)
+    first = [commit for commit in commits if commit.version == 1]
+    assert {item.learner for commit in first for item in commit.consumed} == {"a"}
+    refused = {(r.cause, r.learner) for commit in first for r in commit.refused}
+    assert refused == {("diverged", "sick")}
+    assert await violations(bus) == ()
+
+
 class DistantBus(MemoryBus):
     """A client whose contributions take a while to get there."""
 
