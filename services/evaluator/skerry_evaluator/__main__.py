@@ -68,7 +68,9 @@ def evaluate(
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="Judge on this text; default: the run's.", metavar="PATH"),
+        typer.Option(
+            help="Judge on this text's held-out part; default: the run's.", metavar="PATH"
+        ),
     ] = None,
     tasks: Annotated[
         str, typer.Option(help="Have lm-evaluation-harness run these.", metavar="A,B")
