@@ -100,7 +100,7 @@ at its best rates; the smallest and largest N checked (Charles et al. 2025, arXi
 GAPS: Mapping[str, Mapping[int, Mapping[float, float]]] = {
     "adamw": {2: {117e3: 4.6}, 4: {117e3: 10.6, 246e3: 5.2}, 8: {117e3: 16.9}},
     "muon": {
-        2: {117e3: 2.3, 1.03e6: 0.7},
+        2: {117e3: 2.3, 1.03e6: 0.5},
         4: {117e3: 6.6, 246e3: 3.9, 1.03e6: 1.3},
         8: {117e3: 15.2, 1.03e6: 3.5},
     },
