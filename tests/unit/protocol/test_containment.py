@@ -96,20 +96,17 @@ def test_bare_gradients_are_averaged_over_the_tokens_of_all(mode: str, most: flo
     assert found["b"].weight == pytest.approx(most)
 
 
-def test_mode_data_parallel_gives_a_large_batch_all_of_its_share() -> None:
+@pytest.mark.parametrize(
+    ("steps", "tokens", "share"), [(1, 800, 800 / 1040), (8, 640, 1 / 4)], ids=["large", "claimed"]
+)
+def test_mode_data_parallel_counts_the_tokens_of_one_step(
+    steps: int, tokens: int, share: float
+) -> None:
     run = RunConfig.model_validate({"mode": "data-parallel", "sync": {"learners": 4}})
     held = shard(containment_rules(run.contain), weight_rule(run))
-    small = [sent(name, steps=1, tokens=80) for name in "bcd"]
-    found, _ = merged(held, sent("a", steps=1, tokens=800), *small)
-    assert found["a"].weight == pytest.approx(800 / 1040)
-
-
-def test_mode_data_parallel_counts_one_step_of_those_that_a_gradient_claims() -> None:
-    run = RunConfig.model_validate({"mode": "data-parallel", "sync": {"learners": 3}})
-    held = shard(containment_rules(run.contain), weight_rule(run))
-    honest = [sent(name, steps=1, tokens=80) for name in "bc"]
-    found, _ = merged(held, sent("a", steps=8, tokens=640), *honest)
-    assert found["a"].weight == pytest.approx(1 / 3)
+    others = [sent(name, steps=1, tokens=80) for name in "bcd"]
+    found, _ = merged(held, sent("a", steps=steps, tokens=tokens), *others)
+    assert found["a"].weight == pytest.approx(share)
 
 
 def test_what_is_too_long_is_cut_and_the_commit_says_by_how_much() -> None:
