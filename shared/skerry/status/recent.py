@@ -32,12 +32,16 @@ are committed in bursts, the pause between two of those is shorter, and belongs 
 
 
 class Counted(NamedTuple):
-    """What a learner's pulse of ``at_s`` counted of its process: seconds of steps, and of all."""
+    """What a learner's pulse of ``at_s`` counted of its process: seconds of steps, and of all.
+
+    ``mismatches`` are global fragments that were not what was committed.
+    """
 
     at_s: float
     incarnation: int
     train_s: float
     alive_s: float
+    mismatches: int
 
 
 class GoodputMark(NamedTuple):
@@ -69,18 +73,22 @@ class Recent:
     _refused: deque[tuple[float, Counter[RefusalCause]]] = field(
         default_factory=lambda: deque[tuple[float, Counter[RefusalCause]]](maxlen=MOST_TROUBLES)
     )
-    _mismatches: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
-    """By learner: how many its process counts, and since when."""
+    _differed: dict[str, float] = field(default_factory=dict[str, float])
+    """When a global fragment was last not what was committed, by learner."""
 
     def pulsed(self, pulse: Pulse, now_s: float) -> None:
         """Take in a pulse that came at ``now_s``; an older or a known one changes nothing."""
         before = self.counted.get(pulse.learner)
         if before is not None and pulse.incarnation < before.incarnation:
             return
-        now = Counted(now_s, pulse.incarnation, pulse.busy_s, pulse.alive_s)
+        now = Counted(
+            now_s, pulse.incarnation, pulse.busy_s, pulse.alive_s, pulse.digest_mismatches
+        )
         self.counted[pulse.learner] = now
-        if pulse.digest_mismatches != self._mismatches.get(pulse.learner, (0,))[0]:
-            self._mismatches[pulse.learner] = pulse.digest_mismatches, now_s
+        known = before if before and before.incarnation == now.incarnation else None
+        if now.mismatches > (known.mismatches if known else 0):
+            # In a process that is seen for the first time it may have been at its start.
+            self._differed[pulse.learner] = now_s if known else now_s - now.alive_s
         if before is not None:
             self._count(before, now)
         if self.marks and now_s < self.marks[-1].at_s:  # a clock was set back
@@ -118,7 +126,7 @@ class Recent:
     def mismatched(self, now_s: float) -> set[str]:
         """Return the learners whose global fragments differed within the last RECENT_S."""
         since = now_s - RECENT_S
-        return {name for name, (count, at_s) in self._mismatches.items() if count and at_s >= since}
+        return {name for name, at_s in self._differed.items() if at_s >= since}
 
     def _count(self, before: Counted, now: Counted) -> None:
         """Add what lies between two pulses, as much of it as can be recent.

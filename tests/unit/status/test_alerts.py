@@ -132,6 +132,10 @@ both = (*read(2.0, 3.0, 3.0, 3.0), *read(*[9.0] * 31, by="f", text="u"))
 CASES: dict[str, tuple[Scene, set[str]]] = {
     "all is well": (Scene(), set()),
     "a fragment that differed long ago": (Scene(mismatched_s_ago=900.0), set()),
+    "a fragment that differed before anybody watched": (
+        Scene(watched_s=300.0, mismatched_s_ago=2000.0),
+        set(),
+    ),
     "no commit while they train": (Scene(run=last(130.0)), {"no-commit"}),
     "no commit while they stand still": (
         Scene((learner("a", tokens_per_s=0.0),), last(130.0)),
