@@ -133,7 +133,7 @@ def compare(
         others = [place for name, place in newest.items() if name != learner]
         before = [place for place in others if spans[place][1] < spans[number][0]]
         copied, agreed = _alignment(cosines, number, before)
-        # Who agrees with each other by c has sqrt(c) with the mean of many.
+        # Of many whose cosine with each other is c, each has about sqrt(c) with their mean.
         echo[number] = copied > 1.0 - ECHO and agreed < (1.0 - APART) ** 2
         aligned[number], agreed = _alignment(cosines, number, others)
         own = cosines[number, others]

@@ -1,8 +1,8 @@
 """What each role of a run may say to the broker: one table, from which its configuration is made.
 
-Who does not write the whole log, learners and readers, lives in an account of its own, EDGE, and
-reaches the log in CORE through service imports: in one account it could have the broker answer onto
-a subject of the log, and so write it.
+Learners and readers live in an account of their own, EDGE, and reach the log in CORE through
+service imports: in one account any of them could have the broker answer onto a subject of the log,
+and so write it. Syncers and admins write the log anyway.
 A region has a broker of its own, a leaf node, whose learners it alone knows: at the hub it has an
 account that may do what they may, and fill its cache.
 """

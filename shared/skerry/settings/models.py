@@ -340,7 +340,7 @@ class CheckpointConfig(Table):
     keep_newest: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
     keep_every: int = Field(default=10, ge=0)
-    """Every n-th checkpoint, for this n, stays longer; 0: none."""
+    """One checkpoint in this many stays longer; 0: none."""
     thin: bool = True
     """These thin out as they age; false: all of them stay."""
 

@@ -502,7 +502,7 @@ async def test_deltas_come_without_being_asked_for(wire: Wire) -> None:
             stored.append(receipt.sequence)
 
 
-async def test_deltas_that_nobody_reads_count_as_bytes_that_came(
+async def test_deltas_that_are_not_read_count_as_bytes_that_came(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "AHEAD_BYTES", 0)  # no room: each is let go at once

@@ -63,12 +63,12 @@ async def test_a_pulse_that_names_more_fragments_than_there_are_is_left_out() ->
     assert counts.malformed == {"pulse": 1}
 
 
-@pytest.mark.parametrize("told", [evaluation(), checkpoint_record()])
+@pytest.mark.parametrize("record", [evaluation(), checkpoint_record()])
 def test_a_record_of_more_fragments_than_there_are_is_left_out(
-    told: Evaluation | CheckpointRecord,
+    record: Evaluation | CheckpointRecord,
 ) -> None:
-    assert MessageCounts().fits(replace(told, versions=(1,) * P), P)
-    assert not MessageCounts().fits(replace(told, versions=(1,) * (P + 1)), P)
+    assert MessageCounts().fits(replace(record, versions=(1,) * P), P)
+    assert not MessageCounts().fits(replace(record, versions=(1,) * (P + 1)), P)
 
 
 async def test_names_beyond_the_most_are_left_out_and_those_before_stay(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LOGS_S = 30.0
-"""How often the lengths of logs are looked at."""
+"""Between two looks at how long the logs are."""
 
 
 class ServiceError(SkerryError):
