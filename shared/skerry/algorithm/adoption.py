@@ -10,20 +10,20 @@ Vector: TypeAlias = Any
 
 
 def adopt(method: Method, local: Vector, captured: Vector, fresh: Vector, share: Vector) -> Vector:
-    """Return the new local fragment, of the shape that all have.
+    """Return the new local fragment, in the shape of the vectors given.
 
     ``local`` is the learner's fragment now, ``captured`` what it was when the learner made its
     contribution (its anchor, if it made none), ``fresh`` the new global fragment exactly as
     decoded, which is also the learner's next anchor. ``share`` is an f32 scalar.
 
     - overwrite: ``fresh``, so the steps since the capture are thrown away. Decoupled DiLoCo (arXiv
-      2604.21428), on the learner; DiLoCo (2311.08105), algorithm 1, where there are none.
+      2604.21428), on the learner; DiLoCo (2311.08105), algorithm 1, which takes no such steps.
     - blend: ``share * local + (1 - share) * fresh``. Streaming DiLoCo (arXiv 2501.18512), section
       on overlapping communication with computation.
-    - rebase: ``fresh + (local - captured)``, the steps since the capture, made from ``fresh`` on.
+    - rebase: ``fresh + (local - captured)``: what changed since the capture is added to ``fresh``.
       Ours, after Streaming DiLoCo's delayed updates: nothing a learner did is lost or contributed
-      twice, because the next outer gradient is ``fresh - rebased = captured - local``. Exact where
-      nothing was done since the capture; elsewhere rounded once per operation in f32.
+      twice, because the next outer gradient is ``fresh - rebased = captured - local``. Exact if
+      no step was taken since the capture; otherwise each operation rounds once in f32.
     """
     if method == "overwrite":
         return fresh

@@ -11,23 +11,23 @@ integer operations wherever a float operation could flush a subnormal, as XLA do
 - ``code = rint(x * (f32(1)/scale))``, half to even; decoding is ``f32(scale) * f32(code)``, which
   is exact: 8 bits of significand times at most 7.
 
-int4 with an absmax scale per 256 is what Decoupled DiLoCo (arXiv 2604.21428) finds as good as bf16
-on the wire; rounding to nearest is unbiased, and bias is what costs training, not noise.
+Decoupled DiLoCo (arXiv 2604.21428) finds int4 with an absmax scale per 256 as good as bf16 on the
+wire. Rounding to nearest is unbiased, and what harms training is bias, not noise.
 
 **e3m0** is the FP4 of Streaming DiLoCo (arXiv 2501.18512): a sign and three bits of exponent, so 0
-and ``+-scale * 2**k`` for k = 0..6, with the peak at the top. ``y = x * (f32(1)/scale)`` goes to
-the power of two below 1.45 * 2**k and to the one above from there on, by adding 0.55 to the
-significand of y as an integer and reading the exponent; below 0.725 it goes to 0. Halfway, 1.5,
-would shrink a Gaussian or Laplacian block by 3 % along itself, since a power's cell reaches twice
-as far up as down; 1.45 leaves its length within 0.5 % and costs nothing in direction.
+and ``+-scale * 2**k`` for k = 0..6, with the peak at the top. ``y = x * (f32(1)/scale)`` rounds
+down to 2**k below 1.45 * 2**k and up from there on, by adding 0.55 to the significand of y as an
+integer and reading the exponent; below 0.725 it becomes 0. A threshold halfway, at 1.5, would
+shrink a Gaussian or Laplacian block by 3 % along itself, since a power's cell reaches twice as far
+up as down; 1.45 leaves its length within 0.5 % and costs nothing in direction.
 
 **int2** has one level, ``scale`` times -1, 0 or 1, and error feedback. Its scale is 1.5 times the
-mean magnitude of what is not zero, but from a third of the peak to all of it. Magnitudes are summed
-as integers, cut off at 2**-15 of the peak's power of two, so that no order of adding shows. A value
-beyond half a scale becomes one. Of a Gaussian and a Laplacian block's energy the error is 0.190 and
-0.271, where the best three levels leave 0.190 and 0.264 (Max 1960) and a scale at the peak 0.65 and
-0.69. No element is further off than it is large, nor than two thirds of its block's peak: a
-residual never exceeds twice the largest thing that was to be sent.
+mean magnitude of the elements that are not zero, at least a third of the peak and at most the peak.
+Magnitudes are summed as integers, cut off at 2**-15 of the peak's power of two, so the order of
+the sum changes nothing. A value beyond half the scale becomes 1 or -1. The error is 0.190 of a
+Gaussian block's energy and 0.271 of a Laplacian block's; the best three levels leave 0.190 and
+0.264 (Max 1960), a scale at the peak 0.65 and 0.69. An element's error is at most its magnitude and
+two thirds of its block's peak, so a residual is at most twice the largest value to be sent.
 """
 # pyright: basic
 
@@ -54,7 +54,7 @@ INF_BITS, MAGNITUDE = 0x7F80_0000, 0x7FFF_FFFF
 SCALE_FLOOR = 0x0380
 """bf16 bits of 2**-120, the smallest scale."""
 ZERO_PEAK = 0x0300_0000
-"""f32 bits of 2**-121: at most this, a block is zero."""
+"""f32 bits of 2**-121: a block whose peak is at most this is stored as zero."""
 BF16_MAX = 0x7F7F
 """bf16 bits of the largest finite value."""
 POWER_UP = 0x0046_6666
@@ -62,7 +62,7 @@ POWER_UP = 0x0046_6666
 POWER_BASE = 126
 """The exponent field just below that of 1.0, the smallest power of e3m0."""
 FINE_SHIFT = 142
-"""A block's fine unit is 2**-15 of its peak's power of two: this less its exponent field."""
+"""int2 counts in 2**(e - FINE_SHIFT), e the exponent field of the peak: 2**-15 of its power."""
 FINEST = 120
 """The finest unit is 2**-120, so that neither it nor its reciprocal is subnormal."""
 
@@ -72,10 +72,10 @@ _LOW, _HIGH, _FOUR = _U8(15), _U8(0xF0), _U8(4)
 
 
 class BlockArithmetic(NamedTuple):
-    """One scheme: ``encode(xp, scheme, rows, peak)`` gives codes and, where it has them, scales.
+    """One scheme: ``encode(xp, scheme, rows, peak)`` gives codes and scales, or None for these.
 
-    ``decode(codes)`` gives the block's halves, quarters or whole in order: f32 values, or i8
-    multiples of the scale.
+    ``decode(xp, codes)`` gives each block whole, or its halves or quarters in order: f32 values, or
+    i8 multiples of the scale.
     """
 
     encode: Callable[[Numpy, Scheme, Array, Array], Encoded]
@@ -184,8 +184,7 @@ def _decode_e3m0(xp: Numpy, codes: Array) -> Sequence[Array]:
 def _ternary_scales(xp: Numpy, scheme: Scheme, rows: Array, peak: Array) -> Array:
     """Return each int2 block's scale from its values and the f32 bits of its peak.
 
-    By integers of at most 26 bits and exact products, in units of 2**-15 of the peak's power of
-    two.
+    It sums integers of at most 26 bits in exact units of 2**-15 of the peak's power of two.
     """
     exponent = (peak >> _U32(23)).view(np.int32)
     shift = xp.minimum(np.int32(FINE_SHIFT) - exponent, np.int32(FINEST))

@@ -6,9 +6,9 @@ rounding leave out stays in ``X - G`` and is sent with the next difference, so e
 (error feedback, arXiv 1809.07599, around the whole loop). Every backend computes the same bits: one
 f32 addition, and rounding to nearest even.
 
-What one difference leaves out is in the master, and not in what learners train on: of a large
-change, few bits leave out too much where few rounds follow. ``AUTO`` is the scheme of the fewest
-bits that a change of that size allows.
+Learners train without what a difference leaves out until a later one sends it. Few bits would
+leave out too much of a large change if few rounds follow, so ``AUTO`` chooses for each change the
+scheme of the fewest bits that its size allows.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from skerry.errors import Diverged
 Vector = NDArray[np.float32]
 
 LEFT_OUT = 2.0**-7
-"""What ``AUTO`` may leave out of an element, as a share of the largest in its block: four times
-what rounding to bf16 leaves out of that one."""
+"""What ``AUTO`` may leave out of an element, as a share of the largest in its block: twice what
+rounding to bf16 may leave out of the largest."""
 SAMPLED_BLOCKS = 4096
-"""At least so many blocks of a larger fragment say how much has changed."""
+"""Blocks, at least, in which the change of a larger fragment is measured."""
 HASHED_BLOCKS = 1024
-"""Blocks of one call of a kernel and a hash."""
+"""Blocks per call of a kernel and of a hash."""
 PASS_BLOCKS = 256
 """Blocks in one pass: 256 KiB of f32, which stays in cache."""
 
 
 class Delta(NamedTuple):
-    """What leads from one version to the next: planes in a scheme."""
+    """The quantised difference between one version and the next."""
 
     scheme: str
     planes: Planes
@@ -50,7 +50,7 @@ class Delta(NamedTuple):
 class Version(NamedTuple):
     """A version of a global fragment: G in the global scheme, and the hash of its f32.
 
-    ``delta`` leads to it from the version before; None where none does.
+    ``delta`` leads to it from the version before, unless it is None.
     """
 
     held: Planes
@@ -72,10 +72,10 @@ def follow(
     master: Vector,
     new_hash: Callable[[], Hash],
 ) -> Version:
-    """Return the next version of a global fragment; ``held`` is the one before, and is changed.
+    """Return the next version of a global fragment; ``held`` is the one before, and is overwritten.
 
-    It begins again with the master, rounded, where the version before is not known, and where the
-    delta scheme is ``none``. Beside the delta no vector of the fragment's length is made.
+    If ``held`` is None, the delta scheme is ``none``, or no f32 holds the difference, the version
+    is the rounded master, without a delta. No f32 vector of the fragment's length is made.
     """
     spare = np.empty(min(HASHED_BLOCKS * BLOCK, master.size), np.float32)
     if held is not None and delta_scheme != "none":
@@ -103,10 +103,10 @@ def fewest_bits(changed: float) -> str:
 
 
 def relative_change(scheme: str, held: Planes, master: Vector) -> float:
-    """Return the largest change over the largest parameter of a block, at most 1, its RMS.
+    """Return the RMS over blocks of the largest change over the largest parameter, at most 1.
 
-    Of a large fragment some blocks stand for all. The sum has one order, so that a replay of a
-    commit finds the same scheme.
+    Only some blocks of a large fragment are measured. The sum has a fixed order, so that a replay
+    of a commit finds the same scheme.
     """
     every = max(1, held.codes.shape[0] // SAMPLED_BLOCKS)
     squares = cpu().changes(scheme, held, master, every).astype(np.float64) ** 2
@@ -114,7 +114,7 @@ def relative_change(scheme: str, held: Planes, master: Vector) -> float:
 
 
 def begin(scheme: str, vector: Vector, ranges: Sequence[range] | None = None) -> Planes:
-    """Return G of a vector f32 (padded_size,); ``ranges`` are the blocks that are there."""
+    """Return G of a vector f32 (padded_size,); ``ranges`` are the blocks it holds (None: all)."""
     if ranges is None:
         return cpu().quantise(scheme, vector)
     planes = allocate(scheme, vector.size // BLOCK)
@@ -143,7 +143,7 @@ def advance(
 
 
 def _pieces(ranges: Sequence[range], most: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the blocks and the elements of each piece of so many blocks at most."""
+    """Yield each piece of at most ``most`` blocks as slices of blocks and of elements."""
     for blocks in ranges:
         for first in range(blocks.start, blocks.stop, most):
             stop = min(first + most, blocks.stop)

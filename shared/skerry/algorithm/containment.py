@@ -1,9 +1,10 @@
-"""What a syncer measures of the contributions to a merge, and what hostile or broken ones come to.
+"""What a syncer measures of the contributions to a merge, to limit hostile or broken ones.
 
-Every rule compares a learner with at least two others: of two neither is outvoted, and nothing is
-held against either. Norms are clipped as in federated learning against backdoors (Z. Sun et al.,
-arXiv 1911.07963), here against what the others send; an outer gradient against the others' is what
-P. Blanchard et al. (arXiv 1703.02757) and X. Cao et al. (FLTrust, arXiv 2012.13995) look for.
+Every rule compares a learner with at least two others: of two learners neither outvotes the other,
+so nothing is held against either. Norms are clipped as Z. Sun et al. (arXiv 1911.07963) do against
+backdoors in federated learning, but relative to what the others send. P. Blanchard et al. (arXiv
+1703.02757) and X. Cao et al. (FLTrust, arXiv 2012.13995) also look for outer gradients that point
+against the others'.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ F32s = NDArray[np.float32]
 SAMPLE_BLOCKS = 256
 """Blocks by which directions are compared: a cosine of 65,536 values is exact to 0.004."""
 STATED = 0.01
-"""A norm may differ from what its sender says by this share: it may have summed in f32."""
+"""A norm may differ from what its sender says by this share: the sender may have summed in f32."""
 ECHO = 0.02
-"""A cosine with known work that is at most this far from 1 marks a copy; one in int4 has 0.993."""
+"""A cosine with known work that is less than this from 1 marks a copy; a copy in int4 has 0.993."""
 APART = 0.1
-"""How far everybody else's cosine must be from 1 for that: without noise all are close."""
+"""A copy is marked only if all others' cosines are this far from 1: without noise all are close."""
 AGAINST, AGREED = -0.25, 0.2
-"""An outer gradient whose cosine with the others' mean direction is below the first is opposed, if
-they agree with each other: by their mean cosine."""
+"""An outer gradient is opposed if its cosine with the others' mean direction is below AGAINST and
+the mean cosine among the others is above AGREED."""
 
 
 class Effort(NamedTuple):
@@ -44,12 +45,12 @@ class Effort(NamedTuple):
 
 
 class Likeness(NamedTuple):
-    """How the outer gradients of a merge compare, one value of each by contribution.
+    """How the outer gradients of a merge compare: each field has one value per contribution.
 
-    ``alignment`` is the cosine with the mean direction of the other learners, 0 where there are
-    fewer than two of them, or where it is below 0 because of one of them alone; ``echo`` says that
-    it is what they had sent before, or what was changed last, and ``opposed`` that it points
-    against them. Who sees the others' before it sends its own can do neither to one of them.
+    ``alignment`` is the cosine with the mean direction of the other learners, 0 if there are fewer
+    than two of them, or if it is below 0 because of one of them alone. ``echo`` is True for a copy
+    of what others had sent before, or of the last change; ``opposed`` if it points against them. A
+    learner that sees the others' before it sends its own can bring neither mark on one of them.
     """
 
     alignment: tuple[float, ...]
@@ -60,7 +61,7 @@ class Likeness(NamedTuple):
 def uncounted(steps: float, others: Sequence[float], most: float) -> float:
     """Return the share of steps beyond ``most`` times the median of the others'; ``most`` 0: none.
 
-    Others take as many steps as time allows, so that this bounds what a learner can have done.
+    The others take as many steps as time allows: their median bounds what one can have done.
     """
     if not most or len(others) < LEAST_OTHERS or steps <= 0:
         return 0.0
@@ -70,8 +71,8 @@ def uncounted(steps: float, others: Sequence[float], most: float) -> float:
 def cut(own: Effort, others: Sequence[Effort], most: float) -> float:
     """Return the share by which an outer gradient is to be shortened; ``most`` 0: none.
 
-    It may be ``most`` times as long as the median of the others', each as long as it would be after
-    as many steps: noise grows with their square root. Zeros say nothing about length.
+    It may be ``most`` times as long as the median of the others. One of fewer steps is first scaled
+    up to as many, by the square root of the ratio, as noise grows. Zeros are left out.
     """
     known = [o.norm * math.sqrt(max(1.0, own.steps / max(1.0, o.steps))) for o in others if o.norm]
     if not most or len(known) < LEAST_OTHERS or not own.norm:
@@ -107,7 +108,7 @@ def moved(fragment: Fragment, version: int, before: F32s, after: F32s) -> F32s:
 
 @np.errstate(over="ignore", invalid="ignore")
 def unit(rows: F32s) -> F32s:
-    """Return rows f32 (m, n) at length one; what has none, or one that is not finite, is zero."""
+    """Return rows f32 (m, n) at length one; rows of length 0, or not finite, become zero."""
     lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
     usable = np.isfinite(lengths) & (lengths > 0)
     inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=usable).astype(np.float32)
@@ -121,8 +122,8 @@ def compare(
 ) -> Likeness:
     """Compare the sampled rows of ``sample``, one learner's newest last; each learner has one vote.
 
-    ``spans`` are where each began in the log and was whole. ``moved`` f32 (n,) of length one is
-    what the newest version changed; None: not known.
+    ``spans`` says where in the log each contribution began and where it was whole. ``moved`` f32
+    (n,) of length one is what the newest version changed; None: not known.
     """
     newest = {learner: number for number, learner in enumerate(learners)}
     aligned, opposed = np.zeros(len(learners)), np.zeros(len(learners), np.bool_)
@@ -137,7 +138,7 @@ def compare(
         echo[number] = copied > 1.0 - ECHO and agreed < (1.0 - APART) ** 2
         aligned[number], agreed = _alignment(cosines, number, others)
         own = cosines[number, others]
-        if aligned[number] < 0 and own.sum() >= own.min():  # not without one of them
+        if aligned[number] < 0 and own.sum() >= own.min():  # because of one of them alone
             aligned[number] = 0.0
         opposed[number] = aligned[number] < AGAINST and agreed > AGREED
     if moved is not None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 MOST_SLICES = 2**16
-"""Slices of a plan: a contribution says a norm and a count of tokens for each of its own."""
+"""The most slices of a plan: a contribution has a norm and a token count for each of its own."""
 
 MOST_SHARDS = 1024
-"""Of a run: each has two streams, and a key names the subjects of each."""
+"""The most shards of a run: each has two streams, and a key names the subjects of each."""
 
 
 def padded(size: int, grain: int = BLOCK) -> int:
@@ -68,7 +68,7 @@ class LeafSpec:
 
     @property
     def units(self) -> int:
-        """Tensors that a merge sees in it."""
+        """Number of tensors that a merge sees in this leaf."""
         return self.size // self.unit if self.unit else min(self.size, 1)
 
 
@@ -116,9 +116,9 @@ class Fragment:
 class Plan:
     """All fragments of a model; equal leaves and P give an equal plan on every machine.
 
-    ``leaves`` are those that are trained, which slices count; ``frozen`` are the others. ``shards``
-    says into how many the fragments are dealt, each with streams and a syncer of its own; the
-    digest is of the cut, whatever they are.
+    ``leaves`` are the trained ones, which ``Slice.leaf`` numbers; ``frozen`` are the others. The
+    fragments are dealt to ``shards`` shards, each with streams and a syncer of its own; the digest
+    does not depend on their number.
     """
 
     leaves: tuple[LeafSpec, ...]
@@ -166,7 +166,7 @@ def plan(leaves: Sequence[LeafSpec], fragments: int, shards: int = 1) -> Plan:
     larger than an even share is cut into pieces of that share, at block boundaries (at smaller
     powers of two only if whole blocks could not fill every fragment). The largest fragment then
     exceeds the smallest by at most the largest piece, which is at most one share. A leaf with units
-    is cut between them, and within one only where that is larger than a share; no slice holds
+    is cut between units, and inside a unit only if it is larger than a share; no slice holds
     elements of two units.
 
     Leaves without elements, and leaves that are not trainable, are in no fragment.
@@ -288,7 +288,7 @@ def _pieces(leaves: Sequence[LeafSpec], fragments: int) -> list[Slice]:
 
 
 def _cuts(size: int, unit: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cut a leaf into ranges of at most ``most``: between units, in one only if it is larger."""
+    """Cut a leaf into ranges of at most ``most``: between units, or inside one larger than that."""
     run = max(unit, most // max(unit, 1) * unit)
     for first in range(0, size, max(run, 1)):
         last = min(first + run, size)
@@ -297,7 +297,7 @@ def _cuts(size: int, unit: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined(slices: Sequence[Slice], leaves: Sequence[LeafSpec]) -> tuple[Slice, ...]:
-    """Sort by place in the tree, join neighbours, and part units."""
+    """Sort by place in the tree, join neighbours, and split between units."""
     joined: list[Slice] = []
     for piece in sorted(slices, key=lambda s: (s.leaf, s.start)):
         if joined and (joined[-1].leaf, joined[-1].stop) == (piece.leaf, piece.start):
@@ -315,7 +315,8 @@ def _joined(slices: Sequence[Slice], leaves: Sequence[LeafSpec]) -> tuple[Slice,
 def _digest(leaves: Sequence[LeafSpec], fragments: Sequence[Fragment]) -> int:
     """Return blake2b-64 over everything that two sides must agree on, as an unsigned integer.
 
-    A leaf that is trained as one unit stands there as it did before there were others.
+    A trained leaf of one unit is written as it was before leaves could be frozen or have units, so
+    that older digests hold.
     """
     plain = (True, 0)
     content = json.dumps(

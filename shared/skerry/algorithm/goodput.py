@@ -128,8 +128,8 @@ def ring_share(workers: int) -> float:
 def data_parallel_bytes(params: int, steps_by_learner: Mapping[str, int], learners: int) -> int:
     """Return the bytes that a ring all-reduce of f32 gradients would have sent for the same steps.
 
-    ``learners`` is M, the number that a run is planned for (``sync.learners``): some names in its
-    log replaced others.
+    ``learners`` is M, the number that a run is planned for (``sync.learners``), not the number of
+    names in its log, some of which replaced others.
     """
     steps = sum(steps_by_learner.values())
     return round(ring_share(learners) * params * FLOAT32_BYTES * steps)

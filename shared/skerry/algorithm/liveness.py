@@ -21,9 +21,9 @@ WINDOW = 100
 OUTAGE_SIGMAS = 6.0
 """An interval this far out has a chance below 1e-9: an outage counts as this long."""
 STARTS_S = 10.0
-"""A learner that has joined makes its model first: its first pulse is expected after so long."""
+"""A learner that has joined makes its model first: its first pulse is expected after this time."""
 CLOSED_PHI = 1.0
-"""The level for gone without a connection: one in ten pauses is that long."""
+"""The phi at which a learner without a connection is gone: one in ten pauses is that long."""
 
 
 class Liveness(StrEnum):
@@ -102,8 +102,8 @@ def joined_heartbeat(now_s: float, policy: LivenessPolicy) -> Heartbeat:
 def observe(heartbeat: Heartbeat, now_s: float) -> Heartbeat:
     """Return the heartbeat after a pulse at ``now_s``.
 
-    Means over all intervals until there are WINDOW, then exponential ones of that length; the
-    interval of the policy counts as the first. An outage moves them by at most OUTAGE_SIGMAS.
+    Mean and variance cover all intervals until there are WINDOW, then decay exponentially over that
+    many; the policy's interval counts as the first. An outage counts as OUTAGE_SIGMAS at most.
     """
     longest = heartbeat.mean_s + OUTAGE_SIGMAS * _deviation_s(heartbeat, heartbeat.mean_s)
     interval = min(max(0.0, now_s - heartbeat.last_s), longest)
@@ -166,8 +166,8 @@ def judge(
 ) -> tuple[Liveness, LivenessReason]:
     """Return whether a learner is alive, and why; ``closed``: it has lost its connection since.
 
-    A learner that has finished training need not step, but must pulse, and so must one that a
-    blocking mode may hold up: its training loop itself pulses meanwhile.
+    A learner that has finished training need not step, but must pulse. So must a learner that waits
+    in a blocking mode: its training loop itself sends pulses meanwhile.
     """
     if activity is Activity.STOPPED:
         return Liveness.GONE, LivenessReason.STOPPED

@@ -1,13 +1,13 @@
 """Merging quantised outer gradients: the weighted average, or radial-directional averaging (RDA).
 
-Decoupled DiLoCo (arXiv 2604.21428) merges each tensor by direction and length apart: with weights
-``w_m`` that sum to one, norms ``n_m = |x_m|`` and unit vectors ``u_m = x_m / n_m``,
+Decoupled DiLoCo (arXiv 2604.21428) merges the direction and the length of each tensor separately:
+with weights ``w_m`` that sum to one, norms ``n_m = |x_m|`` and unit vectors ``u_m = x_m / n_m``,
 
     merged = (sum_m w_m n_m) * d / |d|,   d = sum_m w_m u_m,
 
 so that the merged norm does not shrink as more, nearly orthogonal learners join, while averaging
 shrinks it by ``sqrt((1 + (M-1) rho) / M)``. Embeddings are averaged. Where the unit vectors cancel
-(``|d| <= 1e-6``) or every norm is zero there is no direction, and the average is taken.
+(``|d| <= 1e-6``) or every norm is zero, there is no direction, and the average is taken.
 
 A contribution that is too long is merged as if it were shorter by its ``cut``. The rules of
 ``skerry.algorithm.merge_robust`` hold for embeddings, too.
@@ -39,9 +39,8 @@ from skerry.errors import ConfigError, Diverged
 DEGENERATE = 1e-6
 """A mean of unit vectors this short is rounding noise, not a direction."""
 ABSURD = 100.0
-"""A step longer than this, and than this times the fragment's largest parameter, is no step of
-training: a faulty device can send finite numbers, too.
-"""
+"""A contribution with a value above this, and above this times the fragment's largest parameter,
+does not come from training: a faulty device can send finite numbers, too."""
 _ROUNDING = 1e-3
 """A bound on what rounding in f32 adds to a norm."""
 _NO_NORM = 2.0**-100
@@ -73,7 +72,7 @@ def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] |
     """Return True if a contribution can come from training that has not diverged.
 
     Its norms come from its sender and set the length of the merge: none may be longer than its
-    values can be. ``master`` f32 (padded_size,) is what it would be merged into; None for bare
+    values allow. ``master`` f32 (padded_size,) is what it would be merged into; None for bare
     gradients, which have no scale of their own, and whose optimizer clips.
     """
     top = peak(item.scheme, item.planes)
@@ -87,9 +86,9 @@ def sound(item: OuterGradient, fragment: Fragment, master: NDArray[np.float32] |
 
 
 def rule_of(method: str) -> MergeRule | None:
-    """Return the function that ``sync.merge`` names; None for a rule of our own name.
+    """Return the function that ``sync.merge`` names; None for a built-in rule.
 
-    Raises CodeRefused where this machine does not allow it, ConfigError where there is none.
+    Raises CodeRefused if this machine does not allow it, ConfigError if it cannot be loaded.
     """
     if method in MERGES:
         return None
@@ -110,7 +109,7 @@ def slice_norms(fragment: Fragment, x: NDArray[np.float32]) -> tuple[float, ...]
 
 
 def decoded_norms(item: OuterGradient, fragment: Fragment) -> tuple[float, ...]:
-    """Return the L2 norm of each slice of an outer gradient as it decodes, without a vector."""
+    """Return the L2 norm of each decoded slice of an outer gradient, without decoding it whole."""
     squares = backend.merger().decoded_squares(item, spans_of(fragment))
     return tuple(float(norm) for norm in np.sqrt(squares))
 
@@ -158,7 +157,7 @@ def direction(
 ) -> Direction:
     """Merge like ``merge``, but leave the gain of each slice to the caller's last pass.
 
-    The vector is ``into`` if given, and overwrites it.
+    The vector is written into ``into`` if given.
     """
     spans, rule = spans_of(fragment), rule_of(method)
     _check(contributions, weights, fragment, averaged)
@@ -206,7 +205,7 @@ def _apply_rule(
     chosen: NDArray[np.bool_],
     out: NDArray[np.float32],
 ) -> None:
-    """Write what a rule makes of each chosen slice into ``out``; ConfigError if it does not fit."""
+    """Write a rule's merge of each chosen slice to ``out``; ConfigError if it fails or misfits."""
     places = zip(fragment.slices, fragment.offsets, strict=False)
     for number, (piece, start) in enumerate(places):
         if not chosen[number]:
@@ -227,7 +226,7 @@ def _apply_rule(
 
 
 def largest(contributions: Sequence[OuterGradient], fragment: Fragment) -> int:
-    """Return the index of the largest contribution, by its stated norms or by its values.
+    """Return the index of the contribution with the largest norm, stated or decoded.
 
     A merge uses both.
     """
@@ -273,8 +272,8 @@ def _in_order(
 ) -> tuple[list[OuterGradient], NDArray[np.float64], NDArray[np.float64]]:
     """Sort by content; returns contributions, shares and norms, both (M, slices).
 
-    Norms are ones if unused; those that a header lacks, or that cannot be, are computed from its
-    planes.
+    Norms are ones unless ``needed``. Norms that a header lacks, or that are negative or not finite,
+    are computed from its planes.
     """
 
     def norms(item: OuterGradient) -> tuple[float, ...]:

@@ -207,7 +207,7 @@ def segment_squares(x: F32s, spans: Spans) -> F64s:
 
 @compiled(_CODES, i64)
 def _squared_int4(codes: U8s, b: int) -> np.int16:
-    """Sum of squares of the codes of block ``b``, which an i16 holds: twice as many at a time."""
+    """Sum of squares of the codes of block ``b``; i16 holds it, and LLVM takes twice as many."""
     total = _S0
     for i in range(HALF):
         byte = np.int16(np.int8(codes[b, i]))
@@ -248,7 +248,7 @@ def _decoded_squares(
 
 
 def decoded_squares(item: OuterGradient, spans: Spans) -> F64s:
-    """Like ``merge_numpy.decoded_squares``; of int4 and int8 from codes and scales."""
+    """Like ``merge_numpy.decoded_squares``; int4 and int8 are summed without decoding."""
     form, squares = _compiled_form(item), np.zeros(spans.starts.size)
     _decoded_squares(*form.planes, np.int32(SCHEMES[form.scheme].id), *spans, squares)
     return squares
@@ -304,7 +304,7 @@ def trimmed(values: F32s, weights: F64s, dropped: int, out: F32s) -> None:
 
 
 def _compiled_form(item: OuterGradient) -> OuterGradient:
-    """Return a contribution whose scheme has no kernel as its decoded f32."""
+    """Return the contribution, decoded to f32 if its scheme has no kernel."""
     if item.scheme in ACCUMULATED:
         return item
     rows = as_blocks(dequantise(item.scheme, item.planes))

@@ -102,7 +102,7 @@ def trimmed(
 ) -> None:
     """Write the weighted mean of each column of ``values`` f32 (m, n) into ``out`` f32 (n,).
 
-    Without its ``dropped`` largest and as many smallest values; sums ascend, in f64.
+    Leaves out a column's ``dropped`` largest and smallest values; sums ascend, in f64.
     """
     order = np.argsort(values, axis=0, kind="stable")[dropped : len(values) - dropped]
     kept, shares = np.take_along_axis(values, order, axis=0).astype(np.float64), weights[order]

@@ -1,11 +1,12 @@
 """Merges that a minority of hostile learners cannot move far, whatever they send.
 
-Coordinate by coordinate, over the contributions that trained it:
+Both work coordinate by coordinate, over the contributions that trained it:
 
 - ``trimmed_mean`` (D. Yin et al., arXiv 1803.01498) drops the largest and the smallest values, a
   quarter of them on each side and one at least, and averages the others by weight;
 - ``median_of_means`` (Y. Chen, L. Su, J. Xu, arXiv 1705.05491) averages groups by weight and takes
-  the median of their means; there are three groups, or as many as there are pairs if that is more.
+  the median of their means; their number is three, or the largest odd number that leaves at least
+  two contributions in each.
 
 Of two contributions neither is outvoted: both rules average them.
 """
@@ -26,13 +27,13 @@ F32s = NDArray[np.float32]
 F64s = NDArray[np.float64]
 
 LEAST = 3
-"""Contributions among which one can be outvoted."""
+"""The fewest contributions among which one can be outvoted."""
 PASS_BLOCKS = 64
 """Blocks in one pass: what 16 contributions decode to stays in cache."""
 
 
 class Trim(NamedTuple):
-    """``groups`` says which group each row is averaged in first; ``dropped`` per side then."""
+    """``groups`` numbers the group that averages each row; ``dropped`` means go on each side."""
 
     groups: NDArray[np.int64]
     dropped: int

@@ -52,8 +52,8 @@ class Outer(NamedTuple):
     """An outer optimizer as pure functions over padded f32 vectors; state is opaque.
 
     ``leaves`` turns a state into named f32 vectors of whole blocks, for storage; ``restore`` is its
-    inverse, given the master. ``fused`` is set where the merge and the step can share a pass,
-    ``bare_gradients`` where what is merged are gradients and not differences of parameters.
+    inverse, given the master. ``fused`` is set if the merge and the step can share a pass,
+    ``bare_gradients`` if contributions are gradients, not differences of parameters.
     """
 
     name: str
@@ -202,14 +202,14 @@ def outer_of(config: Any, plan: Plan) -> Outer:
 
 
 def adamw_of(training: Any, plan: Plan) -> Outer | None:
-    """Return the learner's own AdamW as a step on averaged gradients; None unless it can be one.
+    """Return the learner's own AdamW as a step on averaged gradients; None for other runs.
 
-    For mode ``data-parallel``, whose learners send bare gradients of one fragment: clipping by the
-    global norm needs all of it. In the order of the learner's step: clipping, Adam (arXiv
-    1412.6980) with bias correction and eps = 1e-8, decoupled weight decay on matrices only (AdamW,
-    arXiv 1711.05101), and the run's learning rate at this optimizer's own step. Equal to the
-    learner's up to the order of f32 roundings, in numpy: ``from_optax`` takes five times as long.
-    ``training`` are the settings ``train``.
+    Mode ``data-parallel`` takes it: its learners send bare gradients of a single fragment, because
+    clipping by the global norm needs all of them. It does what the learner's step does, in its
+    order: clipping, Adam (arXiv 1412.6980) with bias correction and eps = 1e-8, decoupled weight
+    decay on matrices only (AdamW, arXiv 1711.05101), and the run's learning rate at its own step.
+    The results are equal up to the order of f32 roundings; ``from_optax`` takes five times as long.
+    ``training`` is the section ``train`` of the settings.
     """
     if training.inner != "gradient" or len(plan.fragments) != 1:
         return None
@@ -297,7 +297,7 @@ def optax_named(
 ) -> GradientTransformation:
     """Return the transformation that ``setting`` names, made with the options that are set.
 
-    Raises CodeRefused, and ConfigError for what is no optax transformation.
+    Raises CodeRefused if this machine does not allow it, ConfigError if it is no such thing.
     """
     given = {key: value for key, value in options.items() if value is not None}
     made = code.build(path, setting, given)

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from skerry.algorithm.schemes import Scheme
 
 LEAST_ELEMENTS = 256 * 1024
-"""What is smaller comes from malloc, which keeps it by itself."""
+"""Smaller vectors come from malloc, which keeps what is freed by itself."""
 MOST_IDLE = 2
-"""A learner reads two fragments at a time."""
+"""Freed vectors that are kept: a learner reads two fragments at a time."""
 MOST_IDLE_PLANES = 8
-"""A syncer lets go of all contributions to a fragment at once."""
+"""Freed planes that are kept: a syncer frees all contributions to a fragment at once."""
 ALIGNED_BYTES = 64
-"""Where a vector may begin: JAX takes memory that is aligned so as it is, and copies any other."""
+"""Alignment of a vector: JAX uses memory aligned like this in place, and copies any other."""
 
 
 class Planes(NamedTuple):
-    """Quantised: ``codes`` u8 (blocks, code_bytes), ``scales`` u16 bf16 bits (blocks,) or (0,)."""
+    """A quantised vector: codes u8 (blocks, code_bytes), scales u16 bf16 bits (blocks,) or (0,)."""
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.uint16]
@@ -111,29 +111,29 @@ def peak(scheme: str, planes: Planes) -> float:
 
 
 class Vectors:
-    """Memory for vectors, used again once the vector that lay in it is let go.
+    """Memory for vectors, used again once the vector that lay in it is freed.
 
-    The first touch of a page costs time, and where the host of a virtual machine takes back what is
-    free, much of it: 88 MB took 240 ms there, and 6 ms when they had been in use a moment before.
-    Any thread may ask, and the last holder of a vector may be anywhere.
+    The first touch of a page costs time, and much of it where the host of a virtual machine takes
+    back free memory: 88 MB took 240 ms there, and 6 ms when they had been in use a moment before.
+    Any thread may ask for a vector, and any may free it.
     """
 
     def __init__(self, most_idle: int = MOST_IDLE, slack: float = 2.0) -> None:
-        """At most so much memory waits; it is used for what is smaller by the ``slack`` at most.
+        """Keep memory of ``most_idle`` vectors at most, for vectors up to ``slack`` times smaller.
 
-        Where none fits, what has waited longest is let go.
+        When none fits, the memory that has waited longest is freed.
         """
         self._idle: deque[NDArray[np.uint8]] = deque(maxlen=most_idle)
         self._slack = slack
 
     def empty(self, size: int) -> NDArray[np.float32]:
-        """Return an f32 vector (size,) that holds anything."""
+        """Return an f32 vector (size,) with undefined contents."""
         if size < LEAST_ELEMENTS:
             return np.empty(size, np.float32)
         memory = self._idle_for(4 * size)
         if memory is None:
             memory = np.empty(4 * size + ALIGNED_BYTES, np.uint8)
-            # Else what a rare size lay in would wait for ever: 4 bytes a parameter after genesis.
+            # Otherwise memory of a rare size is kept for ever: 4 bytes a parameter after genesis.
             with contextlib.suppress(IndexError):
                 self._idle.popleft()
         start = -memory.ctypes.data % ALIGNED_BYTES
@@ -143,7 +143,7 @@ class Vectors:
         return vector
 
     def _idle_for(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Take the memory last used that is large enough, and not too large."""
+        """Take the most recently freed memory that is large enough, and not too large."""
         for _ in range(len(self._idle)):
             try:
                 memory = self._idle.pop()
@@ -156,6 +156,6 @@ class Vectors:
 
 
 VECTORS = Vectors()
-"""Of this process, as its heap is."""
+"""Memory for the vectors of this process."""
 PLANES = Vectors(MOST_IDLE_PLANES, 1.25)
-"""Memory of planes: those of the global fragments stay, and must not lie in larger memory."""
+"""Memory for planes: a global fragment's stay for long, so little memory beyond them is wasted."""

@@ -1,4 +1,4 @@
-"""The rules that go by a name of their own, and what outer preset ``auto`` is.
+"""The names of the built-in rules, and what outer preset ``auto`` stands for.
 
 Every other rule is ``module:function``. This module needs no array library, so that settings and
 plans know the names; ``skerry.algorithm.outer`` says where the numbers come from.
@@ -13,12 +13,12 @@ INNERS = ("adamw", "muon", "gradient")
 MERGES = ("average", "rda", "trimmed_mean", "median_of_means")
 """Values of ``sync.merge``: how outer gradients become one (``skerry.algorithm.merge``)."""
 ROBUST = MERGES[2:]
-"""Those of them that outvote a minority (``skerry.algorithm.merge_robust``)."""
+"""The merges that outvote a minority (``skerry.algorithm.merge_robust``)."""
 OUTERS = ("auto", "nesterov", "direct", "adamw")
 """Values of ``outer.preset``: what the syncer does with a merged outer gradient."""
 MOMENTUM_FROM_H = 64
-"""From this many inner steps per round on a short momentum was better than none in each pair of
-runs (experiment ``outer`` of docs/quality.md, which ends at 256)."""
+"""From this H on, momentum 0.5 was better than none in each pair of runs (experiment ``outer`` of
+docs/quality.md, which ends at 256)."""
 
 
 class Sgd(NamedTuple):
@@ -36,7 +36,7 @@ def resolved(preset: str, h_steps: int) -> tuple[str, Sgd]:
 
 
 def state_vectors(preset: str, h_steps: int, momentum: float | None) -> int:
-    """Return how many f32 vectors of state a preset keeps per parameter; one for a user's own."""
+    """Return how many f32 of state a preset keeps per parameter; a user's own counts as one."""
     if preset not in OUTERS:
         return 1
     if preset == "adamw":

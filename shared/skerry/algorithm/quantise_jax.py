@@ -47,9 +47,9 @@ def dequantise(scheme: str, codes: Array, scales: Array) -> Array:
 
 
 def slice_norms(sizes: tuple[int, ...], x: Array) -> Array:
-    """Return the L2 norm of each slice of a padded vector that begins with them, f32 (slices,)."""
+    """Return the L2 norm of each slice that a padded vector begins with, f32 (slices,)."""
     lengths = [padded(size) for size in sizes]
-    if len(set(lengths)) == 1:  # such as the experts of a stack, of which there may be hundreds
+    if len(set(lengths)) == 1:  # such as a stack of experts, which may be hundreds
         return jax.vmap(_norm)(x[: sum(lengths)].reshape(len(sizes), -1))
     ends = list(accumulate(lengths))
     spans = zip([0, *ends], ends, strict=False)

@@ -87,8 +87,8 @@ def compiled(*signature: types.Type, fastmath: bool | set[str] = False) -> Calla
     """
 
     def decorate(function: F) -> F:
-        # Numba numbers the kernels of one name: of two processes that compile the kernels of one
-        # factory at the same time, one would load another kernel than it asks for.
+        # Numba numbers kernels that share a name: if two processes compile one factory's kernels at
+        # the same time, one would load the wrong kernel.
         made_of = [str(cell.cell_contents) for cell in function.__closure__ or ()]
         function.__qualname__ = "-".join([function.__qualname__, *made_of])
         try:
@@ -155,7 +155,7 @@ def _reciprocal(scale: np.int32) -> np.float32:
 def _packer(low: int) -> PackBlock:
     """Return a kernel that writes the codes of an integer scheme's block.
 
-    ``low`` bits lie below the high nibble: constant, so that LLVM unrolls what depends on it.
+    ``low`` is how many bits lie below the high nibble: a constant, so that LLVM unrolls the loops.
     """
     shift, parts, width = np.int32(low), 8 // low if low else 0, BLOCK * low // 8
     mask = np.int32(2**low - 1)
@@ -185,7 +185,7 @@ _pack_int4, _pack_int5, _pack_int6, _pack_int8 = (_packer(low) for low in (0, 1,
 def pack_integers(
     x: F32s, b: int, inverse: np.float32, low: np.int32, spare: I32s, codes: U8s
 ) -> None:
-    """Write the codes of block ``b``, and as they are to ``spare`` (256,)."""
+    """Write the codes of block ``b``, packed to ``codes`` and unpacked to ``spare`` (256,)."""
     if low == _N0:
         _pack_int4(x, b, inverse, spare, codes)
     elif low == _N1:
@@ -237,7 +237,7 @@ def _quantise_e3m0(
 
 @compiled(i32, i32)
 def _ternary(bits: np.int32, half: np.int32) -> np.int32:
-    """Sign and magnitude in two bits of the f32 that these are the bits of."""
+    """Sign and magnitude in two bits, of the f32 with these bits."""
     return np.int32(((bits >> _N30) & _N2) | _N1) if (bits & _MAGNITUDE) > half else _N0
 
 
@@ -373,8 +373,8 @@ def _join_two(high: U8s, low: U8s, out: U32s) -> None:
 def _add_to(words: U16s, bits: I32s, b: int) -> np.int32:
     """Add block ``b`` of a change, as integers, to G in bf16; return the peak of the sum.
 
-    It becomes the new G. Floats in another array of the same memory would keep LLVM from
-    vectorising this.
+    ``bits`` becomes the new G. A float array over the same memory would keep LLVM from vectorising
+    this.
     """
     half, most, top = np.int32(0x7FFF), np.int32(BF16_MAX), _N0
     for i in range(BLOCK):

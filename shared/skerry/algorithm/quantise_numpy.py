@@ -95,9 +95,9 @@ def step_towards(
 
 
 def advance(scheme: str, held: Planes, change: NDArray[np.float32]) -> None:
-    """Add a decoded difference f32 (blocks*256,) to G, as its planes; it becomes the new G.
+    """Add a decoded difference f32 (blocks*256,) to G's planes; ``change`` becomes the new G.
 
-    Raises Diverged where that is not finite, which leaves both half done.
+    Raises Diverged where the sum is not finite, which leaves both half done.
     """
     with np.errstate(over="ignore"):
         change += dequantise(scheme, held)

@@ -1,4 +1,4 @@
-"""Quantisation on a device of torch's: the arithmetic of ``blocks`` in torch's operations.
+"""Quantisation on a torch device: the arithmetic of ``blocks`` in torch operations.
 
 torch has no arithmetic on unsigned words, so bits are moved as int32; codes and scales have the
 bits that every backend gives. A scheme with error feedback is left to the host, where its residuals
@@ -43,7 +43,7 @@ class TorchPlanes(NamedTuple):
 
 
 def quantise(scheme: str, x: Tensor) -> TorchPlanes:
-    """Quantise f32 (blocks*256,) where it lies; UnknownScheme for one with feedback."""
+    """Quantise f32 (blocks*256,) on its device; UnknownScheme for a scheme with feedback."""
     kind = scheme_of(scheme)
     if kind.feedback:
         msg = f"{scheme} keeps residuals on the host: quantise it there."
@@ -103,7 +103,7 @@ def _widened(words: Tensor) -> Tensor:
 
 
 def _scales(kind: Scheme, peak: Tensor) -> Tensor:
-    """Return each block's scale, bf16 bits as i32: rounded up, 0 for a block of nothing."""
+    """Return each block's scale, bf16 bits as i32: rounded up, 0 for a zero block."""
     raw = (peak.view(torch.float32) * float(step(kind))).view(torch.int32)
     held = ((raw + 0xFFFF) >> 16).clamp(SCALE_FLOOR, kind.scale_ceiling)
     return torch.where(peak <= ZERO_PEAK, torch.zeros_like(held), held)
@@ -130,7 +130,7 @@ def _nibbles(codes: Tensor) -> Tensor:
 
 
 def _integers(low: int, ratios: Tensor) -> Tensor:
-    """Return the high nibbles of both halves, then the low bits, part of a block by part."""
+    """Return the high nibbles of both halves, then the low bits, one part of a block at a time."""
     codes = torch.round(ratios).to(torch.int8)
     high = _nibbles(codes >> low)
     if not low:

@@ -1,6 +1,6 @@
 """Learning rate schedules: pure functions of the progress of a run.
 
-Written once for numpy, on a syncer that takes a learner's steps, and for JAX, inside a step.
+Written once for numpy (a syncer's AdamW) and for JAX (a learner's step).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FIRST = 0.01
 
 
 def learning_rate(training: Any, done: Any, xp: Any = np) -> Any:
-    """Return the rate of the settings ``train`` at ``done`` in [0, 1], in the arrays of ``xp``.
+    """Return the rate by settings ``train`` once ``done``, 0 to 1, of the run is over, in ``xp``.
 
     A linear warm-up comes first. Then ``warmup-cosine`` falls to ``lr_final`` until the end,
     ``warmup-stable-decay`` (arXiv 2405.18392) stays and falls linearly in the last ``decay`` of

@@ -67,7 +67,7 @@ class LaunchReason(StrEnum):
 
     DUE = "due"
     IN_FLIGHT = "in_flight"
-    """As many rounds are open as may be."""
+    """No further round may be open."""
     NOT_DUE = "not_due"
     LAUNCH_FLOOR = "launch_floor"
     """The newest launch was too short a time ago."""
@@ -147,12 +147,12 @@ def room_steps(schedule: Schedule) -> float:
 def learner_room(schedule: Schedule, shards: int) -> int:
     """Return how many fragments a learner may have in flight in each direction.
 
-    Two, or what all shards together keep open; all of them where it stops for rounds.
+    At least two, and as many as all shards together keep open; all of them in a blocking mode.
     """
     if schedule.blocking:
         return schedule.fragments
     least, more = divmod(schedule.fragments, shards)
-    owns = ((least + 1, more), (least, shards - more))  # shards that own so many, and how many do
+    owns = ((least + 1, more), (least, shards - more))  # fragments a shard owns, and such shards
     opened = (max_in_flight(replace(schedule, own=own)) * count for own, count in owns if own)
     return max(2, sum(opened))
 
@@ -190,10 +190,10 @@ class LaunchState(NamedTuple):
         return Launch(fragment, version + 1, due), LaunchReason.DUE
 
     def next_launch_s(self) -> float | None:
-        """Return in how many seconds time alone could make ``next_round`` launch; 0: now.
+        """Return the seconds after which ``next_round`` may launch without any event; 0: now.
 
-        None if only an event can: a round that closes, a first measurement of the step time, or a
-        blocking learner that has come to its due step.
+        None if it waits for an event: a round that closes, a first measurement of the step time, or
+        a blocking learner that has come to its due step.
         """
         idle = [state for state in self.states if not state.in_flight]
         if len(self.states) - len(idle) >= self.max_in_flight or not idle:

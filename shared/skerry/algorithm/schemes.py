@@ -97,9 +97,9 @@ _ALL = (
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _ALL})
 """Every scheme by name. An id is never used again for other bytes."""
 DELTAS = tuple(s.name for s in sorted(_ALL, key=lambda scheme: scheme.code_bytes) if s.for_delta)
-"""The schemes that deltas are sent in, that of the fewest bits first."""
+"""The schemes that deltas are sent in, fewest bits first."""
 AUTO = "auto"
-"""As a scheme of deltas: of each change that of the fewest bits, as ``closed_loop`` finds it."""
+"""As a delta scheme: ``closed_loop`` chooses the one with the fewest bits for each change."""
 
 
 def scheme_of(name: str) -> Scheme:
@@ -112,7 +112,7 @@ def scheme_of(name: str) -> Scheme:
 
 
 CHUNK_BYTES = 768 * 1024
-"""Of one message by default, without its envelope. What is left of NATS's 1 MiB holds the norms of
+"""Data in one message by default, without its envelope. The rest of NATS's 1 MiB holds the norms of
 14,000 tensors in a fragment; each message costs its reader time, whatever its size."""
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 LEAST_OTHERS = 2
 """How many other learners it takes to outvote one."""
 LARGEST = sys.float_info.max
-"""A factor's bound: a share may be so small that its inverse is infinite, and 0 times that NaN.
-Who has such a share is below every bound."""
+"""The largest factor on a share. A tiny share's inverse may be infinite, and 0 times that is NaN;
+such a share is below every bound."""
 
 
 class StalenessReason(StrEnum):
@@ -37,8 +37,8 @@ class StalenessReason(StrEnum):
 def weight(tokens: int, steps: int, *, bare: bool = False) -> float:
     """Return ``tokens * (tokens / steps)``: the amount of data, times the data in each step.
 
-    A step over more tokens has a less noisy gradient, so tokens that came in few steps count more
-    than as many that came in many. ``bare`` gradients of single steps count by their tokens: then
+    A step over more tokens has a less noisy gradient, so tokens from few steps count more than as
+    many tokens from many steps. ``bare`` gradients of single steps count by their tokens: then
     the mean is the gradient of one batch of them all. 0 without steps. The product with
     ``discounted`` is what gets normalised.
     """
@@ -46,11 +46,11 @@ def weight(tokens: int, steps: int, *, bare: bool = False) -> float:
 
 
 def normalised(weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the weights scaled to sum to one; nothing for nothing.
+    """Return the weights scaled to sum to one; an empty tuple for no weights.
 
     The sum is exact in any order, so equal contributions get equal shares on every machine. Where
     all are zero the shares are equal: outer gradients of no work are zero, and so is any average of
-    them. Leave out refused contributions before.
+    them. Leave refused contributions out first.
 
     Raises:
         ValueError: a weight is negative or not finite.
@@ -68,10 +68,10 @@ def normalised(weights: Sequence[float]) -> tuple[float, ...]:
 
 
 def shares(work: Sequence[float], learners: Sequence[str], most: float) -> tuple[float, ...]:
-    """Return ``normalised`` work, of which no learner has more than ``most`` equal shares; 0: any.
+    """Return ``normalised`` work, at most ``most`` equal shares of it per learner; 0: no limit.
 
-    ``learners`` names whose each is; what one has too much goes to the others in proportion. Of two
-    learners either may do most of the work.
+    ``learners`` names each contribution's sender. A learner's excess goes to the others in
+    proportion. Of two learners either may do most of the work.
     """
     found = normalised(work)
     held = dict.fromkeys(learners, 0.0)
@@ -96,10 +96,10 @@ def by_slice(
 ) -> NDArray[np.float64]:
     """Return each contribution's share of each slice, f64 (contributions, slices).
 
-    ``reach`` is for each contribution the part of its tokens that reached each slice, empty where
-    all did, so that a slice weighs ``slice_tokens * (tokens / steps)``: an expert that a learner
-    never used says nothing about that expert. The shares of a slice sum to one, or are all zero
-    where no contribution did; where all tokens reached it they are ``weights``.
+    ``reach`` holds for each contribution the part of its tokens that reached each slice, or is
+    empty if all did. A slice weighs ``slice_tokens * (tokens / steps)``: a learner that never used
+    an expert says nothing about it. The shares of a slice sum to one, or are all zero if no tokens
+    reached it; where all tokens reached it they are ``weights``.
     """
     own = np.array(weights, np.float64)[:, None]
     shares = np.repeat(own, slices, axis=1)
