@@ -273,6 +273,35 @@ async def test_the_root_of_a_region_writes_nothing_that_is_not_its_learners(
         assert after == before
 
 
+@pytest.mark.parametrize("region", KINDS, ids=["static", "expiring"], indirect=True)
+async def test_the_key_that_makes_a_regions_cache_writes_and_hears_nothing(region: Region) -> None:
+    """It says what goes into its stream, and where the broker publishes that once more."""
+    mine, info, kept = SHARD.contribution(0, "eu-0"), "$JS.API.INFO", {"storage": "memory"}
+    async with begun(region) as (admin, learner), region.bus(region.leaf, cache_of("eu")) as bus:
+        forges = {"subjects": [info], "no_ack": True, "republish": {"src": info, "dest": mine}}
+        await bus.mirrors.make({"name": STATE} | forges | kept)
+        session = await bus._connection.ready(None)
+        await session.client.publish(info, b"forged")
+        async with asyncio.timeout(30.0):
+            while True:
+                held = await bus.mirrors.info(STATE)
+                if held is not None and held.messages:
+                    break
+                await asyncio.sleep(0.01)
+        hears = {"subjects": ["skerry.>", "$JS.hub.>"], "no_ack": True}
+        for taken in ({"subjects": ["skerry.>"]}, hears):
+            await bus.mirrors.make({"name": STATE} | taken | kept)
+            receipt = await learner.publish(mine, b"mine", msg_id=f"{taken}")
+            found = await admin.last(mine)
+            assert found is not None
+            assert (found.payload, found.sequence) == (b"mine", receipt.sequence)
+            assert await learner.last(mine) == found
+            held = await bus.mirrors.info(STATE)
+            assert held is not None
+            assert held.messages == 0
+        assert found.sequence == 2  # and nothing of the forger's
+
+
 async def test_doctor_says_how_a_regions_cache_goes_on(region: Region) -> None:
     async def asked(name: str = cache_of("eu")) -> doctor.Found:
         sets = [f"nats.url={region.leaf.url}", f"nats.credentials={region.keyring.seed(name)}"]
@@ -366,6 +395,7 @@ async def test_a_run_whose_hub_is_gone_goes_on_at_a_region_that_stands_by(
     region.hub.start()
     keyring = Keyring.opened(keys)
     assert {grant.region for grant in keyring.grants.values()} == {""}
+    assert not {Role.REGION, Role.CACHE} & {grant.role for grant in keyring.grants.values()}
     async with region.bus(region.hub, "admin") as admin, region.bus(region.hub, "eu-0") as learner:
         await restore(admin, where, RUN, sets=["log.replicas=1"])
         await assert_log_holds(learner, RUN, LocalStore(tmp_path / RUN), "step-00000004")

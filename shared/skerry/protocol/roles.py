@@ -111,6 +111,11 @@ class Grant:
             for request in (f"{API}.CONSUMER.CREATE.{stream}", f"$JS.FC.{stream}.>")
         )
 
+    def fills(self) -> tuple[str, ...]:
+        """Return what a region's cache asks of the hub."""
+        asks = (request.replace(API, HUB_API, 1) for request in self.mirrors())
+        return (f"{HUB_API}.INFO", *asks)
+
     def _writing(self) -> tuple[str, ...]:
         names = Subjects(self.run)
         of_shards = names.shard(ANY)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from skerry.service.signing import Signer
 
-CORE, EDGE = "CORE", "EDGE"
+CORE, EDGE, CACHE = "CORE", "EDGE", Role.CACHE.account
 LOGIN_S = 10.0
 """Time for a client to log in. The server's own 2 s are too short for one on a busy machine."""
 
@@ -30,8 +30,7 @@ def home_of(grant: Grant) -> str:
     """Return the account that a key belongs to; one of a region's own broker after its name."""
     if grant.role is Role.REGION:
         return account_of(grant.name)
-    account = CORE if grant.role is Role.CACHE else grant.role.account
-    return f"{grant.region}/{account}" if grant.region else account
+    return f"{grant.region}/{grant.role.account}" if grant.region else grant.role.account
 
 
 def included(grants: Mapping[str, Grant], signer: Signer | None, region: str = "") -> str:
@@ -96,21 +95,31 @@ def _of_region(key: str, region: Grant, grants: Iterable[Grant]) -> dict[str, An
 def accounts_in(region: str, grants: Mapping[str, Grant]) -> dict[str, Any]:
     """Return the accounts of a region's own broker: its link is in CORE, its learners in EDGE.
 
-    What learners ask of JetStream's API is asked of the hub's; what the region keeps has an API
-    apart.
+    What learners ask of JetStream's API is asked of the hub's. What the region keeps is in CACHE,
+    which reaches over the link only what fills it: who makes a stream says what goes into it, and
+    where the broker is to publish that.
     """
     here = {key: grant for key, grant in grants.items() if grant.region == region}
     services = services_for_edge(here.values())
+    filling = dict.fromkeys(s for g in here.values() if g.role is Role.CACHE for s in g.fills())
     kept = dict.fromkeys(stream for grant in here.values() for stream in grant.kept())
-    exports = [{"service": _at_hub(s), "response_type": kind} for s, kind in services.items()]
-    exports += [{"service": f"{API}.DIRECT.GET.{stream}"} for stream in kept]
+    asked = dict.fromkeys(filling, "singleton") | {_at_hub(s): k for s, k in services.items()}
+    exports = [{"service": subject, "response_type": kind} for subject, kind in asked.items()]
+    delivered = f"{delivers_to(region)}.>"
     imports = [_imported(_at_hub(s)) | {"to": s} for s in services]
     imports += [
-        _imported(f"{API}.DIRECT.GET.{stream}") | {"to": through_cache(stream)} for stream in kept
+        _imported(f"{API}.DIRECT.GET.{stream}", CACHE) | {"to": through_cache(stream)}
+        for stream in kept
     ]
-    users = _users(here, Role.CACHE.account)
+    filled = [{"stream": {"account": CORE, "subject": delivered}}, *map(_imported, filling)]
     return {
-        CORE: {"jetstream": "enabled", "users": users, "exports": exports},
+        CORE: {"users": [], "exports": [*exports, {"stream": delivered}]},
+        CACHE: {
+            "jetstream": "enabled",
+            "users": _users(here, CACHE),
+            "exports": [{"service": f"{API}.DIRECT.GET.{stream}"} for stream in kept],
+            "imports": filled,
+        },
         EDGE: {"users": _users(here, EDGE), "imports": imports},
     }
 
@@ -119,8 +128,8 @@ def _at_hub(subject: str) -> str:
     return subject.replace(API, HUB_API, 1) if subject.startswith(API) else subject
 
 
-def _imported(subject: str) -> dict[str, Any]:
-    return {"service": {"account": CORE, "subject": subject}}
+def _imported(subject: str, account: str = CORE) -> dict[str, Any]:
+    return {"service": {"account": account, "subject": subject}}
 
 
 def _users(grants: Mapping[str, Grant], account: str) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from skerry.folders import mode_of
 from skerry.log.nats.login import new_key
 from skerry.protocol.roles import Grant, Role
 from skerry.protocol.subjects import checked_token
-from skerry.service.accounts import CORE, account_of, home_of, included
+from skerry.service.accounts import CACHE, CORE, account_of, home_of, included
 from skerry.service.private import write_private
 from skerry.service.signing import SIGNER, Signer, checked_days
 
@@ -136,7 +136,7 @@ class Keyring:
         """Have the hub's own broker take a region's learners, and no broker of that region."""
         self.region_of(region)
         for key, grant in tuple(self.grants.items()):
-            if home_of(grant) in {account_of(region), f"{region}/{CORE}"}:
+            if home_of(grant) in {account_of(region), f"{region}/{CACHE}"}:
                 self._drop(key)
                 self.seed(grant.name).unlink(missing_ok=True)
             elif grant.region == region and self.signer is None:

@@ -196,7 +196,7 @@ def test_the_keys_of_a_region_are_its_brokers_and_the_hub_knows_whose_names_it_m
     at_hub = {user["nkey"] for user in hub["EDGE"]["users"]}
     assert at_hub & {names["us-0"][0], names["eu-1"][0]} == {names["us-0"][0]}
     assert [user["nkey"] for user in there["EDGE"]["users"]] == [names["eu-1"][0]]
-    assert [user["nkey"] for user in there["CORE"]["users"]] == [names["eu-cache"][0]]
+    assert [user["nkey"] for user in there["CACHE"]["users"]] == [names["eu-cache"][0]]
     said = {i["service"]["subject"] for i in hub["REGION_eu"]["imports"] if "service" in i}
     assert "skerry.r.pulse.eu-1" in said
     assert not [subject for subject in said if "us-0" in subject or "eu-0" in subject]
