@@ -48,7 +48,7 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """One stream, as it is; ``spec`` is what its settings amount to."""
+    """One stream, as the broker reports it; ``spec`` is read from its settings."""
 
     name: str
     messages: int
@@ -80,7 +80,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The server's word that a message is stored."""
+    """The server's acknowledgement that a message is stored."""
 
     sequence: int
     duplicate: bool = False
@@ -99,9 +99,9 @@ class SharedReads:
 
 @dataclass(frozen=True, slots=True)
 class MirrorInfo:
-    """What a region's broker keeps of one stream: ``lag`` are messages that it does not have yet.
+    """A region's mirror of one stream; ``lag`` counts the messages that it does not have yet.
 
-    ``silent_s`` is how long it has heard nothing of the hub; None: it never has.
+    ``silent_s`` is how long it has heard nothing from the hub; None: it never has heard anything.
     """
 
     messages: int
@@ -157,9 +157,9 @@ class Bus(Protocol):
         ...
 
     async def now_ns(self, subject: str) -> int:
-        """Return the time by the clock that dates what is published on this subject now.
+        """Return the time by the clock that dates messages on this subject, in ns since the epoch.
 
-        In nanoseconds since the epoch. Raises BusError where no stream takes the subject.
+        Raises BusError if no stream takes the subject.
         """
         ...
 
@@ -182,9 +182,9 @@ class Bus(Protocol):
         """Store one message and return its sequence once the server has it.
 
         With ``msg_id`` a publish whose acknowledgement was lost is sent again, and stored once;
-        without one it is not sent again. The id counts for this client only, which adds to it what
-        no other can predict; use ``expect`` where two processes must not store the same. A receipt
-        says ``duplicate`` only where the stored message has this subject and payload.
+        without one it is not sent again. The id counts for this client only, which adds a secret
+        to it; use ``expect`` where two processes must not store the same message. A receipt says
+        ``duplicate`` only if the stored message has this subject and payload.
 
         Raises Conflict when ``expect`` does not hold, StorageFull when there is no room. Where a
         repeated id and ``expect`` both speak against a write, either may be reported. In a cluster,
@@ -207,10 +207,10 @@ class Bus(Protocol):
     def get_each(self, pattern: str, sequences: Sequence[int]) -> AsyncGenerator[Record]:
         """Yield the messages of one stream with those ascending sequences; ends before a gap.
 
-        What comes after a message that is gone is not read: ask again for it. The messages are
-        expected on subjects that match ``pattern``, and found elsewhere too, if more slowly. Chunks
-        that every learner reads may come out of a region's cache, which may be wrong: compare
-        them with what their manifest says, and ask ``get`` for what differs.
+        Messages after one that is gone are not read: ask for them again. The messages are expected
+        on subjects that match ``pattern``; on others they are found more slowly. Chunks that every
+        learner reads may come out of a region's cache, which may be wrong: compare them with their
+        manifest, and ask ``get`` for those that differ.
         """
         ...
 

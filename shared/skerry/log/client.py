@@ -95,14 +95,14 @@ class PublishPort(Protocol):
     def failure(self, seconds: float, subject: str = "") -> BusError:
         """Return the error for a broker that does not answer.
 
-        With ``subject`` it answers, and yet does not store a message there.
+        With ``subject``: for a broker that answers, but does not store a message there.
         """
         ...
 
 
 @dataclass(slots=True)
 class Publisher:
-    """Publishes through whatever happens to the broker, each message once.
+    """Publishes each message once, whatever happens to the broker.
 
     ``key`` makes ids that no other process can predict, and that stay the same over this one's
     retries and reconnects. ``memory_streams`` are created again when a restart has lost them.
@@ -139,9 +139,9 @@ class Publisher:
             raise self.broker.failure(now_s() - began, message.subject) from e
 
     async def _store(self, message: Message, deadline: float, *, unsure: bool) -> Receipt:
-        """Send until the broker has the message; ``unsure``: it may have from an earlier attempt.
+        """Send until the broker has the message; ``unsure``: an earlier attempt may have stored it.
 
-        An acknowledgement that calls it a duplicate is believed only if what is stored is ours.
+        An acknowledgement that calls it a duplicate is believed only if the stored message is ours.
         """
         retries, fresh, began, missing = Retries(deadline), 0, now_s(), None
         while True:
@@ -168,7 +168,7 @@ class Publisher:
                 raise missing or self.broker.failure(now_s() - began)
 
     def _with_id(self, message: Message, fresh: int) -> Message:
-        """Add what no other process can predict to an id: all senders to a stream share its ids."""
+        """Add a secret to a message's id: all senders to a stream share its ids."""
         if message.msg_id is None:
             return message
         if fresh > FRESH_IDS:
@@ -188,7 +188,7 @@ class Publisher:
         return record is None or (record.subject, record.payload) == mine
 
     async def _own_write(self, message: Message) -> Receipt | None:
-        """Return the receipt of our own write whose acknowledgement was lost, if it was that."""
+        """Return the receipt if the newest message is our own write, not acknowledged; or None."""
         record = await self.reads.last(message.subject)
         if record is None or message.msg_id is None or record.payload != message.payload:
             return None
@@ -246,8 +246,8 @@ class Cursor:
     def place(self, stream: Extent) -> None:
         """Move to where the follower must go on in the stream as it is now.
 
-        It is another stream than the one that the cursor came from if it is shorter, or if its
-        oldest message is at or before the cursor and yet is younger.
+        The stream was created again, and the cursor starts over, if it is shorter than the cursor
+        or if its oldest message is at or before the cursor, but younger.
         """
         known = self.time_ns and stream.first_ns and stream.first_seq <= self.sequence
         younger = known and stream.first_ns > self.time_ns
@@ -330,6 +330,6 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
-    """Return the results of two calls as ``together`` does, of whatever types."""
+    """Return the results of two calls as ``together`` does; their types may differ."""
     found = await together((one, other))
     return cast("tuple[T, U]", tuple(found))

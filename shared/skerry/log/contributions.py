@@ -18,18 +18,18 @@ from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
 
 SEND_LEAST = 4
-"""Chunks that a learner may always have on their way, until the log has said that it has them."""
+"""Chunks that a learner may always have on their way, not acknowledged by the log yet."""
 QUICK, SLOW = 1.5, 2.5
-"""Round trips of a link that is not full, and of one that is, in shortest ones."""
+"""Below QUICK times the shortest round trip a link has room; above SLOW times it is full."""
 FORGET = 1.001
-"""By how much the shortest round trip grows with each that is longer: routes change."""
+"""The factor by which each longer round trip raises the shortest one: routes change."""
 
 
 class SendWindow:
-    """Lets as many chunks out as keep the link busy.
+    """Bounds the chunks on their way to as many as keep the link busy.
 
-    While answers come nearly as soon as the first did, the link has room for one more with each of
-    them; once they take far longer, chunks only wait for each other, and there is one less.
+    An answer that takes hardly longer than the quickest one adds a chunk. One that takes far longer
+    takes a chunk away: chunks only wait for each other then.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class SendWindow:
         await self._free.acquire()
 
     def landed(self, took_s: float, size: int) -> None:
-        """Note that the log has a chunk of that many bytes, so long after it left."""
+        """Note that the log acknowledged a chunk of ``size`` bytes ``took_s`` after it left."""
         self._shortest_s = min(took_s, FORGET * self._shortest_s)
         most = max(SEND_LEAST, min(SEND_MOST, AHEAD_BYTES // size))
         if took_s < QUICK * self._shortest_s and self._free.locked() and self.size < most:
@@ -54,7 +54,7 @@ class SendWindow:
         self._free.release()
 
     def leave(self, size: int) -> Callable[[asyncio.Task[None]], None]:
-        """Return what the publish of a chunk that leaves now calls when it has ended."""
+        """Return the callback for the end of a publish that sends a chunk now."""
         clock = asyncio.get_running_loop().time
         left_s = clock()
 
@@ -70,9 +70,9 @@ class SendWindow:
 class Sender:
     """Sends one learner's contributions, each chunk by chunk and one after the other.
 
-    A contribution leaves when all of the one before it has left, not when the log has it: a distant
-    broker costs one round trip per ``SendWindow`` of chunks, however many contributions these are,
-    and where the link's rate is what counts the first still arrives before the second.
+    A contribution leaves when all of the one before it has left, not when the log has it. So a
+    distant broker costs one round trip per ``SendWindow`` of chunks, not per contribution, and on a
+    slow link the first contribution still arrives before the second.
     """
 
     def __init__(self, bus: Bus, run: str, plan: Plan) -> None:
@@ -90,7 +90,7 @@ class Sender:
     ) -> int:
         """Publish a contribution and return the bytes sent, once the log has all of it.
 
-        ``on_turn`` is called when those before it have left and it begins to.
+        ``on_turn`` is called when the contributions before it have left and its chunks may.
 
         Chunks are made in a thread, each when there is room for it, so that memory stays flat.
         Message ids are deterministic: sending the same contribution twice stores it once. The first

@@ -20,7 +20,7 @@ from skerry.protocol.subjects import Subjects
 class HeldFence(NamedTuple):
     """The newest fence of a shard: its token, who took it and when, by that syncer's clock.
 
-    The latter are empty where the record is unreadable.
+    ``holder`` is '' and ``taken_ns`` 0 if the record is unreadable.
     """
 
     shard: int
@@ -34,8 +34,8 @@ async def take(
 ) -> int:
     """Take a shard's fence and return the new token.
 
-    With ``over`` from that token only (0: none): Conflict when somebody else has taken it since.
-    Without, from its holder: BusError when others keep taking it in between.
+    With ``over`` it is taken from that token only (0: none); raises Conflict if it is no longer the
+    newest. Without, it is taken from any holder; raises BusError if others keep getting in between.
     """
     fence = Fence(run=run, shard=shard, holder=holder, taken_ns=now_ns)
 
@@ -61,9 +61,9 @@ async def newest(bus: Bus, run: str, shard: int) -> HeldFence | None:
 
 
 async def settled(bus: Bus, run: str, shard: int, known: int) -> HeldFence | None:
-    """Return the newest fence of a shard, asked for again for a while where it is below ``known``.
+    """Return the newest fence of a shard; if it is below ``known``, look again for a while.
 
-    What is below it, or None, after that is so because the log has lost the fence ``known``.
+    A result that is still below ``known``, or None, means that the log has lost that fence.
     """
     held = None
     for pause_s in LOOK_PAUSES_S:
@@ -90,7 +90,7 @@ async def follow_fence(bus: Bus, run: str, shard: int) -> AsyncGenerator[HeldFen
 def overtaken(run: str, shard: int, holder: str) -> Fenced:
     """Return the error of a writer whose fence is no longer the newest.
 
-    Whether another one is, or none since the log has lost it, its writer has to look for.
+    Another fence is the newest, or the log has lost this one: the writer has to find out which.
     """
     return Fenced(
         f"Shard {shard} of run {run!r} has another fence than that of {holder!r}, or none:"

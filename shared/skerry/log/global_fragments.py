@@ -1,8 +1,8 @@
-"""Reading the global fragments that learners start from: what changed, or a keyframe where need be.
+"""Reading the global fragments that learners start from: by deltas, or a keyframe where needed.
 
 A reader keeps each fragment as it was read last, in the run's global scheme, and adds the deltas
-since (``skerry.algorithm.closed_loop``). What it makes of them must have the digest that was
-committed; where it has not, it begins again with the keyframe.
+since (``skerry.algorithm.closed_loop``). The result must have the digest that was committed; if it
+has not, the reader begins again with the keyframe.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ LEAST_BYTES, UNDERWAY_S = 1024**2, 2.0
 
 @dataclass(slots=True)
 class Underway:
-    """How many bytes of small parts are asked for: as many as the link brings in UNDERWAY_S.
+    """Bounds the bytes of small parts that are read at once to what the link brings in UNDERWAY_S.
 
-    Of more a slow link would bring none in time, and each would be asked for again.
+    If more were asked for, a slow link would bring none in time, and each would be asked for again.
     """
 
     most: float = LEAST_BYTES
@@ -78,7 +78,7 @@ class Underway:
 
     @asynccontextmanager
     async def room(self, size: int) -> AsyncGenerator[None]:
-        """Wait until there is room for a reading of so many bytes, which the context does."""
+        """Wait until there is room to read ``size`` bytes, which happens within the context."""
         while self._bytes and self._bytes + size > self.most:
             self._freed.clear()
             await self._freed.wait()
@@ -97,10 +97,10 @@ class Underway:
 class GlobalReader:
     """Reads the global fragments of one run, each as often as it is committed.
 
-    ``own`` says which blocks of a fragment are wanted, where not all are: the rest of its vectors
-    holds anything, and no digest of the whole is compared. ``chunk_bytes`` are the run's.
+    ``own`` returns the blocks of a fragment that are wanted; None: all. The rest of a vector is
+    undefined then, and the digest of the whole is not compared. ``chunk_bytes`` are the run's.
     ``mismatches`` counts reads that did not give what was committed; after one of them the keyframe
-    is read. ``pushed`` is what of the chunks has come without being asked for.
+    is read. ``pushed`` holds chunks that have come without being asked for.
     """
 
     bus: Bus
@@ -139,13 +139,13 @@ class GlobalReader:
                     held = None
 
     async def hold(self, manifest: Manifest, vector: Vector) -> None:
-        """Hold a vector f32 (padded_size,) that is a manifest's keyframe, and need not be read."""
+        """Hold a vector f32 (padded_size,) if it is a manifest's keyframe: then none is read."""
         fragment = self.plan.fragments[manifest.commit.fragment]
         part = next((part for part in manifest.parts if part.name == KEYFRAME), None)
         if part is None:
             return
         _check(part, fragment)
-        with suppress(Diverged):  # no parameters that anybody has committed
+        with suppress(Diverged):  # not finite, so no parameters that were committed
             rules = part.scheme, "none", None
             made = await asyncio.to_thread(closed_loop.follow, *rules, vector, VectorHash)
             if made.digest == part.digest:
@@ -180,7 +180,7 @@ class GlobalReader:
         *,
         waits: bool,
     ) -> Vector:
-        """Read a part; one that ``waits`` when the link has room for it."""
+        """Read a part; with ``waits`` once the link has room for it."""
         async with AsyncExitStack() as stack:
             if waits:
                 size = sum(chunk.size for chunk in part.chunks)
@@ -191,9 +191,9 @@ class GlobalReader:
             )
 
     async def _follow(self, manifest: Manifest, held: Held | None, meters: Meters) -> Vector:
-        """Apply what leads to the manifest's version; what is whole meanwhile is held.
+        """Apply the parts that lead to the manifest's version, and hold each version on the way.
 
-        Small parts are read several at once: else each takes a round trip to the broker.
+        Several small parts are read at once: otherwise each takes a round trip to the broker.
         """
         commit, index = manifest.commit, manifest.commit.fragment
         own = OwnBlocks(self.own(index), self.chunk_bytes) if self.own else None
@@ -201,7 +201,7 @@ class GlobalReader:
         digest: int | None = None
         parts = path(manifest, held.version if held else None)
         small = vectors_ahead(self.plan.fragments[index].padded_size) > 0
-        waits = small and [part.name for part in parts] != [DELTA]  # and not in step
+        waits = small and [part.name for part in parts] != [DELTA]  # in step: one delta, no wait
         ahead = max(1, vectors_ahead(self.plan.parameters))  # all fragments may be read together
         for first in range(0, len(parts), ahead):
             some = parts[first : first + ahead]
@@ -210,7 +210,7 @@ class GlobalReader:
             reads = (self._part(manifest, part, own, meters, waits=waits) for part in some)
             for part, read in zip(some, await together(reads), strict=True):
                 vector = read
-                self.held.pop(index, None)  # one cancelled half way leaves neither version
+                self.held.pop(index, None)  # cancelled half way, it would be neither version
                 after, digest = await asyncio.to_thread(_apply, part, vector, held, own)
                 held = self.held[index] = after
         assert held is not None
@@ -229,9 +229,9 @@ class GlobalReader:
 
 
 def _is_named(held: Held, manifest: Manifest) -> bool:
-    """Return True if a manifest names what is held: it is of the same history.
+    """Return True if a manifest names the version that is held, and so is of the same history.
 
-    Who holds some blocks of a fragment cannot compare the digest of the whole afterwards.
+    A reader of some blocks of a fragment cannot compare the digest of the whole afterwards.
     """
     return any(
         (part.version, part.digest) == (held.version, held.digest)
@@ -255,9 +255,9 @@ def _check(part: Part, fragment: Fragment) -> None:
 def _apply(
     part: Part, vector: Vector, held: Held | None, own: OwnBlocks | None
 ) -> tuple[Held, int]:
-    """Return what is held after a part, whose decoded vector becomes the global fragment.
+    """Return what is held after a part, and the digest of the global fragment.
 
-    And the digest of that; of some blocks it says nothing.
+    The decoded ``vector`` becomes the global fragment; with ``own`` its digest means nothing.
     """
     ranges = own.ranges if own else None
     try:

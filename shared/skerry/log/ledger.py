@@ -43,13 +43,13 @@ CAS_ATTEMPTS = 100
 MOST_LOST = 1000
 """Members whose records may be gone: a data shard further beyond the known ones is a lie."""
 FIRST_SPAN = 256
-"""Records of the ledger among which a commit is looked for one by one: the newest ones first."""
+"""Records of the ledger that are searched one by one for a commit, the newest ones first."""
 
 
 async def until_granted(attempt: Callable[[], Awaitable[T]], about: str) -> T:
-    """Repeat an attempt that reads, and writes where what it read still holds, until it does.
+    """Repeat an attempt that reads, then writes unless others wrote meanwhile, until it succeeds.
 
-    Raises BusError where others write in between each time; ``about`` is the sentence's subject.
+    Raises BusError if others write meanwhile each time; ``about`` is the subject of its sentence.
     """
     for _ in range(CAS_ATTEMPTS):
         try:
@@ -73,8 +73,8 @@ async def create_run(bus: Bus, record: RunRecord) -> RunRecord:
 async def read_run(bus: Bus, run: str) -> RunRecord:
     """Return the run's record: as it was created, in its newest state.
 
-    A later record that says anything else than the state is refused: a client that may publish may
-    not change what a run is. Raises RunNotFound if there is none, WireError if none can be read.
+    A later record that changes more than the state is refused: a client that may publish may not
+    change what a run is. Raises RunNotFound if there is none, WireError if none can be read.
     """
     stream, subject = Subjects(run).stream("LEDGER"), Subjects(run).ledger("run")
     begins, newest = await both(bus.get(stream, 1), bus.last(subject))
@@ -110,8 +110,8 @@ async def wait_run(
 async def wait_finished(bus: Bus, run: str, *, created_ns: int = 0) -> RunRecord:
     """Return the run's record once it says FINISHED.
 
-    Raises StateLost once it is the record of another run of that id than the one that was created
-    at ``created_ns`` (0: any).
+    Raises StateLost once it is the record of another run of that id, which was not created at
+    ``created_ns`` (0: any).
     """
 
     def finished(record: RunRecord) -> bool:
@@ -139,8 +139,8 @@ def same_run(record: RunRecord, created_ns: int) -> None:
 async def finish_run(bus: Bus, record: RunRecord) -> None:
     """Mark the run as finished; doing it twice changes nothing.
 
-    Raises StateLost where the log holds another run of that id by now: that one goes on. Where it
-    holds none, BrokerUnavailable: who then recovers sees whether the ledger is lost.
+    Raises StateLost if the log holds another run of that id by now, which goes on. Raises
+    BrokerUnavailable if it holds none: recovery then finds out whether the ledger is lost.
     """
     subject, about = Subjects(record.run).ledger("run"), f"The record of run {record.run!r}"
 
@@ -196,12 +196,11 @@ async def join(
 ) -> MemberRecord:
     """Register a start of ``learner`` and return it with its incarnation and data shard.
 
-    Its number is higher than its record's, and than ``above``. ``known`` are the members' records
-    that the caller has read just now, if it has. A name keeps its shard for ever; a
-    new name takes the next one. The whole member table is compared-and-set through the newest of
-    its sequences, so two learners that join at the same instant get different shards. Where
-    the acknowledgement of a write was lost, its number is left out and the next one taken: nothing
-    else ever used it.
+    The incarnation is higher than the recorded one, and than ``above``. ``known`` are the members'
+    records if the caller has just read them. A name keeps its shard for ever; a new name takes the
+    next one. The whole member table is compared-and-set through the newest of its sequences, so two
+    learners that join at the same instant get different shards. If the acknowledgement of a write
+    is lost, its number is skipped and the next one taken.
     """
     subjects = Subjects(run)
 
@@ -242,9 +241,9 @@ async def last_commits(bus: Bus, run: str) -> dict[int, Commit]:
 async def follow_commits(
     bus: Bus, run: str, after: int = 0, *, fragment: int | None = None
 ) -> AsyncGenerator[tuple[int, Commit]]:
-    """Yield (ledger sequence, commit) from the beginning or behind ``after``, for ever.
+    """Yield (ledger sequence, commit) from the beginning or after a sequence, for ever.
 
-    ``fragment``: of this one only.
+    With ``fragment`` only the commits of that one.
     """
     subjects = Subjects(run)
     pattern = subjects.commit() if fragment is None else subjects.commit(fragment)
@@ -345,10 +344,10 @@ async def history_lost(bus: Bus, run: str, what: str) -> StateLost:
 
 
 async def record_evaluation(bus: Bus, record: Evaluation) -> None:
-    """Note what a state is worth; the same state on the same text is one fact, from anyone.
+    """Record an evaluation unless the ledger has one of the same state on the same text.
 
-    It is looked for behind the state's commits alone, one fragment's: a run of weeks has a hundred
-    thousand evaluations. The ledger may lack the newest commit of a state.
+    Only records after the commit before the state's version of fragment 0 are searched, since a run
+    of weeks has a hundred thousand evaluations; the ledger may still lack that version's commit.
     """
     run, subject = record.run, Subjects(record.run).ledger("eval")
     fact = (record.versions, record.text_digest)

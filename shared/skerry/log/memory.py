@@ -100,11 +100,11 @@ class MemoryBroker:
         self.clients = 0
 
     def connect(self, link: LinkModel | None = None) -> MemoryBus:
-        """Return a client of this broker behind a link, or beside the broker."""
+        """Return a client of this broker, behind a link if one is given."""
         return MemoryBus(self, link)
 
     def stream(self, name: str) -> MemoryStream | None:
-        """Return a stream without what has expired, or None."""
+        """Return a stream after dropping what has expired, or None if there is none."""
         stream = self.streams.get(name)
         if stream is not None:
             stream.age(self.clock_ns())
@@ -204,7 +204,7 @@ class MemoryRequests:
 class MemoryBus:
     """One client of a MemoryBroker; implements ``skerry.log.base.Bus``.
 
-    What it does about each fault of its link is what every client of the log does.
+    It treats the faults of its link as every client of the log does.
     """
 
     def __init__(self, broker: MemoryBroker, link: LinkModel | None = None) -> None:

@@ -77,7 +77,7 @@ class MemoryStream:
         return [self.records[sequence] for sequence in sorted(found)]
 
     def from_cursor(self, cursor: Cursor, patterns: tuple[str, ...]) -> list[Record]:
-        """Return what a follower that stands there has not had yet."""
+        """Return the messages that a follower at this cursor has not had yet."""
         if cursor.deliver is not Deliver.LAST_PER_SUBJECT or cursor.sequence:
             return self.after(cursor.sequence, patterns)
         newest = self.newest_each(patterns)
@@ -117,9 +117,9 @@ class MemoryStream:
         )
 
     def store(self, record: Record) -> None:
-        """Append a record, dropping what retention lets it.
+        """Append a record, dropping what the stream's retention allows.
 
-        Raises StorageFull where there is no room, BusError for one that is too long.
+        Raises StorageFull if there is no room, BusError for a record that is too long.
         """
         size, spec = stored_bytes(record), self.spec
         if 0 < spec.max_message_bytes < len(record.payload):
@@ -141,7 +141,7 @@ class MemoryStream:
         self.wake(record.subject)
 
     def _replaced_by(self, record: Record) -> int:
-        """Return the sequence that the record's subject has no more room for, 0 for none."""
+        """Return the sequence of the message that a record replaces on its subject, 0 for none."""
         most = PER_SUBJECT.get(self.spec.retention, 0)
         if most <= 1:
             return self.newest.get(record.subject, 0) if most else 0

@@ -2,7 +2,7 @@
 
 What earlier incarnations sent and no commit has merged yet may still be merged, so a learner that
 comes back must not train on that data again. It first publishes its ``Start`` into the stream of
-the contributions: what an older incarnation completes behind it never counts. Everything that was
+the contributions: what an older incarnation completes after it never counts. Everything that was
 whole before it does count, and can be read; so the log alone says how far the data has been used.
 """
 
@@ -41,7 +41,7 @@ START_ATTEMPTS = 5
 class Taken(NamedTuple):
     """The record of a learner that has joined, and the newest versions that it has found.
 
-    ``manifests`` are what the state holds by fragment, ``recorded`` the ledger.
+    ``manifests`` are those of the state by fragment, ``recorded`` the versions of the ledger.
     """
 
     member: MemberRecord
@@ -56,9 +56,9 @@ async def take_place(
 
     ``offers``: it has the run's initial parameters.
 
-    The record says so by ``step`` on the global clock and ``cursor`` in its data stream, and
-    nothing yet of the inner optimizer; ``settle_in`` publishes it. What does not wait for another
-    answer is asked at once: a distant broker takes a round trip for each.
+    The returned record has the ``step`` on the global clock and the ``cursor`` in the data stream,
+    and nothing yet of the inner optimizer; ``settle_in`` publishes it. Independent requests are
+    sent together, since each costs a round trip to a distant broker.
     Reads only fragments that hold something of this learner above their floor, from the lowest
     such floor on, and keeps chunk numbers and no payload. Waits through a broker's restart.
     Raises BusError when retention keeps dropping the learner's ``Start`` before it can be read,
@@ -99,9 +99,9 @@ async def _begin(
     shard: int,
     manifests: Mapping[int, Manifest],
 ) -> tuple[int, int]:
-    """Publish an incarnation's ``Start`` to a shard, and read what was sent to that before.
+    """Publish an incarnation's ``Start`` to a shard, and read what was sent to the shard before.
 
-    Return where it lies, and the cursor behind what was whole by then.
+    Return the sequence of the ``Start``, and the cursor after all that was whole by then.
     """
     run, learner, now_ns = member.run, member.learner, member.joined_ns
     floors = {
@@ -128,8 +128,8 @@ async def _begin(
 async def settle_in(bus: Bus, member: MemberRecord) -> None:
     """Publish the record of an incarnation once more, now that it knows where it goes on.
 
-    Doing it again changes nothing. Raises Superseded when a newer incarnation has joined: its
-    record must stay the newest, or the next one would be given its number again.
+    Doing it again changes nothing. Raises Superseded when a newer incarnation has joined: the newer
+    one's record must stay the newest, or its number would be given again.
     """
     subject = subject_of(member)
 
@@ -157,7 +157,7 @@ async def settle_in(bus: Bus, member: MemberRecord) -> None:
 async def first_to_offer(bus: Bus, run: str, pulse_s: float) -> str | None:
     """Return the learner that offers the run's initial parameters; None where none lives.
 
-    By the records of members, and by the broker's times.
+    It follows from the records of members and from the broker's times.
     """
     stored = await bus.last_each(Subjects(run).pulse())
     pulses = [(r.time_ns, p) for r in stored if (p := readable(Pulse, r, run)) is not None]
@@ -174,7 +174,7 @@ async def first_to_offer(bus: Bus, run: str, pulse_s: float) -> str | None:
 async def _started(bus: Bus, run: str, plan: Plan, learner: str) -> int:
     """Return the newest incarnation that has announced itself, 0 for none.
 
-    Its own record may be gone, where nothing of it was merged: its number is not given again.
+    Its own record may be gone if nothing of it was merged, but its number is not given again.
     """
     found, shards = [0], map(Subjects(run).shard, range(plan.shards))
     for newest in await together(bus.last(shard.start(learner)) for shard in shards):
@@ -191,13 +191,13 @@ async def _read_sent(
     begins: tuple[int, int],
     floors: dict[int, int],
 ) -> int | None:
-    """Return the cursor behind what was whole before a ``Start``; None where that is gone.
+    """Return the cursor after all that was whole before a ``Start``; None if the Start is gone.
 
-    ``begins`` are its shard, and where it lies in that shard's CONTRIB.
+    ``begins`` are the shard of the ``Start``, and its sequence in that shard's CONTRIB.
 
     ``before`` is the newest incarnation that knew where it went on: what came before that is in its
     cursor already, or came too late for it. ``floors`` were read before the ``Start`` was
-    published: one that lies behind it was counted in another stream, and says nothing about this.
+    published: a floor after it was counted in another stream, and says nothing about this one.
     """
     shard, start = begins
     assembler, cursor = ContributionAssembler(member.run, plan, keeps_payload=False), 0
@@ -237,9 +237,9 @@ async def _read_sent(
 async def read_until(
     bus: Bus, patterns: Sequence[str], position: int, last: int, feed: Callable[[Record], object]
 ) -> int:
-    """Feed what lies after ``position`` up to ``last``; return where it came to, or stalled.
+    """Feed the messages after ``position`` up to ``last``; return the sequence of the last one fed.
 
-    Beyond ``last`` when retention has dropped it.
+    It is below ``last`` if reading stalled, and above if retention has dropped ``last``.
     """
     follower = bus.follow(patterns, after=position)
     loop = asyncio.get_running_loop()

@@ -47,17 +47,17 @@ from skerry.telemetry import spans, tracing
 READ_S = 20.0
 """Reading up to a fence that was just taken takes no longer than this."""
 SETTLED_LOOKS, SETTLED_PAUSE_S = 40, 0.5
-"""How often, and at which interval, the log is asked about state that is older than it was: no
-service waits for the answer, so until a leader that was deposed and is cut off from the others must
-have stepped down (after 10 s)."""
+"""How often, and how many seconds apart, the log is asked about state that has become older. No
+service waits for the answer, so it is asked until a deposed leader that is cut off from the others
+must have stepped down (after 10 s)."""
 
 
 async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | None:
     """Return the run's record; None where the log knows nothing of such a run.
 
-    With ``waits`` None also while the run is being restored, which writes its state before its
-    record. Raises StateLost where the record is gone and state of the run is not: a run that was
-    created over that would number its learners from 1 again, and take what they send for merged.
+    With ``waits`` it is None also while the run is being restored: a restore writes the state
+    before the record. Raises StateLost if the record is gone and state of the run is left: a new
+    run over that would number learners' starts from 1 again, and take what they send for merged.
     """
     left: list[Commit | None] = []
     for pause_s in LOOK_PAUSES_S:
@@ -73,7 +73,7 @@ async def find_run(bus: Bus, run: str, *, waits: bool = False) -> RunRecord | No
 
 
 async def still_there(bus: Bus, record: RunRecord) -> None:
-    """Raise StateLost unless the log still holds this very run; for who has found a loss in it."""
+    """Raise StateLost unless the log holds this very run; for a caller that found a loss in it."""
     found = await find_run(bus, record.run)
     if found is None:
         raise _run_gone(record.run)
@@ -111,7 +111,7 @@ def _listed(missing: Mapping[int, range]) -> str:
 
 
 def _run_gone(run: str) -> StateLost:
-    """Return the error for a run of which the log held all, and holds nothing any more."""
+    """Return the error for a run that the log has lost altogether."""
     return StateLost(
         f"The log has lost run {run!r} whole: its streams were deleted, or the broker has begun"
         " with an empty store. Put the broker's own store back from a copy, or restore the run with"
@@ -160,8 +160,8 @@ async def _left(bus: Bus, run: str) -> list[Commit | None]:
 async def _state_left(bus: Bus, run: str) -> tuple[list[Record], bool]:
     """Return every manifest in the state of a run, and True if any of its fences was taken.
 
-    How many shards it has only its record says, which may be lost: the first one of which there is
-    neither manifest nor fence is behind the last, and so is one that this key may not read.
+    Only the record, which may be lost, says how many shards there are. So a shard that has neither
+    manifest nor fence, or that this key may not read, is taken to come after the last one.
     """
     found: list[Record] = []
     shard = 0
@@ -184,8 +184,8 @@ async def mend(
 ) -> dict[int, Manifest]:
     """Return the manifests of the fragments ``own``, the ledger mended where it is one behind.
 
-    Raises StateLost when the ledger knows of a version that the state does not hold, and when it
-    lacks more than what a syncer leaves out that dies right behind a commit point.
+    Raises StateLost if the ledger knows of a version that the state does not hold, or if it lacks
+    more than the one commit that a syncer leaves out when it dies right after a commit point.
     """
     commits = await last_commits(bus, run)
     found: dict[int, Manifest] = {}
@@ -227,7 +227,7 @@ class Predecessor(NamedTuple):
 async def predecessor(bus: Bus, commit: Commit) -> Predecessor | None:
     """Return the record that a commit follows in the ledger; None where the ledger has the commit.
 
-    Raises StateLost where the ledger lacks the version before it: no history with a hole in it is
+    Raises StateLost if the ledger lacks the version before it: a history with a hole is not
     continued.
     """
     fragment = commit.fragment
@@ -274,9 +274,9 @@ async def append_commit(bus: Bus, commit: Commit, after: Predecessor | None = No
 async def _follows(
     bus: Bus, run: str, newest: Mapping[int, Commit], commits: dict[int, Commit]
 ) -> bool:
-    """Raise StateLost unless the ledger holds what comes before these commits.
+    """Return True if the ledger had to be read again, which updates ``commits``.
 
-    Tells whether it had to be read again for that, which updates ``commits``.
+    Raises StateLost unless the ledger holds the versions before these of ``newest``.
     """
     for looked, pause_s in enumerate(LOOK_PAUSES_S):
         await asyncio.sleep(pause_s)
@@ -302,8 +302,8 @@ async def _follows(
 async def not_gone_back(bus: Bus, run: str, plan: Plan, fragment: int, version: int) -> None:
     """Return once the log is found to hold this version of a fragment, or a newer one.
 
-    For who has seen that version, and then an older one: a replica that lags tells of one, too.
-    Waits through a broker's restart. Raises StateLost where the log keeps telling of an older one.
+    For a caller that saw that version, then an older one, which a replica that lags shows, too.
+    Waits through a broker's restart. Raises StateLost if the log keeps showing an older version.
     """
     looks, held = 0, 0
     while looks < SETTLED_LOOKS:
@@ -331,18 +331,18 @@ class KnownRun(NamedTuple):
 
 
 async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> KnownRun:
-    """Return the members' records, and the manifests that name them, for one who wants to join.
+    """Return the members' records, and the manifests that name them, for a learner that will join.
 
-    Raises StateLost where this one must not, for records that are gone: manifests name a learner,
-    or a start of one, that no record does. A start that was numbered a second time would send
-    what counts as merged already, and a new name would be given a data shard that another reads.
-    Who has a record of its own, as new as manifests know, may join. A learner that has written
+    Raises StateLost if it must not join, because records are gone: manifests name a learner, or a
+    start of one, that no record names. A start that was numbered a second time would send what
+    counts as merged already, and a new name would be given a data shard that another reads. A
+    learner whose own record is as new as the manifests know may join. One that has written
     something else over its own records bars itself alone.
     """
     lost: dict[str, int] = {}
     for pause_s in LOOK_PAUSES_S:
         await asyncio.sleep(pause_s)
-        # Who joins between the two is no loss: the next look knows it.
+        # A learner that joins between the two is no loss: the next look knows it.
         manifests, found = await both(
             read_manifests(bus, run, plan), newest_readable(bus, run, MemberRecord)
         )
@@ -364,8 +364,8 @@ async def known_members(bus: Bus, run: str, plan: Plan, learner: str) -> KnownRu
 def _unknown(commits: Iterable[Commit], members: Mapping[str, MemberRecord]) -> dict[str, int]:
     """Return by learner the newest start that commits name and the members' records do not.
 
-    A row of a restored run names no start: of a learner that its checkpoint has no data shard of,
-    since its record was lost before, nothing more can be known, and it begins as a new name.
+    A row of a restored run names no start. A learner whose record was lost before has no data shard
+    in the checkpoint: nothing more can be known of it, and it begins as a new name.
     """
     found: dict[str, int] = {}
     for row in (row for commit in commits for row in commit.progress):
@@ -380,9 +380,9 @@ async def read_behind(
 ) -> tuple[dict[int, Record], int]:
     """Return the newest manifests of the fragments ``own``, and the shard's newest token.
 
-    They are read in the stream's own order up to the fence ``token``, behind which no older writer
-    can write: a replica that lags may answer any other question with what was true before. What
-    the fence's own writer has written since comes on top.
+    They are read in the stream's own order up to the fence ``token``, after which no older writer
+    can write: a replica that lags may answer any other request with what was true before. What the
+    fence's own writer has written since is added.
     """
     subjects = Subjects(run).shard(shard)
     wanted = {subjects.manifest(fragment): fragment for fragment in own}

@@ -1,4 +1,4 @@
-"""A fragment's contributions merged again: the syncer's own arithmetic, from what the log holds."""
+"""Merging a fragment's contributions again, from the log and by the syncer's own arithmetic."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Vector = NDArray[np.float32]
 
 
 def first_master(genesis: Contribution) -> Vector:
-    """Return version 1 of a fragment: the negated gradient of a GENESIS contribution, as it is."""
+    """Return version 1 of a fragment f32 (padded_size,): the negated GENESIS contribution."""
     negated = cpu().dequantise(genesis.scheme, genesis.planes)
     # Not the negative: the padding must stay +0, which is what a checkpoint restores.
     return np.float32(0) - negated
 
 
 def vectors_of(master: Vector, state: object) -> tuple[Vector, ...]:
-    """Return what of a master and its outer state later merges may write into: plain vectors."""
+    """Return the plain vectors of a master and its outer state: later merges may overwrite them."""
     return (master, cast("Vector", state)) if isinstance(state, np.ndarray) else (master,)
 
 
@@ -44,7 +44,7 @@ def vectors_of(master: Vector, state: object) -> tuple[Vector, ...]:
 class FragmentFold:
     """One fragment, folded commit by commit: its master and the outer optimizer's state.
 
-    One that ``recycles`` writes over what it held two merges ago.
+    With ``recycles`` a merge overwrites the vectors that were held two merges ago.
     """
 
     outer: Outer
@@ -116,9 +116,9 @@ class Payloads:
 
 
 async def redo(fold: FragmentFold, commit: Commit, source: Payloads) -> list[Contribution]:
-    """Take a fold on to a commit's version as its syncer did, and return what it merged.
+    """Take a fold on to a commit's version as its syncer did, and return what was merged.
 
-    Raises ContributionGone where the window does not hold one of them, Diverged or ValueError where
+    Raises ContributionGone if the window does not hold a contribution, Diverged or ValueError if
     they cannot be merged; then the fold is where it was.
     """
     merged: list[Contribution] = []

@@ -101,8 +101,8 @@ async def follow(
 ) -> AsyncGenerator[T]:
     """Yield the newest record on each subject of that kind, then each new one, for ever.
 
-    Of the kinds in ``HISTORY`` all old ones come, too. With ``plan_digest`` those of another plan
-    are left out.
+    For a kind in ``HISTORY`` all older records come first. With ``plan_digest`` records of another
+    plan are left out.
     """
     deliver = Deliver.ALL if kind in HISTORY else Deliver.LAST_PER_SUBJECT
     async with aclosing(bus.follow(PATTERNS[kind](Subjects(run)), deliver=deliver)) as follower:
@@ -148,7 +148,8 @@ class NewestRecord(Generic[T]):
 async def newest_readable(bus: Bus, run: str, kind: type[T]) -> list[NewestRecord[T]]:
     """Return the newest record of each subject that can be read, whatever lies above it.
 
-    What somebody has written stays for long or, in the ledger, for ever: it must not bar readers.
+    What somebody has written stays long, in the ledger for ever: it must not keep others from
+    reading.
     """
     stored = await bus.last_each(PATTERNS[kind](Subjects(run)))
     return [await readable_up_to(bus, run, kind, record) for record in stored]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Meters(NamedTuple):
-    """Who hears the size of each chunk that is read, and the seconds that decoding a part took."""
+    """Callbacks for the bytes of each chunk that is read, and the seconds of decoding a part."""
 
     on_bytes: Callable[[int], None] | None = None
     on_decoded: Callable[[float], None] | None = None
@@ -55,15 +55,15 @@ NO_METERS = Meters()
 
 
 RECORD_BYTES = 1024
-"""What a record takes beside its payload, and more."""
+"""More than a record takes beside its payload."""
 
 
 @dataclass(slots=True)
 class PushedChunks:
     """Chunks that the log sent as they were stored: none of them has to be asked for.
 
-    They are believed as little as any other. Holds AHEAD_BYTES at most, RECORD_BYTES of each
-    included, and lets the oldest go.
+    They are verified like any other. Holds AHEAD_BYTES at most, RECORD_BYTES for each included, and
+    drops the oldest.
     """
 
     _held: dict[tuple[str, int], Record] = field(default_factory=dict[tuple[str, int], "Record"])
@@ -72,7 +72,7 @@ class PushedChunks:
     def put(self, record: Record) -> int:
         """Hold a chunk until it is taken, or too many have come after it.
 
-        Returns the bytes of chunks that were let go.
+        Returns the bytes of chunks that were dropped.
         """
         place = stream_of(record.subject), record.sequence
         let_go = [self.take(*place)]
@@ -115,7 +115,7 @@ async def read_manifests(bus: Bus, run: str, plan: Plan) -> dict[int, Manifest]:
 async def follow_manifests(bus: Bus, run: str, plan: Plan) -> AsyncGenerator[Manifest]:
     """Yield the newest manifest of each fragment, then each new one, for ever.
 
-    What is refused is left out, and so is what another plan made.
+    Manifests that are refused, or of another plan, are left out.
     """
     patterns = [Subjects(run).shard(shard).manifest() for shard in range(plan.shards)]
     followers = [bus.follow(one, deliver=Deliver.LAST_PER_SUBJECT) for one in patterns]
@@ -162,11 +162,11 @@ async def read_part(
 ) -> Vector:
     """Return one part of a fragment as an f32 padded vector, verified chunk by chunk and whole.
 
-    A name is that of its newest part; a delta is verified by what it leads to, which is for the
-    caller.
+    A name stands for its newest part. A delta is verified as a whole by the version that it leads
+    to, which is left to the caller.
 
-    Where only some blocks are wanted, chunks of none of them are not read, and what lies between is
-    not written; each chunk is verified all the same. ``pushed`` holds chunks that are here already.
+    With ``own`` only chunks that hold some of those blocks are read and verified, and the rest of
+    the vector is undefined. ``pushed`` holds chunks that are here already.
     Raises Overtaken when a newer commit has replaced a chunk meanwhile, StateLost when a chunk is
     gone although the manifest is still the newest, Corrupt when the bytes are not what the manifest
     says.
@@ -244,7 +244,7 @@ def _wanted(part: Part, own: OwnBlocks | None) -> Sequence[ChunkRef]:
 
 
 async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: ChunkRef) -> Record:
-    """Return a chunk that was not there when it was asked for, or say why it will never be."""
+    """Return a chunk that was missing at first, or raise Overtaken or StateLost if it is gone."""
     commit = manifest.commit
     stream = Subjects(commit.run).of_fragment(commit.fragment, plan.shards).stream("STATE")
     for pause_s in LOOK_PAUSES_S:
@@ -260,7 +260,7 @@ async def _missed(bus: Bus, plan: Plan, manifest: Manifest, name: str, ref: Chun
 
 
 async def _checked(bus: Bus, stream: str, record: Record, ref: ChunkRef) -> Record:
-    """Return the chunk that a manifest names, from the log itself where ``record`` is another.
+    """Return the chunk that a manifest names, from the log itself if ``record`` is not that chunk.
 
     A region's cache may hold anything. Raises Corrupt where the log does not have it either.
     """

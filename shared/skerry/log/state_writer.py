@@ -1,4 +1,4 @@
-"""The one writer of a shard's fragments: every write of it expects the shard's fence to be its own.
+"""The one writer of a shard's fragments: each write expects the shard's fence to be its own.
 
 Chunks go to slots that the current manifest does not use; the manifest is the commit point, and the
 ledger record follows it.
@@ -53,9 +53,9 @@ class NewPart(NamedTuple):
 
     @classmethod
     def of(cls, name: str, scheme: str, vector: Vector) -> NewPart:
-        """Quantise a vector f32, padded to whole blocks; its digest is that of what is decoded.
+        """Quantise a vector f32 (blocks*256,); the digest is that of the decoded vector.
 
-        In f32 that is the vector itself, of which no copy is made.
+        In scheme f32 that is the vector itself, which is not copied.
         """
         if scheme == "f32":
             return cls(name, scheme, exact(vector), vector_digest(vector))
@@ -110,13 +110,13 @@ class StateWriter:
         return self.plan.of_shard(self.shard)
 
     async def hold(self) -> None:
-        """Raise Fenced as soon as another writer has taken the shard; return never.
+        """Wait until another writer has taken the shard, then raise Fenced.
 
         A writer that was frozen would learn of it only by its next commit, which may never come.
         """
         async with aclosing(fences.follow_fence(self.bus, self.run, self.shard)) as follower:
             async for held in follower:
-                if held.token >= self.token:  # an older one: a replica that lags behind
+                if held.token >= self.token:  # an older one comes from a replica that lags behind
                     self._compare(held)
 
     async def check(self) -> None:
@@ -136,7 +136,7 @@ class StateWriter:
         try:
             return await mend(self.bus, self.run, self.plan, own, found)
         except StateLost:
-            # Overtaken after its manifests were read, a writer sees the next one's commits as lost.
+            # A writer that was overtaken meanwhile would see the next one's commits as lost.
             await self.check()
             raise
 
@@ -154,7 +154,7 @@ class StateWriter:
         attempt = f"{self.token}.{next(self.attempts)}"
         after = await predecessor(self.bus, commit)
         if after is None:
-            await self.check()  # overtaken, it would find what the next writer has committed
+            await self.check()  # if overtaken, it is the next writer's commit that is there
             what = (
                 f"The ledger of run {self.run!r} already names version {commit.version} of fragment"
                 f" {commit.fragment} or a later one, which no syncer has committed: something else"

@@ -17,8 +17,8 @@ SLICE_BYTES = 18
 MEMBER_BYTES = 16 * 1024
 """The longest record of a learner's start: with a thousand shards it has 10 KiB."""
 SEND_MOST, AHEAD_BYTES = 62, 32 * 1024**2
-"""Chunks of contributions that a learner has on their way at once, at most, and bytes of them, or
-of what it reads. So many chunks are fewer than the bus lets out: pulses find a way past them."""
+"""The most chunks of contributions that a learner has on their way at once, and the most bytes of
+them, or of what it reads. The bus lets out more messages than that: pulses get past the chunks."""
 KEPT: Mapping[StreamKind, tuple[Retention, Storage]] = {
     "LEDGER": (Retention.EVERYTHING, Storage.FILE),
     "MEMBERS": (Retention.FEW_PER_SUBJECT, Storage.FILE),
@@ -68,12 +68,12 @@ def specs(
 
 
 def vectors_ahead(parameters: float) -> int:
-    """Return how many vectors of so many f32 AHEAD_BYTES hold; 0 where one is too long."""
+    """Return how many f32 vectors (parameters,) fit into AHEAD_BYTES; 0 if not even one does."""
     return int(AHEAD_BYTES // (4 * parameters))
 
 
 def message_bytes(chunk_bytes: int, slices: int) -> int:
-    """Return the longest message: a chunk, and what a contribution's first one says of slices."""
+    """Return the bytes of the longest message: a contribution's first chunk, with its header."""
     return chunk_bytes + max(ENVELOPE_BYTES, SLICE_BYTES * slices)
 
 

@@ -29,9 +29,9 @@ class Uncovered(NamedTuple):
         return cls(min(item.sequence for item in found), min(item.time_ns for item in found))
 
     def share(self, stream: StreamInfo, now_ns: int) -> float:
-        """Return the share of the window that lies at or after it, by bytes or by age, if larger.
+        """Return the share of the window from it on, by bytes or by age, whichever is larger.
 
-        Bytes are those of its messages on average. All of the window, where it is not in it.
+        Bytes are estimated from the average message. 1.0 if it is not in the window any more.
         """
         spec = stream.spec
         if not stream.first_seq <= self.sequence <= stream.last_seq:

@@ -81,7 +81,7 @@ class NatsRequests:
         config, about, api = config_of(spec), f"stream {spec.name}", self._connection.api
         while not (reply := await self._leader.info(spec.name)):
             in_use = (STREAM_NAME_IN_USE,)
-            # The server removes and makes its account's folder for each: two at once meet there.
+            # For each the server removes and makes its account's folder: two at once collide there.
             async with self._creating:
                 made = await api(
                     f"STREAM.CREATE.{spec.name}", config, about=about, empty_for=in_use
@@ -113,7 +113,7 @@ class NatsRequests:
 
 
 def check_size(message: Message, limit: int) -> None:
-    """Raise BrokerUnfit for a message for which the server would close the connection."""
+    """Raise BrokerUnfit for a message so large that the server would close the connection."""
     headers = sum(len(k) + len(v) + 4 for k, v in sent_headers(message).items())
     size = len(message.payload) + headers + ID_BYTES + 16
     if size > limit:
@@ -126,9 +126,9 @@ def check_size(message: Message, limit: int) -> None:
 
 
 class Turns:
-    """Who may publish: a few at once, and those that expect the same subject one by one.
+    """Lets a few publishes out at once, and those that expect the same subject one by one.
 
-    A replicated stream refuses a second of those while the first is under way, as if it had lost.
+    A replicated stream refuses a second of those while the first is under way, as if it had failed.
     """
 
     def __init__(self, window: int) -> None:
@@ -165,7 +165,7 @@ class Mirrors:
         await api(f"STREAM.CREATE.{name}", config, about=about)
 
     async def info(self, name: str) -> MirrorInfo | None:
-        """Return how a mirror goes on; None where there is no such stream."""
+        """Return the state of a mirror; None if there is no such stream."""
         found = await self._leader.info(name)
         return mirror_of(found) if found else None
 

@@ -1,9 +1,8 @@
 # pyright: basic
-"""What a region's broker holds of the run's state: chunks that every learner reads, by sequence.
+"""The cache of a region's broker: chunks of the run's state that every learner reads, by sequence.
 
-It is a mirror of the hub's stream that keeps its sequences, and is never believed: the hub's
-manifest says what a chunk must be, and whatever the cache does not have, or has too late, is read
-from the hub.
+It mirrors the hub's stream, with its sequences, and is never believed: the hub's manifest says what
+a chunk must be. A chunk that the cache does not have, or has too late, is read from the hub.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     from skerry.log.nats.connection import Connection
 
 LATE_S = 0.5
-"""A chunk that the cache does not have yet is waited for so long."""
+"""How long to wait for a chunk that the cache does not have yet."""
 POLL_S = 0.02
 REST_S = 5.0
-"""A cache that failed, or was late, is left alone so long."""
+"""How long a cache that failed, or was late, is not asked again."""
 
 
 class ChunkCache:

@@ -2,8 +2,8 @@
 """One connection to NATS that stays: dialling, fitness checks, requests and what follows a loss.
 
 nats-py reconnects by itself after a lost connection, but gives up for good after some protocol
-errors, fails its first connect at once, notices a hung server late, leaves requests waiting whose
-answer went down with the connection. This module closes those holes.
+errors, fails its first connect at once, notices a hung server late, and leaves requests waiting
+whose answer went down with the connection. This module closes those holes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PING_INTERVAL_S = 5
 MAX_OUTSTANDING_PINGS = 2
 REDIAL_S = 0.25
 GREETING_S = 1.5
-"""A server that does not greet within this time, on a connection of its own, hangs."""
+"""A server that does not greet a new connection within this time hangs."""
 GIVE_UP_S = 10.0
 """After this long without a connection nats-py's own attempts are ended and we dial again."""
 
@@ -64,7 +64,7 @@ class NatsInbox:
     async def next(self, timeout_s: float | None = None) -> Msg | None:
         """Return the next message, None once the connection is lost.
 
-        Raises TimeoutError if none came, Denied where the broker refused what was to bring them.
+        Raises TimeoutError if none came, Denied if the broker refused the request for them.
         """
         while not self._arrived:
             if self._denied is not None:
@@ -109,7 +109,7 @@ class Connection:
         """The region whose broker has answered us, '' where that is the hub."""
         self.closing = False
         self.lost: set[Callable[[], None]] = set()
-        """Called whenever what the server held for this connection is gone."""
+        """Callbacks for the loss of all that the server held for this connection."""
         self._name = name
         self._session: NatsSession | None = None
         self._look: asyncio.Task[None] | None = None
@@ -189,10 +189,10 @@ class Connection:
         empty_for: Container[int] = (),
         deadline: float | None = None,
     ) -> dict[str, Any]:
-        """Call the JetStream API, again until there is an answer; empty for errors of these codes.
+        """Call the JetStream API until there is an answer; {} for an error code in ``empty_for``.
 
-        Raises an error ``about`` the call for others, and BrokerUnavailable once the deadline has
-        passed, by default that of a call; it may be infinite.
+        Raises an error ``about`` the call for other codes, and BrokerUnavailable once the deadline
+        has passed, which may be infinite; None: the usual patience of a call.
         """
         began, options = now_s(), self.options
         retries = Retries(began + options.waits_s if deadline is None else deadline)
@@ -216,13 +216,13 @@ class Connection:
                 raise self.unavailable(now_s() - began, refused)
 
     def suspect(self) -> None:
-        """Have a silent server looked at: one that hangs is left for another of its cluster.
+        """Find out whether a silent server hangs, and leave it for another of its cluster then.
 
         Pings would show it too, but much later; and sent more often they would cut off learners
         whose slow links are busy with what they send. A greeting needs no room in that queue.
         """
         session, looking = self._session, self._look is not None and not self._look.done()
-        others = self.clustered and not self.region  # which greets as a cluster, and is alone
+        others = self.clustered and not self.region  # its broker is alone, but greets as a cluster
         if session is not None and others and not self.closing and not looking:
             self._look = asyncio.create_task(_leave_hung(self, session), name="look-at-broker")
 
@@ -269,8 +269,8 @@ class Connection:
     async def _dial(self) -> NatsSession:
         """Connect until it works, for as long as the caller waits.
 
-        BrokerUnfit ends it, as a refused login does; where one was taken before, the broker may
-        still be learning of a renewed key, and it is tried for a while, however soon callers leave.
+        Raises BrokerUnfit, also for a refused login. A login that was taken before is first tried
+        for a while, over all callers: the broker may still be learning of a renewed key.
         """
         retries, options = Retries(), self.options
         patience_s = options.login_patience_s if self._session is not None else 0.0
@@ -352,7 +352,7 @@ class Connection:
         return {"error_cb": note, "disconnected_cb": down, "reconnected_cb": up}
 
     def _drop(self) -> None:
-        """End what waits for an answer or a message on a connection that is gone."""
+        """End all waits for answers and messages on a connection that is gone."""
         if self._session is not None:
             self._session.drop()
         for callback in tuple(self.lost):
@@ -373,7 +373,7 @@ async def _leave_hung(connection: Connection, session: NatsSession) -> None:
             finally:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        # With nats-py's own client the pings have to do.
+        # nats-py's own client cannot be cut off: there only its pings find a hung server.
         if client.connected_url == url and isinstance(client, FastClient):
             connection.reason = "the server hangs"
             client.abort()

@@ -1,8 +1,8 @@
 # pyright: basic
-"""What replaces parts of nats-py: a client that takes in large messages with few copies.
+"""A client in place of nats-py's own, which takes in large messages with few copies.
 
-It also survives any bytes that a stored message brings. All of it rests on nats-py's private
-names, so it is used only with the versions it was tested with; any other gets nats-py's own client.
+It also survives any bytes in a stored message. It relies on private names of nats-py, so it is used
+only with the versions that it was tested with; with any other nats-py's own client is used.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ log = structlog.get_logger()
 TESTED_VERSIONS = ("2.16.0",)
 """The versions of nats-py whose private names this file knows; pyproject.toml pins one of them."""
 READ_BYTES = 64 * 1024
-"""The most that one read takes from the socket, but for what a payload lacks: that is read into the
-payload itself. nats-py's own transport takes 32 KiB, and asyncio's streams copy all of it twice:
-half of what it costs a client to take in messages of 512 KiB."""
+"""The most that one read takes from the socket, except for the rest of a payload, which is read
+into the payload itself. nats-py's own transport takes 32 KiB, and asyncio's streams copy all of it
+twice: half of what it costs a client to take in messages of 512 KiB."""
 BUFFER_BYTES = 2 * READ_BYTES
 """The socket is not read while less than READ_BYTES of this is free."""
 DIRECT_BYTES = 16 * 1024
@@ -39,11 +39,12 @@ DIRECT_BYTES = 16 * 1024
 LONGEST_LINE = 1024**2
 """No line of the protocol is longer; the longest is INFO with the addresses of a cluster."""
 LINE_BYTES = 1024
-"""So much is looked through for the end of a line at a time; most are shorter."""
+"""Bytes that are searched at a time for the end of a line; most lines are shorter."""
 LONGEST_MESSAGE = 64 * 1024**2
 """The most that a server can be set to take as one message."""
 LARGE_BYTES = 64 * 1024
-"""From so many bytes on a payload is sent from where it is: to copy less costs less than a send."""
+"""A payload of this many bytes or more is sent without a copy: below, a copy costs less than a
+send of its own."""
 SPACES = str.maketrans("\r\n", "  ")
 SHUTDOWN_S = 2.0
 """How long a server that is left may take to say goodbye through TLS; asyncio would wait 30 s."""
@@ -99,7 +100,7 @@ class Incoming(asyncio.BufferedProtocol):
         self._writable.set()
 
     async def start_tls(self, context: ssl.SSLContext, hostname: str | None) -> None:
-        """Go on through TLS; nothing that came before may count as if it had come through it."""
+        """Switch to TLS; nothing that came before may count as if it had come through TLS."""
         if self._filled:
             msg = "The server sent more than its greeting before TLS began."
             raise ConnectionError(msg)
@@ -171,9 +172,9 @@ class Incoming(asyncio.BufferedProtocol):
             self.transport.resume_reading()  # from the next turn of the loop on
 
     async def drain(self) -> None:
-        """Wait until what was written may be followed by more, or the peer is gone.
+        """Wait until more may be written, or the peer is gone.
 
-        Reading notices that. Raised here it would end nats-py's ``close`` before it says so.
+        Reading reports a lost peer. An error from here would end nats-py's ``close`` half way.
         """
         await self._writable.wait()
 
@@ -185,7 +186,7 @@ class Incoming(asyncio.BufferedProtocol):
 class WideTransport(Transport):
     """TCP and TLS for nats-py with few copies and a large read buffer.
 
-    It is true from the start: nats-py would put its own in the place of one that is not.
+    It is true from the start, because nats-py would replace a transport that is false by its own.
     """
 
     def __init__(self) -> None:
@@ -234,12 +235,12 @@ class WideTransport(Transport):
         self._open.transport.write(payload)
 
     def writelines(self, payload: list[bytes | memoryview]) -> None:  # type: ignore[override] # views
-        """Write pieces one after the other; of a view no byte is copied that the socket takes."""
+        """Write pieces one after the other; what the socket takes of a view is not copied."""
         for is_view, pieces in groupby(payload, lambda piece: isinstance(piece, memoryview)):
             for piece in pieces if is_view else [b"".join(pieces)]:
                 self._open.transport.write(piece)
 
-    # The parser copies what it keeps, so that a view does.
+    # A view is enough: the parser copies what it keeps.
     async def read(self, buffer_size: int) -> memoryview:  # type: ignore[override] # noqa: ARG002 - for bytes
         return await self._open.read()
 
@@ -314,8 +315,8 @@ class Filling(BytesIO):
 class LeanParser(Parser):
     """A parser that copies little of a large payload, and takes any bytes for a subject.
 
-    nats-py's own takes a form feed for the end of a subject, and calls that a protocol error. It
-    still reads whatever is not a message.
+    nats-py's own parser takes a form feed for the end of a subject, and calls that a protocol
+    error. Here it still reads whatever is not a message.
     """
 
     def __init__(self, client: object, fill: Fill | None = None) -> None:
@@ -370,7 +371,7 @@ class LeanParser(Parser):
                 data = part.take(data)
                 if part.left >= DIRECT_BYTES and self._fill is not None:
                     await part.take_from(self._fill)
-                if part.left:  # what comes next is its, and of no part after it
+                if part.left:  # the next bytes belong to this part
                     return data
             header, payload, _ = (part.getvalue() for part in self._parts)
         self._announced, self._parts = None, []
@@ -443,7 +444,7 @@ class FastClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
     ) -> None:
-        # nats-py puts it into a queue, and wakes a task that calls back. All of ours call back.
+        # nats-py would queue it for a task that calls back. All our subscriptions have a callback.
         subscription = self._subs.get(sid)
         if subscription is None or (arrive := subscription._cb) is None:  # noqa: SLF001 - see above
             return
@@ -470,7 +471,7 @@ def server_info(client: Client) -> dict[str, Any]:
 
 
 def new_client(*, needs_tls: bool = False) -> Client:
-    """Return a client that is not connected yet; with ``needs_tls`` it sends nothing without."""
+    """Return a client that is not connected yet; ``needs_tls`` forbids FastClient to go without."""
     installed = version("nats-py")
     if installed in TESTED_VERSIONS:
         return FastClient(needs_tls=needs_tls)

@@ -87,7 +87,7 @@ def refusal(urls: str, options: NatsOptions) -> str:
 def is_refusal(reason: str) -> bool:
     """Return True if a reason is that the broker does not take the login.
 
-    One that a busy broker did not see in time is no such reason: another dial may bring it.
+    A login that a busy broker did not see in time was not refused: another dial may succeed.
     """
     words = reason.lower()
     named = "authorization" in words or "authentication" in words

@@ -39,10 +39,10 @@ from skerry.tasks import now_s
 IN_FLIGHT_BYTES = (16 * 1024**2,) * 3
 """Bytes asked for ahead; the server drops a client that is 64 MiB behind."""
 BULK_BYTES = (1024**2, 4 * 1024**2, AHEAD_BYTES)
-"""The same for a reading with an end: at least, as much as came in BULK_S up to the second, and
-what two round trips bring up to the third. On a slow link everything else, the server's sign of
-life too, waits for them; on a far one nothing comes while they are awaited. What is decoded as it
-comes should not have waited until no cache has it any more."""
+"""The same for a reading with an end: at least the first; as much as came in BULK_S, up to the
+second; what two round trips bring, up to the third. More would hold up everything else on a slow
+link, even the server's sign of life, and leave the CPU's cache before it is decoded; less would
+leave a far link idle."""
 BULK_S, MEASURE_S = 1.0, 0.1
 MOST_AHEAD = 256
 LEAST_AHEAD = 2
@@ -50,8 +50,8 @@ HEARTBEAT_S = 1.0
 MISSED_S = 3 * HEARTBEAT_S
 """A consumer lives on one node of a cluster: this is how long its death goes unnoticed."""
 SHORTER_S = 5.0
-"""A new leader of a replicated stream may still be putting in what it has in its own log. Only a
-stream that stays shorter than what was read of it for so long is another one."""
+"""A new leader of a replicated stream may still be applying its own log. Only a stream that stays
+shorter than what was read of it for this long was created again."""
 PULL_EXPIRES_S = 60.0
 ENDLESS = {
     "expires": int(PULL_EXPIRES_S * NANOSECONDS),
@@ -117,7 +117,7 @@ class Flow:
 class Puller:
     """One consumer and the messages that are on their way from it.
 
-    ``most``: it asks for so many messages in all, and only for those that are there already.
+    With ``most`` it asks for that many messages in all, and only for those that are stored already.
     """
 
     def __init__(self, connection: Connection, stream: str, most: int | None = None) -> None:
@@ -150,7 +150,7 @@ class Puller:
             "max_waiting": 64,
         }
         await self._inbox.open()
-        # Placed on a node that hangs it is never confirmed: another one may fall on another node.
+        # A consumer on a node that hangs is never confirmed: the next may be on another node.
         patience_s = self._connection.options.request_timeout_s
         clock = asyncio.get_running_loop().time
         asked_s = clock()
@@ -209,7 +209,7 @@ class Puller:
         return True
 
     async def _pull(self) -> None:
-        """Ask for more messages once fewer than half as many as there may be are on their way."""
+        """Ask for more messages once at most half as many as allowed are on their way."""
         if (number := self._flow.more()) < 1:
             return
         most = max(self._flow.bounds[-1], self._connection.max_payload + 65_536)

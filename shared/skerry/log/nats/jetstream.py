@@ -1,8 +1,8 @@
-"""JetStream's own shapes, there and back: settings, listings, stored messages and errors.
+"""JetStream's own formats, written and read: settings, listings, stored messages and errors.
 
-A stored message comes in three shapes: a direct get's answer, a leader's JSON and what a consumer
-delivers. What its sender put into it never makes it anything else: the broker's own marks, a
-sequence or an acknowledgement's subject, are looked at before any status.
+A stored message comes in three formats: a direct get's answer, a leader's JSON and what a consumer
+delivers. Its sender cannot make it look like a status: the broker's own marks, a sequence or an
+acknowledgement's subject, are looked at first.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from skerry.log.streams import normal
 
 NANOSECONDS = 1_000_000_000
 IDLE_CONSUMER_NS = 60 * NANOSECONDS
-"""An idle consumer is gone after so long, whatever its maker has asked for: a stream has
-room for a thousand."""
+"""An idle consumer is removed after this time, whatever its client asked for: a stream has room for
+a thousand."""
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 SEQUENCE = "Nats-Sequence"
-"""In each answer to a direct get that is a message: the server writes it after the sender's own."""
+"""The header of each message that answers a direct get: the server adds it after the sender's."""
 DELIVERED = "$JS.ACK."
-"""How the reply subject of each message begins that a consumer delivered."""
+"""The beginning of the reply subject of each message that a consumer delivers."""
 PLAIN_TOKENS = 9
 """Tokens of ``$JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<time>.<pending>``; with a
 domain there are two more before the stream."""
@@ -117,7 +117,7 @@ def leader_record(message: Mapping[str, Any]) -> Record:
 
 
 def delivery_of(msg: Msg) -> tuple[int, Record]:
-    """Return a message that a consumer delivered, after its number there."""
+    """Return the number that a consumer gave to a delivered message, and the message."""
     tokens = msg.reply.split(".")
     at = 5 if len(tokens) == PLAIN_TOKENS else 7
     sequence, number, time_ns = (int(token) for token in tokens[at : at + 3])
@@ -160,7 +160,7 @@ def config_of(spec: StreamSpec) -> dict[str, Any]:
 
 
 def spec_of(config: Mapping[str, Any]) -> StreamSpec:
-    """Return what a stream's settings amount to."""
+    """Return the spec that a stream's settings in JetStream stand for."""
     per_subject = {most: retention for retention, most in PER_SUBJECT.items()}
     retention = Retention.EVERYTHING if config.get("discard") == "new" else Retention.WINDOW
     retention = per_subject.get(config.get("max_msgs_per_subject", -1), retention)
@@ -178,7 +178,7 @@ def spec_of(config: Mapping[str, Any]) -> StreamSpec:
 
 
 def hidden_changes(spec: StreamSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the differences in settings that no StreamSpec has a word for."""
+    """Return the differences in settings that a StreamSpec does not have."""
     wanted = config_of(spec)
     return tuple(
         f"stream {spec.name}: {name} is {config.get(name)}, should be {wanted[name]}; changed"
@@ -201,7 +201,7 @@ def info_of(reply: Mapping[str, Any]) -> StreamInfo:
 
 
 def mirror_of(reply: Mapping[str, Any]) -> MirrorInfo:
-    """Read how a mirror goes on."""
+    """Read the state of a mirror."""
     state, mirror = reply["state"], reply.get("mirror", {})
     silent_ns = mirror.get("active", -1)
     silent_s = silent_ns / NANOSECONDS if silent_ns >= 0 else None

@@ -28,7 +28,7 @@ SEED_START = "SU"
 """How the seed of a user's NKey begins."""
 SEED_BYTES = 32
 CLOCKS_DIFFER = timedelta(minutes=5)
-"""Clocks that differ by less are not worth a word."""
+"""Clocks that differ by less are not mentioned."""
 WHEN = "%Y-%m-%d %H:%M:%S UTC"
 
 Event = Callable[[str, Mapping[str, str]], None]
@@ -72,8 +72,8 @@ class NatsOptions:
 class Login(NamedTuple):
     """One login: its name to the broker, '' for none, and what nats-py is given for it.
 
-    ``key`` is the file that holds it; a token in it was ``made`` once, and may be valid ``until``
-    some time.
+    ``key`` is the file that holds it. A token in that file says when it was ``made``, and ``until``
+    when it is valid if it expires.
     """
 
     name: str
@@ -137,7 +137,7 @@ def login_of(options: NatsOptions) -> Login:
 
 
 def new_key(prefix: int = nkeys.PREFIX_BYTE_USER) -> tuple[str, str]:
-    """Return the seed of a new NKey, by default a user's, which is secret, and its public name."""
+    """Return the secret seed and the public name of a new NKey, by default a user's."""
     seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), prefix)
     pair: Any = nkeys.from_seed(seed)
     return seed.decode(), pair.public_key.decode()

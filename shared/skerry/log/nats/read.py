@@ -1,11 +1,11 @@
 """Reads of a log: the newest of a subject, of many subjects, and messages by their sequences.
 
 A single server has one copy of everything, and its direct get answers from that. In a cluster any
-replica answers a direct get, one that lags too (read-after-write is promised by none of them), so
-there the stream's leader has the word: it answers what decisions rest on, and alone may say that a
-message is gone. One that is there by its sequence is the same on any replica. A leader that was
-deposed without knowing can still be wrong: whatever is decided is written with an expectation,
-which only the true leader can grant.
+replica may answer a direct get, even one that lags: read-after-write is not promised. There the
+stream's leader answers the reads that decisions rest on, and alone may say that a message is gone;
+a message found by its sequence is the same on every replica. A leader that was deposed without
+knowing can still be wrong, so every decision is written with an expectation, which only the true
+leader can grant.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ MOST_SUBJECTS = 1024
 """Subjects that one batch get may match; the server refuses more."""
 PAGE_BYTES = 16 * 1024**2
 MANY = 16
-"""From so many messages on a consumer is worth making. It costs the server half of what single
-requests for the same messages do, and a client a third less, but a request or two to make."""
+"""A consumer is worth making for this many messages or more. It costs the server half of what
+single requests for them do, and a client a third less, but a request or two to make."""
 
 
 class Leader:
@@ -92,10 +92,10 @@ class Leader:
         return self._connection.clustered and self._replicated.get(stream, True)
 
     async def newest(self, stream: str, deadline: float) -> int | None:
-        """Return the last sequence of a stream once that is all this client was acknowledged.
+        """Return the last sequence of a stream once it has all that this client had acknowledged.
 
-        A new leader may need a moment, and a deposed one never gets there. Raises StateLost when
-        a file holds less for good; streams in memory may lose what they hold. None: no stream.
+        A new leader may need a moment, and a deposed one never gets there. Raises StateLost if a
+        stream in files stays shorter; one in memory may lose what it holds. None: no stream.
         """
         goal = self._acknowledged.get(stream, 0)
         last_look = deadline - self._connection.options.request_timeout_s  # which takes time too
@@ -192,8 +192,8 @@ class Reads:
     async def last_each(self, pattern: str) -> list[Record]:
         """Return the newest message of every subject that matches, in sequence order.
 
-        In a cluster a replica that has not come as far as the leader, or found nothing, which does
-        not say how far it has come, is not believed: the leader is asked for every subject.
+        In a cluster a replica is believed only if it says that it is as far as the leader, which
+        it does not say when it finds nothing. Otherwise the leader is asked for every subject.
         """
         stream, deadline = stream_of(pattern), self._deadline()
         replicated, goal = await self.leader.replicated(stream, deadline), 0
@@ -252,7 +252,7 @@ class Reads:
     async def _direct(
         self, stream: str, wanted: dict[str, Any], deadline: float, *, replicated: bool
     ) -> Record | None:
-        """Return one message as any replica has it; None also when none of a cluster's answered."""
+        """Return one message as any replica has it; None also if none in a cluster answered."""
         retries, body = Retries(deadline), json.dumps(wanted).encode()
         subject = f"$JS.API.DIRECT.GET.{stream}"
         while True:
@@ -302,7 +302,7 @@ class Reads:
             sequence = int(end["Nats-Last-Sequence"]) + 1
 
     async def _absent(self, failed: NoAnswer, stream: str, retries: Retries) -> bool:
-        """Return True if no answer will come as there is no stream.
+        """Return True if no answer will come because there is no stream.
 
         Otherwise waits a little; BrokerUnavailable if there is no time left to ask again.
         """

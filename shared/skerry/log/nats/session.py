@@ -1,8 +1,8 @@
 # pyright: basic
-"""One nats-py client, and who waits for what it brings: answers, and the broker's refusals.
+"""One nats-py client, and the requests that wait for its answers or for the broker's refusals.
 
-nats-py's own requests take any answer with the header ``Status: 503`` for "no responders", a stored
-message too, and what the broker does not allow only reaches a callback, in lower case.
+nats-py's own requests take any answer with the header ``Status: 503`` for "no responders", even a
+stored message, and a refusal of the broker only reaches a callback, in lower case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VIOLATION = re.compile(r'violation for (publish|subscription) to "([^"]*)"', re.
 
 @contextlib.contextmanager
 def cancellable() -> Generator[None]:
-    """Cancel the running task after all if nats-py dropped a cancellation, whatever came of it."""
+    """Cancel the running task after all if nats-py swallowed a cancellation, result or not."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:
@@ -53,7 +53,7 @@ class NatsSession:
 
     async def open(self) -> None:
         """Begin to listen for answers; raises NatsError for a client that was refused."""
-        if not self.client.is_connected:  # nats-py returns it all the same
+        if not self.client.is_connected:  # nats-py's connect returns all the same
             raise self.client.last_error or NatsError("the broker closed the connection at once")
         self._inbox = self.client.new_inbox()
         inbox = f"{self._inbox}.*"
@@ -104,7 +104,7 @@ class NatsSession:
                 del self._heard[key]
 
     def deny(self, text: str) -> None:
-        """Tell those concerned what the broker has refused, by its own words."""
+        """Pass a refusal, in the broker's own words, on to the requests that it concerns."""
         if (found := VIOLATION.search(text)) is None:
             return
         verb, subject = found.group(1).lower(), found.group(2)
@@ -126,7 +126,7 @@ class NatsSession:
                 _failing(waiting)(self._deaf)
 
     def drop(self) -> None:
-        """End what waits for an answer on a connection that is gone."""
+        """End all waits for answers on a connection that is gone."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(None)
@@ -138,7 +138,7 @@ class NatsSession:
 
 
 def _failing(waiting: asyncio.Future[Msg | None]) -> Callable[[Denied], None]:
-    """Return what fails a request that still waits."""
+    """Return a callback that fails a request if it still waits."""
 
     def fail(error: Denied) -> None:
         if not waiting.done():
