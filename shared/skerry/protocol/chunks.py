@@ -1,6 +1,6 @@
 """The chunks of a vector as messages: header and packed bytes in one checked frame, and assembly.
 
-``unseal`` believes nothing of a message; the assemblers take chunks in whatever order they come.
+``unseal`` trusts nothing in a message; the assemblers take chunks in whatever order they come.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def unseal(
     Each check that fails is a WireError of its own, in this order: wire version (WrongVersion),
     sizes (Truncated, Oversized), checksum (Corrupt), run (WrongRun), plan digest and fragment
     (WrongPlan), scheme (UnknownScheme), blocks and sizes against the plan's fragment (Corrupt,
-    Oversized), numbers and norms (Implausible, Corrupt). What a returned header says may be
-    allocated. With ``checked`` the checksum is skipped, because the caller has compared one over
+    Oversized), numbers and norms (Implausible, Corrupt). It is safe to allocate what a returned
+    header says. With ``checked`` the checksum is skipped, because the caller has compared one over
     all of ``data``.
     """
     found = wire.read(FrameKind.CHUNK, data, checked=checked)
@@ -124,10 +124,10 @@ def _check_sizes(header: ChunkHeader, fragment: Fragment, packed: int) -> None:
 
 
 class Coverage:
-    """Which chunks of one vector are here: each once, next to each other, and none outside.
+    """Tracks which chunks of one vector are here: each once, without overlap, and none outside.
 
-    Holds no payload; the assemblers below also decode each chunk that is new and fits. None refers
-    to itself, so that its memory is free once it is let go, and not when a collector comes by.
+    Holds no payload; the assemblers below also decode each chunk that is new and fits. No instance
+    refers to itself, so its memory is freed with it, and not when the garbage collector runs.
     """
 
     def __init__(self, scheme: str, blocks: int) -> None:
@@ -152,8 +152,8 @@ class Coverage:
         """Take in one chunk and return whether all are here; the same chunk again is no harm.
 
         Raises a WireError, and forgets that chunk, if it is damaged, of another scheme, outside of
-        the vector, or in conflict with a chunk that is here. ``checksum`` is one that the caller
-        has compared, of all chunks of a vector or of none: it tells this chunk from another one.
+        the vector, or in conflict with a chunk that is here. ``checksum`` tells two chunks apart:
+        the caller gives one that it has compared, for all chunks of a vector or for none.
         """
         if checksum is None:
             checksum = xxhash.xxh3_64_intdigest(packed)
@@ -223,12 +223,12 @@ class PlaneAssembler(Coverage):
 
 
 class VectorAssembler(Coverage):
-    """Puts the chunks of one vector together decoded.
+    """Decodes the chunks of one vector and puts them together.
 
     Memory is the f32 vector of ``blocks`` blocks, taken from the plan and not from a message, and
     one chunk's planes, which stay in the cache: planes of the whole would be written and read back.
-    The digest grows with what is there without a gap, so that no pass is left for the end; there is
-    none unless it is ``hashed``.
+    The digest grows with the part that has no gap, so that no pass is left for the end; without
+    ``hashed`` there is no digest.
     """
 
     def __init__(self, scheme: str, blocks: int, *, hashed: bool = True) -> None:
@@ -247,9 +247,9 @@ class VectorAssembler(Coverage):
         return self._vector
 
     def holding(self, own: Sequence[range]) -> NDArray[np.float32]:
-        """The vector, of which nothing but these blocks need be there; Truncated if they are not.
+        """Return the vector f32 (blocks*256,); raises Truncated if it lacks some of these blocks.
 
-        What is not there is not written, and takes no memory.
+        Other blocks may be missing: they are not written, and take no memory.
         """
         for blocks in own:
             at = blocks.start

@@ -20,9 +20,9 @@ ON_THE_WAY = frozenset({LearnerPhase.STARTING, LearnerPhase.CATCHING_UP})
 MOST_PULSING = 4096
 """Learners whose pulses are followed; a name beyond is one that somebody makes up."""
 FASTEST = 8.0
-"""How many times as fast as the median learner the clock may go on while nothing is merged."""
+"""While nothing is merged, the clock may run this many times as fast as the median learner."""
 END_TIMEOUTS = 10.0
-"""Timeouts after the run's last step for which a learner that says it trains is waited for."""
+"""How many timeouts after the run's last step the end waits for learners that say they train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class SeenLearner:
 class ClockLimit(NamedTuple):
     """How far the log bears out what learners say.
 
-    ``step`` is the clock of the newest commit, made at ``since_s``; ``slack_steps`` how far
-    learners may be beyond it at once. ``merged`` are the learners that a commit has merged: where
-    they make a quorum, the others' clocks do not count. The clock goes on with time while one of
-    them works, at their median step time; those that are away still count in that.
+    ``step`` is the clock of the newest commit, made at ``since_s``; ``slack_steps`` is how far
+    beyond it learners may be at once. ``merged`` are the learners that a commit has merged: where
+    they make a quorum, the others' clocks do not count. While one of them works the clock goes on
+    with time, at the median step time of all of them, even of those that are away.
     """
 
     step: int
@@ -68,7 +68,7 @@ class ClockLimit(NamedTuple):
     merged: frozenset[str] = frozenset()
 
     def most(self, now_s: float, step_time_s: float) -> int:
-        """Return the highest clock that can be true now; ``step_time_s``: of the median merged."""
+        """Return the highest clock that can be true now; ``step_time_s``: median of ``merged``."""
         by_time = FASTEST * max(0.0, now_s - self.since_s) / step_time_s if step_time_s > 0 else 0.0
         return self.step + self.slack_steps + int(by_time)
 
@@ -77,8 +77,8 @@ class ClockLimit(NamedTuple):
 class LearnerTable:
     """Every learner that has pulsed, newest incarnation only.
 
-    One that went silent at work is waited for as long as ``patience_s`` before the run may end; one
-    in ``quarantined`` is not waited for, and says nothing about the clock.
+    A learner that went silent at work is waited for as long as ``patience_s`` before the run may
+    end. One in ``quarantined`` is not waited for, and its pulses do not move the clock.
     """
 
     policy: liveness.LivenessPolicy
@@ -88,7 +88,7 @@ class LearnerTable:
     _judged: dict[str, tuple[SeenLearner, float, bool]] = field(
         default_factory=dict[str, tuple[SeenLearner, float, bool]]
     )
-    """What each was when, and whether it lived: one decision asks that ten times."""
+    """Each learner as last judged: what was seen, when, and if it lived. A decision asks often."""
 
     def pulse_of(self, learner: str) -> Pulse | None:
         """Return a learner's newest pulse."""
@@ -138,8 +138,8 @@ class LearnerTable:
     def clock(self, now_s: float, quorum: int, limit: ClockLimit, *, estimated: bool) -> int:
         """Return the global clock: the step of the K-th fastest working learner, within the limit.
 
-        With ``estimated`` where that learner is by now, without what it has said: only the latter
-        may be put on record.
+        With ``estimated`` it is where that learner should be by now; without, the step that it has
+        reported, which alone may be put on record.
         """
         working = self.working(now_s)
         counted = [seen for name, seen in working.items() if name in limit.merged]
@@ -186,7 +186,7 @@ def _step_time_s(learners: Iterable[SeenLearner]) -> float:
 
 @dataclass(slots=True)
 class GlobalClock:
-    """The global clock of a shard: what its commits bear out of what learners say.
+    """The global clock of a shard: what learners say, as far as its commits bear that out.
 
     Where learners stop for rounds (``blocking``) and say so, nothing is estimated: a round that was
     opened early would be answered early, and learners that then come to its due step would wait
@@ -204,7 +204,7 @@ class GlobalClock:
         return max(clock, self.limit.step)
 
     def on_record(self, now_s: float) -> int:
-        """Return the clock by what learners have said: what a round or a commit may say."""
+        """Return the clock by the steps that learners have reported, for a round or a commit."""
         clock = self.learners.clock(now_s, self.quorum, self.limit, estimated=False)
         return max(clock, self.limit.step)
 
@@ -215,13 +215,13 @@ class GlobalClock:
     def at_close(self, launched_step: int, now_s: float) -> int:
         """Return the clock to put on record; where learners stop for a round, not below its step.
 
-        A learner that joined meanwhile has said a lower one; by that, those who stopped would wait
-        for this round for ever.
+        A learner that joined meanwhile has reported a lower step. With that on record, learners
+        that stopped would wait for this round for ever.
         """
         return max(launched_step if self.blocking else 0, self.on_record(now_s))
 
     def committed(self, commit: Commit, now_s: float) -> None:
-        """Note a commit that is in the log since now."""
+        """Note a commit that has just come into the log."""
         moved = commit.step > self.limit.step
         self.limit = self.limit._replace(
             step=max(commit.step, self.limit.step),

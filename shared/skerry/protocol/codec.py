@@ -108,14 +108,14 @@ def blocks_per_chunk(scheme: str, chunk_bytes: int) -> int:
 class Shares:
     """Which blocks each of several senders has of one vector: ranges of blocks, ascending.
 
-    ``mine`` is the one whose blocks the planes at hand hold.
+    ``mine`` is the index of the sender whose planes are packed here.
     """
 
     ranges: tuple[tuple[range, ...], ...]
     mine: int
 
     def chunks(self, size: int) -> tuple[int, int, list[range]]:
-        """Return the number of the first chunk of ours, how many all have, and our chunks."""
+        """Return the index of our first chunk, the number of all chunks, and ours, by blocks."""
         cuts = [[cut for one in own for cut in _cut(one, size)] for own in self.ranges]
         before = sum(len(own) for own in cuts[: self.mine])
         return before, sum(map(len, cuts)), cuts[self.mine]
@@ -131,7 +131,7 @@ def pack(
 ) -> Iterator[Chunk]:
     """Yield the chunks of quantised planes, each made when it is asked for.
 
-    Of planes that several senders have parts of only the chunks of ``shares.mine``.
+    With ``shares`` only the chunks of the sender ``shares.mine``.
     """
     shares = shares or Shares(((range(planes.codes.shape[0]),),), 0)
     first_index, count, own = shares.chunks(blocks_per_chunk(scheme, chunk_bytes))
@@ -174,8 +174,8 @@ def unpack_into(header: ChunkHeader, packed: bytes | memoryview, out: Planes) ->
 def decode_into(header: ChunkHeader, packed: bytes | memoryview, out: NDArray[np.float32]) -> None:
     """Decode one chunk into f32 (blocks*256,); raises as ``unpack``.
 
-    Where the sections are the bytes of each element, highest first, they are joined as they come:
-    laid out as planes first, the global state would take half as long again.
+    Without scales the sections are the bytes of each element, highest first, and are joined as they
+    come: laid out as planes first, the global state would take half as long again.
     """
     codec = decoder(header.scheme)
     if scheme_of(header.scheme).has_scales:

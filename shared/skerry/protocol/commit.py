@@ -1,4 +1,4 @@
-"""From a round that closes to its commit: what it takes, how much that weighs, what it records.
+"""From a closed round to its commit: the contributions it merges, their weights, and its record.
 
 Source for the weights: Decoupled DiLoCo (arXiv 2604.21428), on dynamic token-weighted merging.
 """
@@ -49,9 +49,9 @@ class Closing:
     trace_id: str = ""
 
     def without_merge(self) -> Closing:
-        """Return the closing of a round of whose contributions none counts.
+        """Return the closing of a round none of whose contributions counts.
 
-        Rounds that never had their quorum stay known as such.
+        A round that never had its quorum keeps its reason.
         """
         if self.reason in WITHOUT_QUORUM:
             return self
@@ -98,7 +98,7 @@ class Weighed(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """Who writes a commit: the syncer by name and its fence's token, of which run and plan."""
+    """The run and plan of a commit, and the syncer that writes it, with its fence's token."""
 
     run: str
     plan_digest: int
@@ -109,7 +109,7 @@ class Writer(NamedTuple):
 def first_parameters(batch: Batch, fragment: Fragment) -> Contribution | None:
     """Return the GENESIS contribution that becomes version 1: the first of the log that is finite.
 
-    Everyone computes the same initial parameters, so that any would do.
+    All learners compute the same initial parameters, so any would do.
     """
     offers = sorted(batch.pending, key=lambda c: c.sequence_last)
     return next((c for c in offers if sound(c.gradient, fragment, None)), None)
@@ -131,10 +131,10 @@ def weigh(
     batch: Batch,
     measured: Mapping[ContributionId, Measured],
 ) -> list[Weighed]:
-    """Return what counts, in an order that depends on nothing but the contributions.
+    """Return the contributions that count, in an order that depends on nothing else.
 
-    ``measured`` says what ``examine`` found in each. What became too stale while it waited, what
-    cannot be merged, and what ``shard.containment`` rules out is refused.
+    ``measured`` says what ``examine`` found in each. Refuses those that became too stale while they
+    waited, cannot be merged, or are ruled out by ``shard.containment``.
     """
     kept = _acceptable(shard, state, batch, measured)
     rules, memory = shard.containment, state.memory
@@ -161,7 +161,7 @@ def _acceptable(
     batch: Batch,
     measured: Mapping[ContributionId, Measured],
 ) -> list[tuple[Contribution, float]]:
-    """Return the contributions that are acceptable by themselves, by id; refuse the others.
+    """Return the contributions that are acceptable by themselves, in order of id; refuse the rest.
 
     Each comes with the factor that its staleness puts on its weight.
     """

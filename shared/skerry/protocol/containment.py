@@ -1,8 +1,8 @@
-"""What a shard holds against learners: what it compares a contribution with, and what that shows.
+"""What a shard compares contributions with, and what it holds against learners.
 
-Lengths, steps and contents that a contribution is compared with follow from the commits of the last
-versions, so that a syncer that takes over judges as the one before did. What a merge multiplied a
-contribution by stands in its commit.
+The lengths, steps and contents that a contribution is compared with follow from the newest commits,
+so a syncer that takes over judges as the one before did. A commit also records what its merge
+multiplied each contribution by.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from skerry.protocol.messages import (
 Vector = NDArray[np.float32]
 
 WINDOW = 16
-"""Versions of a fragment whose contributions are remembered, and newest outcomes of a learner."""
+"""How many versions of a fragment, and how many newest outcomes of a learner, are remembered."""
 OFTEN = WINDOW // 2
-"""So many bad ones of a learner's newest outcomes are no accident."""
+"""This many bad ones among a learner's newest outcomes are no accident."""
 OVERLONG = 0.6
 """A contribution that would lose more of its length than this share is refused: it is over 2.5
 times as long as allowed."""
 MEAN_AGAINST, MOSTLY = -0.05, 14
-"""Outer gradients that point against the others': their mean cosine, and how many of a window."""
+"""A learner is opposed if at least MOSTLY of its newest alignments are negative, and the mean of
+all is below MEAN_AGAINST."""
 
 
 class ContainmentRules(NamedTuple):
@@ -121,9 +122,9 @@ def digest_of(planes: Planes) -> int:
 
 @dataclass(slots=True)
 class FragmentMemory:
-    """What a fragment's newest commits merged, with the version that did.
+    """What a fragment's newest commits merged, each with the version of its commit.
 
-    ``newest`` is each learner's newest work, ``digests`` are the contents of all.
+    ``newest`` is each learner's newest work, ``digests`` are those of all contents.
     """
 
     newest: dict[str, tuple[int, Effort]] = field(default_factory=dict[str, tuple[int, Effort]])
@@ -167,9 +168,10 @@ class Comparison:
     def refusal(
         self, header: ContributionHeader, measured: Measured, pulse: Pulse | None
     ) -> RefusalCause | None:
-        """Return why a contribution is not to be merged: it is no work, or not what was reported.
+        """Return why a contribution is not to be merged, None if it is.
 
-        A pulse may be older than the contribution, by as much as a learner may be ahead of others.
+        A pulse may be older than the contribution: the steps since then may be as many as those of
+        a whole contribution.
         """
         others = self.others(header.learner)
         known = sum(other.norm > 0 for other in others) >= LEAST_OTHERS
@@ -200,10 +202,10 @@ class Comparison:
 def repeats(
     memory: FragmentMemory, items: Sequence[tuple[Contribution, Measured]]
 ) -> set[ContributionId]:
-    """Return which contributions have contents that were merged, or that came before among them.
+    """Return the contributions whose contents were merged before, or come earlier in ``items``.
 
-    Zeros have no contents. With two learners nothing repeats: an honest one may learn the same
-    again.
+    Zeros are no contents. With two learners nothing counts as repeated: an honest one may learn the
+    same again.
     """
     found, seen = set[ContributionId](), set(memory.digests)
     if len(memory.newest.keys() | {item.header.learner for item, _ in items}) <= LEAST_OTHERS:
@@ -239,7 +241,7 @@ class Conduct:
     def suspects(self, quarantined: Container[str]) -> Iterator[tuple[str, QuarantineReason]]:
         """Yield the learners that are to be put into quarantine, and forget what they did.
 
-        What one did that is there already, whether a rule or a person decided, is forgotten, too.
+        What a learner did that is in quarantine already, by a rule or a person, is forgotten, too.
         """
         for learner in list(self.outcomes):
             reason = _suspicion(self.outcomes[learner])

@@ -37,17 +37,17 @@ TRACE_PARENT = "traceparent"
 MOST_OPEN = 4096
 """Contributions that may be incomplete at once, over all fragments and learners."""
 MOST_SKIPPED = 1000
-"""Starts of one learner whose numbers a reader may have missed; a number beyond is no number."""
+"""Starts of one learner that a reader may have missed; a number further ahead is implausible."""
 _NUMBER, _SEQUENCE = itemgetter(0), itemgetter(1)
 GENESIS_SCHEME = "f32"
 """Initial parameters are exact, whatever the scheme of outer gradients is."""
 
 
 class ContributionId(NamedTuple):
-    """What tells a contribution from all others to its fragment; newer ones of a learner sort up.
+    """Identifies a contribution to a fragment; newer ones of a learner sort after older ones.
 
-    ``identity`` counts the contributions of one incarnation to the fragment from 1; 0 where bytes
-    tell of no contribution.
+    ``identity`` counts the contributions of one incarnation to the fragment from 1; it is 0 for
+    bytes that cannot be assigned to a contribution.
     """
 
     learner: str
@@ -65,8 +65,8 @@ class ContributionRules:
     """What a contribution may claim, by the settings of its run; None: anything.
 
     ``sequence_tokens`` are the tokens of one sequence of data, the unit of cursors. ``step_tokens``
-    are the most of one step: learners claim fewer steps than their data was enough for where some
-    were skipped because the loss was not finite. ``scheme`` is that of outer gradients.
+    are the most of one step: learners claim fewer steps than their data allows if some were skipped
+    because the loss was not finite. ``scheme`` is that of outer gradients.
     """
 
     sequence_tokens: int | None = None
@@ -76,7 +76,7 @@ class ContributionRules:
     def contradiction(self, item: ContributionHeader | Consumed) -> str:
         """Return how a contribution's tokens contradict its data or its steps; empty: they do not.
 
-        They are its weight, so no learner may claim more than the data that it used up.
+        Tokens are its weight, so no learner may claim more than the data that it used up.
         """
         sequences, each = item.cursor_to - item.cursor_from, self.sequence_tokens
         if each is not None and item.tokens > sequences * each:
@@ -119,7 +119,7 @@ class Contribution:
 
     @property
     def gradient(self) -> OuterGradient:
-        """What a merge takes of it, at its whole length."""
+        """The outer gradient that a merge takes, at its whole length."""
         tokens = self.header.tokens
         reach = tuple(part / tokens for part in self.header.slice_tokens) if tokens else ()
         return OuterGradient(self.scheme, self.planes, self.header.norms, reach)
@@ -127,11 +127,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What was not taken: ``refused`` names its cause, and its numbers as far as they are known.
+    """A refused message: ``refused`` has the cause, and the contribution's numbers if known.
 
-    Where ``refused`` has no identity it is about bytes, not about a contribution: that one may
-    still come whole. ``round_version`` is the version that its sender made it towards, 0 where
-    that is not known.
+    If ``refused`` has no identity it is about bytes, not about a contribution, which may still come
+    whole. ``round_version`` is the version of the round that it was made for, 0 if unknown.
     """
 
     refused: Refused
@@ -160,8 +159,8 @@ def refused_as(cause: RefusalCause, item: ContributionHeader | ContributionId) -
 class Incarnations:
     """Where in a shard's CONTRIB each learner's starts lie, in whatever order they are read.
 
-    Of each learner the newest ``MOST_SKIPPED`` that tell something, by number and so by sequence:
-    one that lies behind the start of a newer incarnation tells nothing.
+    ``starts`` has (incarnation, sequence) of each learner's newest ``MOST_SKIPPED``, ascending in
+    both: a start after that of a newer incarnation says nothing, and is left out.
     """
 
     starts: dict[str, list[tuple[int, int]]] = field(
@@ -221,12 +220,12 @@ class _Partial:
 
 @dataclass(slots=True)
 class ContributionAssembler:
-    """Puts chunks together, in the order of the stream, which is that of one shard.
+    """Puts the chunks of a shard's contributions together, in the order of its stream.
 
-    Holds at most one incomplete contribution per fragment and learner, and ``MOST_OPEN`` of all: a
-    newer one of the same learner replaces it, since its sender was replaced half way. ``replaced``
-    collects (fragment, refusal) of those until the caller takes them. ``screen`` is asked at the
-    first chunk, before anything is allocated: the cause to refuse it for, or None.
+    Holds at most one incomplete contribution per fragment and learner, and ``MOST_OPEN`` in all. A
+    newer one of the same learner replaces an older one, whose sender was replaced half way;
+    ``replaced`` collects (fragment, refusal) of these until the caller takes them. ``screen``
+    returns the cause to refuse a contribution at its first chunk, before anything is allocated.
     """
 
     run: str
@@ -239,7 +238,7 @@ class ContributionAssembler:
     incarnations: Incarnations = field(default_factory=Incarnations)
 
     def feed(self, stored: StoredMessage) -> Contribution | Refusal | None:
-        """Take one message: a whole contribution, a refusal, or None while chunks are missing.
+        """Take one message; return a whole contribution, a refusal, or None if chunks are missing.
 
         None also for a learner's ``Start``, which is noted.
         """
@@ -263,7 +262,7 @@ class ContributionAssembler:
         return self._take(stored, header, packed)
 
     def expire(self, fragment: int, oldest_base: int) -> list[Refused]:
-        """Give up incomplete contributions whose base is older, and return what they were."""
+        """Give up incomplete contributions with a base below ``oldest_base``; return refusals."""
         old = [
             key
             for key, partial in self.open.items()

@@ -1,7 +1,7 @@
 """The rounds of a shard: when each opens, closes, is opened again, and when the run ends.
 
-``RoundCoordinator.decide`` returns the one thing to do next; its driver does that, says so,
-and asks again until there is nothing to do before ``idle_s`` has passed or something arrives.
+``RoundCoordinator.decide`` returns the one thing to do next. Its driver does that, reports it back
+and asks again; if there is nothing to do, it waits for ``idle_s`` or until something arrives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skerry.protocol.messages import CloseReason, Manifest, Round
 from skerry.protocol.shard import Shard
 
 REPUBLISH_S = 2.0
-"""Rounds live in memory, and a broker may restart: they are published again after so long."""
+"""Open rounds are published again after this time, since a broker's restart loses them."""
 EMA_FACTOR = 0.2
 MOST_LAST_ROUNDS = 8
 """Last rounds of a fragment that refusals alone ask for: a learner that goes on sending what is
@@ -51,7 +51,7 @@ class CommitVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """Nothing of this shard is left: mark the run as finished if nothing else is either."""
+    """This shard has nothing left to do: mark the run as finished if no other shard has either."""
 
 
 Action: TypeAlias = Publish | CommitVersion | EndRun
@@ -78,7 +78,7 @@ def may_end(
         unread: this shard has contributions that it has not read, or not to their end.
         late: another shard has contributions beyond those that its newest commit has resolved. Its
             owner collects them in a last round, and gives up what is not whole within
-            ``patience_s``; an answer without steps it leaves, so the end does not wait for ever.
+            ``patience_s``. It leaves answers without steps, so the end does not wait for ever.
     """
     if unread:
         return False, EndReason.UNREAD
@@ -113,7 +113,7 @@ class RunEnd:
     over_since_s: float | None = None
 
     def left(self, shard: Shard) -> list[int]:
-        """Return the fragments of which a last round has something to merge or to refuse."""
+        """Return the fragments for which a last round has something to merge or to refuse."""
         return [
             index
             for index, state in shard.fragments.items()
@@ -135,9 +135,9 @@ class RunEnd:
 
 
 class CoordinatorSettings(NamedTuple):
-    """What of a run's settings its rounds depend on.
+    """The settings of a run that its rounds depend on.
 
-    ``steps`` are those after which the run ends, if not by time or tokens: ``may_be_sooner``.
+    The run ends after ``steps``; with ``may_be_sooner`` time or tokens may end it before.
     """
 
     timetable: schedule.Schedule
@@ -156,7 +156,7 @@ class RoundCoordinator:
     """Decides what becomes of the rounds of one shard; holds no connection and no clock.
 
     ``new_round`` makes the record of a round from (fragment, version, step of the clock, ns).
-    ``closed`` is, by fragment, which version the newest round that closed made, and when its K-th
+    ``closed`` has by fragment the version that the newest closed round made, and when its K-th
     contribution was there. Times are in seconds on the caller's clock.
     """
 
@@ -207,7 +207,8 @@ class RoundCoordinator:
     def over(self, now_s: float) -> bool:
         """Return True if learners say that training is over, and it can be by now.
 
-        One that says so has come to the last step, or has heard of one that had: it may be gone.
+        A learner that says so has come to the last step, or has heard of one that had and may be
+        gone.
         """
         sooner, steps = self.settings.may_be_sooner, self.settings.steps
         can_be = sooner or self.clock.most(now_s) >= steps
@@ -221,7 +222,7 @@ class RoundCoordinator:
             self.timings = rounds.measured_behind(self.timings, EMA_FACTOR, late_s, policy)
 
     def committed(self, action: CommitVersion, manifest: Manifest | None, now_s: float) -> None:
-        """Note that an action's version is in the log by now; None: nothing was there to merge."""
+        """Note that an action is done and its version in the log; None: nothing was to merge."""
         if action.round is not None:
             self.open.pop(action.fragment, None)
             self.end.committed(action.fragment, final=action.closing.final)
@@ -294,9 +295,9 @@ class RoundCoordinator:
     def _end(self, now_s: float, now_ns: int) -> Publish | EndRun | None:
         """Collect what is left once training is over.
 
-        A round that is open is left to close first: learners that have answered it have taken steps
-        since, which only a round of its own collects. It takes room, too: learners who each answer
-        as many as they have room for, and not the same ones, would wait for each other.
+        An open round must close first: learners that have answered it have taken steps since, which
+        only another round collects. It also takes room: if more were open than learners have room
+        for, each might answer other ones, and all would wait for each other.
         """
         if not self.over(now_s):
             self.end.held_up_s = None
@@ -355,7 +356,7 @@ class RoundCoordinator:
 
 
 def clock_limit(shard: Shard, settings: CoordinatorSettings, since_s: float) -> ClockLimit:
-    """Return how far the clock may go by what the shard's commits say; the newest is of then."""
+    """Return how far the clock may go by the shard's commits; the newest is of ``since_s``."""
     rows = (row for state in shard.fragments.values() for row in state.progress)
     step = max(state.step for state in shard.fragments.values())
     return ClockLimit(step, since_s, settings.slack_steps, frozenset(rows))

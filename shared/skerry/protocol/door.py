@@ -27,7 +27,7 @@ LEAST_STEP_S, MOST_STEP_S = 1e-6, 1e6
 """No training step that was measured is shorter, or longer (eleven days)."""
 LARGEST = {"config_json": 2**20}
 MOST_DIMENSIONS = 32
-"""Of one tensor; numpy takes 64, JAX and PyTorch fewer."""
+"""The most dimensions of one tensor; numpy takes 64, JAX and PyTorch fewer."""
 MOST_TEXT = 4096
 """Characters of any other text in a record."""
 NAMES = frozenset({"learner", "syncer"})
@@ -38,14 +38,14 @@ UNBOUNDED = frozenset({"plan_digest", "text_digest", "params_digest", "master_di
 def check(record: object) -> None:
     """Raise Implausible for a record with a value that no honest service writes.
 
-    Of a commit only the durations count: it is a fenced writer's, and what it names as refused is
-    what others claimed.
+    Of a commit only the durations are checked: a fenced writer made it, and what it names as
+    refused is what others claimed.
     """
     if isinstance(record, RunRecord):
         _check_leaves(record)
     for name, allowed in _bounds(type(record)):  # type: ignore[arg-type] # mypy: of a class it asks its instances' hash
         if not allowed(getattr(record, name)):
-            msg = f"A {type(record).__name__} says {name}, and that cannot be."
+            msg = f"A {type(record).__name__} has an impossible {name}."
             raise Implausible(msg)
 
 
@@ -101,7 +101,7 @@ def saturated(counts: Iterable[int]) -> int:
 
 @cache
 def _bounds(kind: type[Any]) -> list[tuple[str, Callable[[Any], bool]]]:
-    """Return the fields of a class that have bounds, and what says whether a value is within."""
+    """Return the fields of a class that have bounds, each with a test for a value within them."""
     found = [
         (f.name, _bound(f.name, str(f.type)))
         for f in fields(kind)

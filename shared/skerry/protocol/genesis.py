@@ -1,4 +1,4 @@
-"""Who offers a run's initial parameters: one of the learners that live, since all have the same."""
+"""Which learner offers a run's initial parameters: one that lives, since all have the same."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 STALE_PULSES = 10.0
-"""A learner that was silent for so many intervals between pulses is passed over."""
+"""A learner that was silent for this many intervals between pulses is passed over."""
 MOST_WAIT_S = 300.0
-"""Initial parameters that have not come for so long are offered by every learner that has them."""
+"""After this time without initial parameters every learner that has them offers them."""
 
 
 class Candidate(NamedTuple):
-    """A learner that has initial parameters: when the log last heard of it, in ns.
+    """A learner that has initial parameters; ``heard_ns`` is when the log last heard of it.
 
     ``shard`` is its rank by the first time it joined, ``sent`` is True once it has sent some.
     """
@@ -37,8 +37,8 @@ def first_to_offer(candidates: Iterable[Candidate], now_ns: int, pulse_s: float)
 
 
 def is_to_offer(learner: str, first: str | None, waited_s: float) -> bool:
-    """Return True if it falls to a learner to offer what nothing has come of for ``waited_s``.
+    """Return True if a learner should offer its initial parameters, after ``waited_s`` without any.
 
-    One that says it is there and sends nothing must not hold up all others for ever.
+    A ``first`` learner that pulses but sends nothing must not hold up all others for ever.
     """
     return learner == first or waited_s > MOST_WAIT_S

@@ -32,7 +32,7 @@ from skerry.algorithm.fragments import Fragment, LeafSpec
 from skerry.protocol.messages import Commit, Round
 
 MOST_AHEAD = 64
-"""Versions by which a round may be ahead of the newest manifest and be kept until that comes."""
+"""Versions by which a round may be ahead of the newest manifest and still be kept."""
 MOST_MISSED_STARTS = 64
 """Starts of one learner that a reader may miss between two of them that it sees."""
 
@@ -43,8 +43,8 @@ class TrainingProgress:
 
     ``cursor`` counts the sequences its stream has given since the run began. Of the ``steps``, and
     of their ``tokens``, ``skipped`` steps changed nothing: their loss or gradient was not finite.
-    ``routed`` counts, by the name of a leaf of units, the tokens that reached each: int32 (units,)
-    of numpy, JAX or torch, which may run over and lie on a device until they are claimed.
+    ``routed`` has, by the name of a leaf of units, the tokens that reached each unit: int32
+    (units,) of numpy, JAX or torch, which may overflow, and lie on a device until they are claimed.
     """
 
     step: int
@@ -98,7 +98,7 @@ class AnswerReason(StrEnum):
     IN_FLIGHT = "in_flight"
     NO_STEPS = "no_steps"
     NO_ROOM = "no_room"
-    """As many fragments are in flight as may be."""
+    """No further fragment may be in flight."""
 
 
 class AdoptReason(StrEnum):
@@ -126,15 +126,15 @@ class DoorReason(StrEnum):
     NEVER_COMMITTED = "never_committed"
     """A manifest of a version far from the newest, that the ledger does not bear out."""
     TOO_MANY_STARTS = "too_many_starts"
-    """An incarnation that so many starts cannot have led to."""
+    """An incarnation whose number is too far above the newest one known."""
 
 
 def claimed(origin: TrainingProgress, now: TrainingProgress) -> tuple[int, int]:
     """Return the steps between two moments that were not skipped, and their tokens.
 
-    It is what a contribution may claim: its weight is that of what was learnt, while its data
-    counts as used all the same. A step that is found to have been skipped only after a capture has
-    claimed it is taken off the next claim, which never goes below nothing.
+    A contribution may claim these: skipped steps add nothing to its weight, although their data
+    counts as used. A step that turns out to have been skipped after a capture has claimed it is
+    taken off the next claim, which never goes below 0.
     """
     steps = now.steps - origin.steps
     if not steps:
@@ -152,7 +152,7 @@ def claimed_by_slice(
 ) -> tuple[int, ...]:
     """Return how many of the claimed tokens reached each slice, from two moments' ``routed``.
 
-    Empty where all did. This is where the counts are copied from the device.
+    Empty if all tokens reached all slices. The counts are copied from the device here.
     """
     found: list[int] = []
     counts: dict[int, Any] = {}
@@ -243,7 +243,7 @@ class LearnerFragment:
         return (opened.version, opened.attempt) <= (self.answered, self.attempt)
 
     def may_be_missing(self, opened: Round) -> bool:
-        """Return True if a round asks again for what was captured for it: is it still there?"""
+        """Return True if a round asks again for what was captured: it may have left the log."""
         asked_again = opened.version == self.answered and opened.attempt > self.attempt
         return self.captured is not None and asked_again
 
@@ -264,8 +264,8 @@ class LearnerFragment:
     def after_never_sent(self, identity: int) -> LearnerFragment:
         """Return the state after a capture that could not leave: its identity is free again.
 
-        Identities count what the log was sent; a gap in them would read as a contribution dropped.
-        One that was made since is on its way, and stays.
+        Identities count what was sent to the log; a gap would look like a dropped contribution.
+        A capture that was made since is on its way, and stays.
         """
         if self.identity != identity:
             return self
@@ -276,7 +276,7 @@ class LearnerFragment:
     ) -> LearnerFragment:
         """Return the state after an adoption; the next contribution starts at its ``origin``.
 
-        overwrite: what was local is gone, so now. rebase, blend: at the capture, or where it was.
+        That is now if local progress is gone (overwrite), else the capture, or the old ``origin``.
         """
         origin = now if policy.adoption == "overwrite" or not self.version else self.captured
         return replace(
@@ -288,7 +288,7 @@ class LearnerFragment:
         )
 
     def after_reset(self, now: TrainingProgress) -> LearnerFragment:
-        """Return the state after local progress was dropped; what is in flight stays there."""
+        """Return the state after local progress was dropped; a capture stays in flight."""
         held = replace(now, step=self.captured.step) if self.captured else None
         return replace(self, origin=now, captured=held)
 
@@ -373,7 +373,7 @@ class LearnerDoor:
 
 @dataclass(frozen=True, slots=True)
 class MissingCheck:
-    """A contribution whose round was opened again: ``round_version`` is what it was sent for."""
+    """A contribution whose round, towards ``round_version``, was opened again."""
 
     learner: str
     incarnation: int

@@ -48,7 +48,7 @@ class Packing(Enum):
     """How the bytes of a section are compressed."""
 
     STORED = None
-    """Not at all: noise."""
+    """Not compressed: the bytes are noise."""
     ENTROPY = _Pipeline(blosc2.Codec.ZSTD, blosc2.Filter.NOFILTER, 1, 1024 * _KIB)
     """For packed codes: few repetitions, uneven bytes."""
     PAIRS = _Pipeline(blosc2.Codec.ZSTD, blosc2.Filter.SHUFFLE, 2, 1024 * _KIB)
@@ -73,10 +73,10 @@ def compress(data: NDArray[np.uint8], packing: Packing) -> bytes:
 def decompress(packed: memoryview, packing: Packing, out: NDArray[np.uint8]) -> None:
     """Fill ``out`` (contiguous u8) exactly; never writes outside of it.
 
-    Any packing's bytes are read, so that a scheme can change its own.
+    Reads the bytes of any packing, so that a scheme can change its own.
 
     Raises:
-        Corrupt: the header is none that ``compress`` writes for this size, or the data is damaged.
+        Corrupt: ``compress`` writes no such header for this size, or the data is damaged.
 
     """
     if len(packed) == out.nbytes:

@@ -26,7 +26,7 @@ MOST_SAMPLE_BYTES = 512
 
 
 def activity(phase: LearnerPhase) -> Activity:
-    """Return what of a learner's phase matters for judging whether it is alive."""
+    """Return the activity by which a learner in this phase is judged to be alive or not."""
     if phase in {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}:
         return Activity.WAITING
     return Activity(phase.value)
@@ -38,7 +38,7 @@ def is_leaving(pulse: SyncerPulse) -> bool:
 
 
 def is_from_checkpoint(commit: Commit) -> bool:
-    """Return True if a checkpoint was written back by this commit: no learner contributed to it."""
+    """Return True if this commit wrote a checkpoint back: no learner contributed to it."""
     return commit.origin in {CommitOrigin.RESTORED, CommitOrigin.REPLACED}
 
 

@@ -31,8 +31,7 @@ OUTER = "outer."
 INITIAL_BYTES = 4
 """Bytes of an initial parameter, f32: the least that the window must have room for."""
 MOST_UNCOVERED = 0.85
-"""How full contributions that no snapshot covers may make the window by a fragment's next
-version."""
+"""The most of the window that contributions without a snapshot may fill by the next version."""
 
 
 def kind_of(name: str) -> Kind:
@@ -43,7 +42,7 @@ def kind_of(name: str) -> Kind:
 
 
 def newest(manifest: Manifest, name: str) -> Part | None:
-    """Return the part of that name of the newest version that the manifest has one of."""
+    """Return the newest part of that name in the manifest; None if it has none."""
     found = (part for part in manifest.parts if part.name == name)
     return max(found, key=lambda part: part.version, default=None)
 
@@ -57,8 +56,8 @@ def snapshot_version(manifest: Manifest) -> int:
 def is_due(fragment: int, version: int, previous: Manifest | None, name: str, every: int) -> bool:
     """Return True if a part that every N-th version has is to be stored with this one.
 
-    Fragments take turns, those of a shard too: what is whole is most of what a log stores, and no
-    link or disk has to be wide enough for that of all fragments at once.
+    Fragments take turns, those of one shard too: whole vectors are most of what a log stores, and
+    no link or disk has to be wide enough for those of all fragments at once.
     """
     turn = fragment + fragment // every
     return (version + turn) % every == 0 or previous is None or newest(previous, name) is None
@@ -69,10 +68,10 @@ def is_snapshot_due(
 ) -> bool:
     """Return True if a commit stores a snapshot of its fragment.
 
-    It does at every N-th version, where no round made it, at the last, and where it goes on from
-    another master than was committed. It also does where the contributions since the newest
-    snapshot, which fill a share of the window (``uncovered``), would fill too much of it with one
-    version more: retention drops none that a syncer would have to merge again.
+    It does at every N-th version, if no round made it, if it is the last, and if it goes on from
+    another master than was committed. It also does if the contributions since the newest snapshot,
+    which fill the share ``uncovered`` of the window, would fill too much of it with one version
+    more: retention must not drop what a syncer would have to merge again.
     """
     begins = not is_round(commit) or commit.master_origin is not None
     since = max(1, commit.version - snapshot_version(previous)) if previous else 1
@@ -83,8 +82,8 @@ def is_snapshot_due(
 def window_bytes(parameters: int, learners: int, scheme: str, every: int) -> int:
     """Return the bytes of contributions that a log should keep.
 
-    Those of N versions and one more, so that snapshots need come no sooner; and in f32 the initial
-    parameters, twice: the learner that offers them may die before it has.
+    They hold N versions and one more, so that snapshots need not come sooner, and at least two
+    copies of the initial parameters in f32: the learner that offers them may die half way.
     """
     contributed = raw_bytes(scheme, -(-parameters // BLOCK))
     return max(2 * INITIAL_BYTES * parameters, (every + 1) * learners * contributed)
@@ -105,7 +104,7 @@ def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[
     """Return the parts that a manifest names: the ``fresh`` ones, and earlier ones that stay.
 
     Those are the deltas of the last N versions up to the first gap, the newest keyframe and the
-    newest snapshot. Without a new delta none before can be followed any more.
+    newest snapshot. Without a new delta no earlier one can be followed any more.
     """
     if previous is None:
         return tuple(fresh)
@@ -122,10 +121,10 @@ def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[
 
 
 def path(manifest: Manifest, held: int | None) -> tuple[Part, ...]:
-    """Return what a reader applies one after the other to have the manifest's global fragment.
+    """Return the parts that a reader applies in order to get the manifest's global fragment.
 
-    ``held`` is the version that it has; None: none. Of the two ways, on from there or from the
-    newest keyframe, the one of fewer bytes. Raises Corrupt where neither leads there.
+    ``held`` is the version that the reader has, or None. The path begins there or at the newest
+    keyframe, whichever takes fewer bytes. Raises Corrupt if neither leads to the version.
     """
     deltas = {part.version: part for part in manifest.parts if part.name == DELTA}
     frame, version = newest(manifest, KEYFRAME), manifest.commit.version

@@ -86,7 +86,7 @@ def decode(
 def read(kind: type[T], stored: StoredMessage, *, run: str, plan_digest: int | None = None) -> T:
     """Return the record in a stored message; Corrupt where it lies on another record's subject.
 
-    Who may write about itself alone says nothing about others this way. Raises as ``decode`` does.
+    So a client that may write only about itself says nothing about others. Raises as ``decode``.
     """
     record = decode(kind, stored.payload, run=run, plan_digest=plan_digest)
     if subject_of(record) != stored.subject:

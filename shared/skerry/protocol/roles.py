@@ -58,15 +58,15 @@ READ: Mapping[Role, tuple[StreamKind, ...]] = {
     Role.AUDIT: STREAM_KINDS,
 }
 LISTING = frozenset({Role.SYNCER, Role.HEALTH_MONITOR, Role.AUDIT})
-"""Those that look at the sizes of streams."""
+"""Roles that look at the sizes of streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A role in a run, under a name; a name of ``*`` stands for every one. Admins have all runs.
 
-    ``shards`` are those of the run, each of which has streams of its own. A ``region``'s broker
-    takes the key, and no other does. It expires at ``until``, in seconds since 1970; 0: never.
+    ``shards`` are those of the run, each of which has streams of its own. With a ``region`` only
+    its broker takes the key. It expires at ``until``, in seconds since 1970; 0: never.
     """
 
     role: Role

@@ -102,9 +102,9 @@ def measured_behind(
 ) -> Timings:
     """Return the timings with one more contribution behind the K-th folded in.
 
-    One that comes too late to be waited for says nothing about how long to wait; it lets them fade,
-    so that no learner is waited for because it was in time once. The first one is taken to be off
-    by half of itself, as a first round trip is in RFC 6298.
+    One that comes too late to be waited for says nothing about how long to wait; it lets the
+    timings fade, so that no learner is waited for because it was in time once. The first one is
+    taken to be off by half of itself, as a first round trip is in RFC 6298.
     """
     if behind_s > most_grace_s(policy, timings):
         if timings.behind_s is None:
@@ -119,9 +119,9 @@ def measured_behind(
 def measured_arrivals(
     timings: Timings, factor: float, arrivals: Iterable[float], policy: RoundPolicy
 ) -> Timings:
-    """Return the timings with all of a round who came behind the K-th folded in, in their order.
+    """Return the timings with a round's contributions after the K-th folded in, in their order.
 
-    ``arrivals`` are times in seconds; where there are fewer than K, there is nothing to be behind.
+    ``arrivals`` are times in seconds; if there are fewer than K, nothing is folded in.
     """
     times = sorted(arrivals)
     for at_s in times[policy.quorum :]:
@@ -130,17 +130,17 @@ def measured_arrivals(
 
 
 def patience_s(timings: Timings) -> float:
-    """Return within which time of the K-th contribution nearly all the others come, in seconds.
+    """Return the seconds after the K-th contribution within which nearly all the others come.
 
-    The average and four times what they are off it, what RFC 6298 waits for an acknowledgement; and
-    at least one step, since learners answer at their next step boundary.
+    That is the average plus four deviations, as RFC 6298 waits for an acknowledgement, and at least
+    one step, since learners answer at their next step boundary.
     """
     usual_s = (timings.behind_s or 0.0) + OFF_BY * (timings.behind_off_s or 0.0)
     return max(timings.step_s or 0.0, usual_s)
 
 
 def most_grace_s(policy: RoundPolicy, timings: Timings) -> float:
-    """Return what a round may at most wait beyond its quorum, in seconds.
+    """Return the most seconds that a round may wait beyond its quorum.
 
     ``gamma * (room * step - (quorum + sync))``. Decoupled DiLoCo (arXiv 2604.21428) has tau for the
     room: the steps after which a learner needs the result. Ours never stops for it, so what a round
@@ -159,9 +159,9 @@ def most_grace_s(policy: RoundPolicy, timings: Timings) -> float:
 def grace_s(policy: RoundPolicy, timings: Timings) -> float:
     """Return how long a round waits beyond its quorum, in seconds.
 
-    As long as nearly all contributions take that can be waited for. No longer than
-    ``most_grace_s``: not at all where learners stop for a round (tau = 0), where gamma is 0, or
-    before a step is measured; quorum and sync times that are not measured yet count as nothing.
+    Nearly all contributions come within that time. It is at most ``most_grace_s``: 0 where learners
+    stop for a round (tau = 0), where gamma is 0, or before a step is measured; quorum and sync
+    times that are not measured yet count as nothing.
     """
     return min(patience_s(timings), most_grace_s(policy, timings))
 
@@ -223,7 +223,7 @@ def _close_reason(
 
 
 def next_wake_s(now: float, view: RoundView, policy: RoundPolicy, timings: Timings) -> float:
-    """Return after how many seconds time alone changes the decision; 0 if it is not to wait.
+    """Return after how many seconds time alone changes the decision; 0 unless it is to wait.
 
     Until then only an event can: a contribution, or a learner that comes or goes.
     """
@@ -243,8 +243,8 @@ def short_since_s(
 ) -> float | None:
     """Return since when fewer than K learners are alive, given what was so before; None: enough.
 
-    With none alive nothing begins: before a run's learners have compiled none is missed, and
-    the first of them to train must not go on at once without the others.
+    With none alive the time does not begin: before a run's learners have compiled none is missed,
+    and the first of them to train must not go on at once without the others.
     """
     if alive >= policy.quorum:
         return None

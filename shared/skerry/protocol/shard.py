@@ -43,8 +43,7 @@ MOST_PENDING = 4
 MOST_REFUSED = 1000
 """Refusals that one commit names; what a flood has beyond that is in the syncer's log alone."""
 MOST_NAMED = 100
-"""Refused contributions of one learner among them: its flood keeps no other's from being named.
-"""
+"""The most of them from one learner: its flood must not keep others' from being named."""
 MOST_SETTLED = 4096
 """Contributions per fragment that are remembered as resolved; duplicates come sooner than that."""
 
@@ -100,7 +99,7 @@ class Refusals:
             self.beyond[learner] += 1  # a flood has no end of names
 
     def close(self) -> Refusals:
-        """Return all of it for a commit, with what that has no room for counted; begin again."""
+        """Return all refusals for a commit, counting those that it has no room for; begin again."""
         named = self.named
         beyond = Counter(r.cause for r in self.bytes_[len(named) - len(self.contributions) :])
         kept = list(named[len(self.contributions) :])
@@ -190,8 +189,8 @@ class PendingFragment:
     def resolved(self, contribution: Contribution) -> bool:
         """Return True if a commit has merged or refused this contribution already.
 
-        One of an older incarnation than the newest that was merged has been before it: it lies
-        before that one's ``Start``, and so was seen first.
+        A contribution of an older incarnation than the newest one merged lies before that one's
+        ``Start``, and so was seen first.
         """
         known = contribution.id
         row = self.progress.get(known.learner)
@@ -215,7 +214,7 @@ class PendingFragment:
 class Shard:
     """All fragments of a shard, by index.
 
-    ``again``: by fragment, how often its next round counts as opened before, where contributions
+    ``again`` says by fragment how often its next round counts as opened before, if contributions
     to it may have left the log: learners that have answered that round look whether theirs is
     still there. ``quarantined`` are the learners whose contributions are not merged; ``pulse_of``
     returns a learner's newest pulse, if one is known.
@@ -298,12 +297,12 @@ class Shard:
             self._refuse_incomplete(state.fragment.index, refused)
 
     def give_up(self, parts: Iterable[tuple[int, str]]) -> None:
-        """Refuse what learners have begun to send to fragments: its rest does not come any more."""
+        """Refuse incomplete contributions by (fragment, learner): their rest will not come."""
         for key in parts:
             self._refuse_incomplete(key[0], self.assembler.give_up(key))
 
     def floor_of(self, fragment: int) -> int:
-        """Return up to where this fragment's contributions are resolved once all pending are."""
+        """Return the sequence up to which contributions are resolved once all pending ones are."""
         incomplete = self.assembler.incomplete_from(fragment)
         return self.seen_sequence if incomplete is None else incomplete - 1
 

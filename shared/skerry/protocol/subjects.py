@@ -49,7 +49,7 @@ def checked_token(value: object, what: str) -> str:
 class Subjects:
     """The subjects of a run as a whole; ConfigError for a run or a name that cannot be in one.
 
-    ``shard`` has those of its state and its contributions.
+    ``shard`` returns those of a shard's state and contributions.
     """
 
     run: str
@@ -134,7 +134,7 @@ class ShardSubjects:
         return f"{self.root}.state.{self.shard}.fence"
 
     def contribution(self, fragment: Number = ANY, learner: str = ANY) -> str:
-        """Return the subject of a contribution; the pattern of all fragments has every start."""
+        """Return a contribution's subject; the pattern of all fragments matches starts, too."""
         return f"{self.root}.contrib.{self.shard}.{fragment}.{_token(learner, 'learner')}"
 
     def start(self, learner: str = ANY) -> str:

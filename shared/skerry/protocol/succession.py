@@ -25,9 +25,9 @@ DEAF_LEASES = 0.5
 SETTLED_LEASES = 1.25
 """Leases after which a newcomer may be given shards: it has listened for one by then."""
 OVERDUE_LEASES = 2.0
-"""A shard that has been free for this long is anybody's: whose share it is does not come for it."""
+"""A shard that is free for this long may go to any syncer: its designated one does not come."""
 LEAST_WAIT_S = 0.001
-"""A wait that rounding leaves of a time that has passed; below it, time might not go on at all."""
+"""The shortest wait: after a shorter one, left by rounding, the clock might not have moved."""
 FORGET_LEASES = 20.0
 """Leases of silence after which a syncer is forgotten altogether."""
 
@@ -139,7 +139,7 @@ def fenced(
 
 
 def unfenced(view: View, shard: int) -> View:
-    """Forget the fence of a shard that the log does not hold any more, and who claimed it by that.
+    """Forget the fence of a shard that the log does not hold any more, and the claims by it.
 
     Its state was purged or replaced: what the log holds now has another fence, with any token, or
     none, and a claim by the lost one says nothing.
@@ -165,7 +165,7 @@ def decide(now: float, view: View, policy: Policy) -> tuple[Moves, SuccessionRea
     for peer in living:
         if claims[peer.instance] or now - peer.first_s >= SETTLED_LEASES * policy.lease_s:
             loads[peer.name, peer.instance] = len(claims[peer.instance])
-    # Who holds more keeps the one more, if any.
+    # Syncers that hold the most keep one more, if shards do not divide evenly.
     least, more = divmod(policy.shards, len(loads))
     order = sorted(loads, key=lambda key: (-loads[key], key))
     shares = {key: least + (rank < more) for rank, key in enumerate(order)}

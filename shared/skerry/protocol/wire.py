@@ -254,9 +254,9 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _reader_of(kind: type[Any], fields: tuple[_Field, ...]) -> Convert:
-    """Return what makes a message its dataclass.
+    """Return a function that turns a message of this kind into its dataclass.
 
-    A commit of a run of 200 learners holds 400 messages: each takes one call for all its fields.
+    A commit of a run of 200 learners holds 400 messages: one call gets all fields of each.
     """
     get = attrgetter(*(field.name for field in fields))
     required = [field.name for field in fields if field.required]
