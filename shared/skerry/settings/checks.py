@@ -32,7 +32,7 @@ CODE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "sync.merge": MERGES,
     "outer.preset": OUTERS,
 }
-"""Settings that name a function as ``module:function``, and their other values."""
+"""Settings that may name a function as ``module:function``, and the other values of each."""
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -45,7 +45,7 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def refuse_tokenizer(folder: Path, wanted: str) -> None:
-    """Raise CorpusError for a tokenizer that is not the one of a run's text; "": any may be."""
+    """Raise CorpusError if a folder's tokenizer has another digest than ``wanted``; "" fits any."""
     if wanted and (found := tokenizer_digest(folder)) != wanted:
         msg = (
             f"The tokenizer of {folder} is {found}, and this run's learners have {wanted}: name"
@@ -62,7 +62,7 @@ def check_run(run: RunConfig) -> None:
 
 
 def remark_on_rate(run: RunConfig) -> str:
-    """Return a sentence about a learning rate that was never measured; empty where it was."""
+    """Return a warning about a learning rate that was never measured, or an empty text."""
     least, most = RATES.get(run.train.inner, (0.0, math.inf))
     model, rate = run.model, run.train.lr
     begun = model.path or model.weights or model.factory or model.lora_rank or model.preset == "own"
@@ -89,7 +89,7 @@ def refuse_code(run: RunConfig) -> None:
 def refuse_data(data: DataConfig, by: str = "data.paths") -> None:
     """Raise ConfigError if a run names text that this machine's own settings do not allow.
 
-    ``by`` is how a person names their own instead.
+    ``by`` is the option that names a user's own text instead, for the error message.
     """
     words_by = "--tokenizer" if by == "--text" else "data.tokenizer_folder"
     for setting, names, what, option in (
@@ -109,7 +109,7 @@ def refuse_data(data: DataConfig, by: str = "data.paths") -> None:
 def refuse_run_settings(sets: Sequence[str], *but: str) -> None:
     """Raise ConfigError for a ``--set`` of a setting that a checkpoint brings with it.
 
-    ``model.path``, where a machine has its copy of frozen weights, has a say, and so have ``but``.
+    Allowed are ``model.path``, a machine's own copy of frozen weights, and the paths in ``but``.
     """
     for keys, _ in map(split_assignment, sets):
         path = ".".join(keys)
@@ -129,18 +129,18 @@ def permissions(run: RunConfig) -> str:
 
 
 def named_code(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield path and value of every setting that may name a function of the user's own."""
+    """Yield path and value of every setting that may name a user's own function."""
     for path in CODE_SETTINGS:
         table, _, name = path.partition(".")
         yield path, getattr(getattr(run, table), name)
 
 
 def is_address(url: str, schemes: Container[str]) -> bool:
-    """Return True for an address of one of these schemes, whose port is one if it names any."""
+    """Return True for an address with one of these schemes, a host and no invalid port."""
     try:
         parts = urlsplit(url.strip())
         return parts.scheme in schemes and bool(parts.netloc) and parts.port != 0
-    except ValueError:  # a port that is none, or half an IPv6 address
+    except ValueError:  # an invalid port, or half an IPv6 address
         return False
 
 

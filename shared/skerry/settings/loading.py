@@ -49,8 +49,8 @@ _stores: list[StoreSettings] = []
 
 PREFIX = "SKERRY_"
 CONTROL_VARIABLES = frozenset({"SKERRY_NATS_SERVER", "SKERRY_RUN", "SKERRY_DEBUG"})
-"""Variables of ours that are no settings: the nats-server binary to start, the run to join, and
-whether errors come with their traceback (``--debug``)."""
+"""Variables with our prefix that are not settings: the nats-server binary to start, the run to
+join, and whether errors print a traceback (``--debug``)."""
 OTEL_OFF = "OTEL_SDK_DISABLED"
 OTEL_ENDPOINTS = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "endpoint",
@@ -69,15 +69,15 @@ def load(
 ) -> Settings:
     """Resolve defaults, the file, the environment and ``--set``, in that order; later ones win.
 
-    The code and the text that these settings name are thereby allowed in this process
-    (``skerry.code``, ``skerry.folders``), and buckets are reached as they say (``store``).
+    This also allows the code and the text that these settings name in this process
+    (``skerry.code``, ``skerry.folders``), and keeps how buckets are reached for ``store``.
     OpenTelemetry's own variables are defaults: any setting of ours wins over them.
 
     Args:
         path: A TOML file of flat tables, or None for no file.
         sets: Assignments ``table.key=value``.
         environ: The environment to read; None reads this process's.
-        tables: What a file would hold, for a program that has none.
+        tables: Settings of a calling program, nested as in a file; they win over the file.
 
     Raises:
         ConfigError: The file cannot be read, a key is unknown, a value has the wrong type or is out
@@ -92,7 +92,7 @@ def loaded(
     environ: Mapping[str, str] | None = None,
     tables: Mapping[str, object] | None = None,
 ) -> tuple[Settings, Tree]:
-    """Do what ``load`` does, and return with the settings the tree of what was given, by source."""
+    """Do what ``load`` does; return the settings, and the given values with their sources."""
     tree, source = Tree(), os.environ if environ is None else environ
     if source.get(OTEL_OFF, "").strip().lower() != "true":
         for name, key in OTEL_ENDPOINTS.items():
@@ -115,16 +115,16 @@ def loaded(
 
 
 def store() -> StoreSettings:
-    """Return how buckets are reached: as the newest settings of this process say."""
+    """Return how to reach buckets, by the settings that this process loaded last."""
     return _stores[0] if _stores else load().local.store
 
 
 def overlay(
     tree: Tree, known: Known, sets: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> None:
-    """Put the environment and then ``--set`` over what a file said.
+    """Set values from the environment and then from ``--set`` over those of a file.
 
-    Raises ConfigError for what is in the tree then and is not known.
+    Raises ConfigError if the tree then has a path that is not in ``known``.
     """
     given = [
         (tuple(name.removeprefix(PREFIX).lower().split("__")), text, name)
@@ -141,7 +141,7 @@ def overlay(
 
 
 def validated(model: type[T], tree: Tree) -> T:
-    """Build one part from the tables that are its own: strictly, so that true is no number."""
+    """Build one model from its own tables of the tree, strictly: true is not a number."""
     own = {name: tree.values[name] for name in model.model_fields if name in tree.values}
     try:
         return model.model_validate_json(json.dumps(own, default=str), strict=True)
@@ -165,15 +165,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def run_config_from_json(text: str, release: str = "") -> RunConfig:
-    """Return the RunConfig that a run record holds; ConfigError if it is none of ours.
+    """Return the RunConfig that a run record holds; ConfigError if it cannot be one.
 
-    ``release`` is the one that wrote it, which the error then advises to use.
+    ``release`` is the version of skerry that wrote it; the error advises to use that one.
     """
     tree = Tree()
     try:
         tree.merge(cast("dict[str, object]", json.loads(text)), "the run record")
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        msg = f"The config in the run record is no JSON object: {error}."
+        msg = f"The config in the run record is not a JSON object: {error}."
         raise ConfigError(msg) from error
     try:
         refuse_unknown(tree, leaves(RunConfig))
@@ -190,7 +190,7 @@ def run_config_from_json(text: str, release: str = "") -> RunConfig:
 def decided(config: RunConfig) -> RunConfig:
     """Return the config with its outer optimizer spelt out, as a run's record holds it.
 
-    What ``auto`` means follows what is known; a run that has begun keeps its optimizer.
+    A later release may choose another optimizer for ``auto``; a run that has begun keeps its own.
     """
     given = config.outer
     if given.preset != "auto":
@@ -207,14 +207,14 @@ OWN_DATA = (
     *("source", "factory", "options", "tokenizer_folder", "field", "paths", "weights"),
     *("suffixes", "token_dtype"),
 )
-"""The settings of ``data`` that say what a machine reads; the others say how a run does."""
+"""Settings of ``data`` that say what one machine reads; the others hold for the whole run."""
 
 
 def with_own_data(config: RunConfig, given: RunConfig, *, reads: bool = True) -> RunConfig:
-    """Return a run's config with this machine's own data, where ``given`` names some.
+    """Return a run's config with this machine's own data, if ``given`` names some.
 
-    Raises ConfigError where those are bytes and the run's are tokens, or the other way round, and
-    what ``refuse_data`` does where the caller ``reads`` the run's own.
+    Raises ConfigError if this machine's data are bytes and the run's are tokens, or vice versa; if
+    ``given`` names none and the caller ``reads`` the run's own, also what ``refuse_data`` raises.
     """
     own = given.data
     if not (own.paths or own.factory):
@@ -248,7 +248,7 @@ def _values(settings: Settings) -> dict[str, Any]:
 
 
 class SettingOrigin(NamedTuple):
-    """A setting's value as JSON has it, and what set it."""
+    """A setting, its value as in JSON, and what set it."""
 
     setting: str
     value: Any
@@ -256,7 +256,7 @@ class SettingOrigin(NamedTuple):
 
 
 def origins(settings: Settings, tree: Tree) -> list[SettingOrigin]:
-    """Return every setting with what set it, be it the mode or the default; no secrets."""
+    """Return every setting with its source, which may be the mode or the default; no secrets."""
     values, run = _values(settings), settings.run
     values["nats"]["url"] = ",".join(map(masked_url, settings.local.nats.url.split(",")))
     by_mode = {c.path for c in clauses(run.mode, run.sync.learners) if c.value is not None}
@@ -281,9 +281,9 @@ def differences(mine: BaseModel, theirs: BaseModel) -> tuple[str, ...]:
 def child_environment(
     extra: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment for a child that gets its settings by file: ours less its settings.
+    """Return the environment of a child process that reads its settings from a file.
 
-    ``extra`` fills in what the user has not set; control variables are passed on.
+    It is ours without settings but with control variables; ``extra`` adds what is not set there.
     """
     source = os.environ if environ is None else environ
     kept = {k: v for k, v in source.items() if not k.startswith(PREFIX) or k in CONTROL_VARIABLES}
@@ -296,7 +296,7 @@ def control_variable(name: str, environ: Mapping[str, str] | None = None) -> str
 
 
 def secret_in(path: Path | None, setting: str) -> str:
-    """Return what a secret's file holds; empty where there is none."""
+    """Return the secret in a file, empty without a path; ConfigError if it cannot be read."""
     if path is None:
         return ""
     try:

@@ -24,29 +24,29 @@ class NatsSettings(Table):
     password_file: Path | None = None
     """File that holds the password; secrets are read from files only."""
     inbox_prefix: str = Field(default="", pattern=r"^([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)?$")
-    """What the subjects of answers begin with; empty: ``_INBOX.`` and the login's name."""
+    """Prefix of the subjects of replies; empty: ``_INBOX.`` and the login's name."""
     ca_file: Path | None = None
-    """Certificates in PEM of those who may vouch for the broker; then TLS is a must. Empty: the
-    machine's own."""
+    """PEM file of the certificate authorities that the broker's certificate may be from; requires
+    TLS. Empty: this machine's own authorities."""
     cert_file: Path | None = None
-    """Our own certificate in PEM, where the broker asks for one."""
+    """PEM file of our client certificate, for a broker that asks for one."""
     key_file: Path | None = None
-    """Its key, where that is a file of its own."""
+    """File with the private key of ``cert_file``, if that file does not hold it."""
     handshake_first: bool = False
-    """Begin with TLS before the broker greets, as its ``handshake_first`` wants it."""
+    """Start TLS before the broker's greeting, for a broker configured with ``handshake_first``."""
     login_patience_s: float = Field(default=120.0, ge=0)
-    """Seconds that a login is tried again that the broker refuses, if it took one before."""
+    """Seconds for which a refused login is tried again, if the broker accepted it before."""
     connect_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds that a service waits for the broker when it starts; a broker that goes away later is
-    waited for without end."""
+    """Seconds that a service waits for the broker when it starts; for one that goes away later it
+    waits without end."""
     request_timeout_s: float = Field(default=5.0, gt=0)
     """Deadline of one request in seconds; requests that are safe to repeat are repeated."""
     publish_window: int = Field(default=64, ge=1, le=256)
-    """Most publishes in flight at once; fewer than 63 hold up contributions on far links."""
+    """Most publishes in flight at once; with fewer than 63, contributions wait on far links."""
 
 
 STORE_KINDS = "skerry.store.kinds"
-"""Holds a module for each URL scheme that ``store.url`` may have; the extra of pip has its name."""
+"""The package with one module, and one pip extra, named after each URL scheme of ``store.url``."""
 
 
 def store_kinds() -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class StoreSettings(Table):
     profile: str = "default"
     """Profile in that file."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Deadline of one request to S3 in seconds, with its repetitions; a part has 8 MiB."""
+    """Deadline of one request to S3 in seconds, retries included; one carries 8 MiB."""
 
 
 class LearnerSettings(Table):
@@ -81,22 +81,22 @@ class LearnerSettings(Table):
     save_every_s: float = Field(default=30.0, ge=0)
     """Seconds between saves; 0: never."""
     mesh: str = "auto"
-    """Devices by axis (data, fsdp, tensor, expert), such as data=2,fsdp=4; auto: all that this
-    machine shows the learner, on fsdp."""
+    """Devices by axis (data, fsdp, tensor, expert), such as data=2,fsdp=4; auto: all devices that
+    the learner sees, on fsdp."""
     processes: int = Field(default=1, ge=1, le=4096)
-    """Processes that are this learner together, on one machine or several."""
+    """Number of processes that together are this learner, on one machine or several."""
     process: int = Field(default=0, ge=0)
-    """Which of them this one is, from 0; the first one talks to the log about all."""
+    """Index of this process, from 0; process 0 talks to the log for all of them."""
     coordinator: str = ""
     """Host and port where the first of several processes listens for the others."""
     secret_file: Path | None = None
-    """File with a secret that all processes of this learner have; without one, any program that
+    """File with a secret that all processes of this learner share; without one, any program that
     reaches the coordinator's port first may pose as one of them."""
     nice: int = Field(default=5, ge=0, le=19)
     """How far a learner on a CPU lowers its priority, so that it yields to other work here."""
     stopped_code: int = Field(default=0, ge=0, le=125)
-    """Exit code of a learner that a signal stops before its run ends. Set one, such as 75, where 0
-    means done and nothing starts the learner again: in a Job of Kubernetes, in Slurm."""
+    """Exit code of a learner that a signal stops before its run ends. Set one such as 75 where 0
+    means done, so that the learner is not started again: in a Kubernetes Job, in Slurm."""
 
 
 class HealthSettings(Table):
@@ -110,11 +110,11 @@ class HealthSettings(Table):
     """Address of a trace in your backend, such as http://127.0.0.1:16686/trace/{trace_id}; the page
     links each round to its trace."""
     names: Texts = ()
-    """Host names by which the page is reached, in lower case; localhost and addresses always
-    are."""
+    """Host names, in lower case, at which the page answers; it always does at localhost and at IP
+    addresses."""
     token_file: Path | None = None
-    """File with a token: who looks at the page or at /metrics needs it where ``host`` is not the
-    loopback, and who injects faults always; ``skerry up`` sets it for a run that allows faults."""
+    """File with a token. Injecting faults always needs it; the page and /metrics need it where
+    ``host`` is not the loopback. ``skerry up`` sets it for a run that allows faults."""
     cluster: Path | None = None
     """Folder of the cluster that the page injects faults into; ``skerry up`` sets it."""
 
@@ -124,7 +124,7 @@ class TelemetrySettings(Table):
 
     endpoint: str = ""
     """Base address of an OTLP receiver (http/protobuf), such as http://127.0.0.1:4318; empty: off.
-    Unset, OTEL_EXPORTER_OTLP_ENDPOINT and its variants for one signal count."""
+    If unset, OTEL_EXPORTER_OTLP_ENDPOINT and its variants for one signal are used."""
     traces_endpoint: str = ""
     """Full address for traces; empty: <endpoint>/v1/traces."""
     metrics_endpoint: str = ""
@@ -132,7 +132,7 @@ class TelemetrySettings(Table):
     logs_endpoint: str = ""
     """Full address for log lines; empty: <endpoint>/v1/logs."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
-    """Share of rounds that are traced; where machines differ, traces have gaps."""
+    """Share of rounds that are traced; if machines have different shares, traces have gaps."""
     step_sample_ratio: float = Field(default=0.001, ge=0, le=1)
     """Share of a learner's training steps that are traced, at most ``sample_ratio``."""
     metrics_interval_s: float = Field(default=10.0, gt=0)
@@ -169,8 +169,8 @@ class MetricsSettings(Table):
     """Where the health monitor reads the broker's figures, and where it writes metrics."""
 
     broker: str = ""
-    """Monitoring addresses of the brokers (http://host:8222), separated by commas; empty: no
-    figures of theirs. ``skerry up`` sets it for the broker that it starts."""
+    """Monitoring addresses of the brokers (http://host:8222), separated by commas; empty: brokers
+    are not monitored. ``skerry up`` sets it for the broker that it starts."""
     every_s: float = Field(default=10.0, gt=0)
     """Seconds between two rows of metrics, in the file and in the backends below."""
     file_bytes: int = Field(default=64 * 1024**2, ge=64 * 1024)
@@ -203,13 +203,13 @@ class LocalSettings(Table):
     """Folders and bucket addresses below which a run's record or a checkpoint may name text and
     tokenizers; what this machine's own settings name is allowed as well."""
     alive_file: Path | None = None
-    """File that a service touches every five seconds while its event loop turns, whether or not the
-    broker answers: for what restarts a process that hangs."""
+    """File that a service touches every five seconds while its event loop runs, whether or not the
+    broker answers; for a supervisor that restarts a hung process."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level of log lines that are written."""
     stays: bool = False
-    """Keep a syncer, checkpointer or evaluator until a signal, once its run is over: for what
-    starts it again whenever it ends, such as a Deployment of Kubernetes."""
+    """Whether a syncer, checkpointer or evaluator stays until a signal after its run is over; for a
+    supervisor that restarts whatever ends, such as a Kubernetes Deployment."""
     shutdown_s: float = Field(default=10.0, gt=0)
     """Seconds that a service may take to finish after a signal."""
 

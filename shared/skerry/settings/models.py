@@ -24,7 +24,7 @@ from skerry.algorithm.schemes import AUTO, CHUNK_BYTES, DELTAS, SCHEMES
 from skerry.settings.modes import MUON_LR, WITH_MUON, Mode, clauses
 
 WHOLE = 2**63
-"""A whole number has 64 bits: it is less than this, and at least its negative."""
+"""Integers have 64 bits: each is at least ``-WHOLE`` and less than ``WHOLE``."""
 
 
 class Table(BaseModel):
@@ -37,7 +37,7 @@ class Table(BaseModel):
     @field_validator("*")
     @classmethod
     def _complete(cls, value: object) -> object:
-        """Complete a path that begins with ``~``; refuse a number that no array or broker holds."""
+        """Expand ``~`` at the start of a path; refuse an integer of more than 64 bits."""
         if isinstance(value, Path):
             return value.expanduser()
         if isinstance(value, int) and not -WHOLE <= value < WHOLE:
@@ -72,10 +72,10 @@ class ModelConfig(Table):
     preset: Literal[
         "nano", "micro", "small", "base", "0.1b", "0.3b", "1b", "3b", "7b", "12b", "moe-0.3b", "own"
     ] = "nano"
-    """A built-in size; ``skerry plan`` prints its parameters. ``own``: that of the training loops
-    which joined the run, as such a run's record says."""
+    """A built-in size; ``skerry plan`` prints its parameters. ``own`` stands in the record of a run
+    whose training loops brought a model of their own."""
     config: str = Field(default="", max_length=1 << 20)
-    """The text of a Hugging Face ``config.json``, in the place of a preset."""
+    """The text of a Hugging Face ``config.json``, instead of a preset."""
     path: str = ""
     """A folder of Hugging Face weights that a new run begins with; read when it is created."""
     weights: str = Field(default="", max_length=64)
@@ -87,7 +87,7 @@ class ModelConfig(Table):
     lora_rank: int = Field(default=0, ge=0, le=1024)
     """Rank of the adapters that are trained instead of the model; 0: the model is trained."""
     lora_alpha: float | None = Field(default=None, gt=0)
-    """Adapters count alpha / rank; unset: twice the rank."""
+    """Adapters are scaled by alpha / rank; unset: twice the rank."""
     lora_targets: Texts = (
         "q_proj",
         "k_proj",
@@ -99,7 +99,7 @@ class ModelConfig(Table):
     )
     """The matrices that get adapters, by the last part of their names."""
     layers: int | None = Field(default=None, ge=1)
-    """Transformer blocks; like the sizes below, in the place of the config's."""
+    """Transformer blocks; this and the sizes below replace those of the preset or config."""
     d_model: int | None = Field(default=None, ge=8)
     """Width of the residual stream."""
     heads: int | None = Field(default=None, ge=1)
@@ -119,26 +119,26 @@ class DataConfig(Table):
     """Sources of the Python standard library, text files, memory-mapped token shards, or folders
     that ``skerry data prepare`` wrote."""
     factory: str = ""
-    """``module:function`` that returns a dataset with ``__len__`` and ``__getitem__``, in the place
-    of ``source``."""
+    """``module:function`` that returns a dataset with ``__len__`` and ``__getitem__``, instead of
+    ``source``."""
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Keyword arguments for ``factory``."""
     tokenizer_folder: str = ""
-    """Folder of the tokenizer by which ``text`` (and then JSON lines and Parquet, too), or a
-    dataset, is tokenised at a learner's first start; empty: text is read as bytes."""
+    """Folder of a tokenizer for ``text``, which may then also be JSON lines or Parquet, or for a
+    dataset; a learner tokenises at its first start. Empty: text is read as bytes."""
     field: str = "text"
     """Column or key of the text in JSON lines, Parquet and datasets; ``messages``:
     conversations."""
     paths: Texts = ()
     """Files and folders, for all sources but ``stdlib``; for ``text`` and ``tokens`` also patterns
-    (``logs/*.txt``) and ``s3://bucket/prefix``, reached as settings ``store`` or AWS_... say. A
+    (``logs/*.txt``) and ``s3://bucket/prefix``, reached by the settings ``store`` or AWS_... A
     learner that names its own reads them instead of those in the run's record."""
     weights: tuple[float, ...] = ()
-    """Weight of each of ``paths``, by which a learner reads them; empty: by their size."""
+    """Weight of each of ``paths`` in what a learner reads; empty: their size."""
     packing: Literal["stream", "documents", "fit"] = "stream"
-    """``documents``: those in a sequence do not see each other; ``fit``: nor are they cut where a
-    sequence can hold them, and the rest of it is padding. Both are for models that take batches
-    with segments, as the built-in ones do."""
+    """``documents``: documents in one sequence do not attend to each other. ``fit``: in addition, a
+    document that fits into a sequence is not cut, and padding fills the rest. Both need a model
+    that takes batches with segments, as the built-in ones do."""
     tokenizer: str = ""
     """Digest of the tokenizer that all learners' text is prepared with; the first one sets it."""
     suffixes: Texts = (".py", ".txt", ".md", ".rst")
@@ -165,7 +165,7 @@ class DataConfig(Table):
 
 
 ENDS = ("train.steps", "train.duration_s", "train.tokens")
-"""When a run ends: what one that goes on from a checkpoint may change."""
+"""The settings that end a run; a run that goes on from a checkpoint may change them."""
 
 
 class TrainConfig(Table):
@@ -182,26 +182,26 @@ class TrainConfig(Table):
     duration_s: float | None = Field(default=None, gt=0)
     """Ends the run this many seconds after its first commit, if that is sooner than ``steps``."""
     tokens: int | None = Field(default=None, ge=1)
-    """Ends the run once about so many tokens of all learners have been merged, if that is sooner
-    than ``steps``: learners that join shorten it, and the learning rate follows. Fewer steps with
-    as many tokens end at a higher loss (experiment ``scavenging`` of docs/quality.md)."""
+    """Ends the run once about this many tokens of all learners have been merged, if that is sooner
+    than ``steps``. More learners shorten the run, and the learning rate follows. The same tokens in
+    fewer steps end at a higher loss (experiment ``scavenging`` of docs/quality.md)."""
     lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of the inner optimizer (experiment ``learning-rate`` of
     docs/quality.md)."""
     schedule: Literal["warmup-cosine", "warmup-stable-decay", "constant"] = "warmup-cosine"
-    """How the learning rate goes on after its warm-up: it falls along a cosine, it stays and falls
-    at the end, or it stays."""
+    """The learning rate after its warm-up falls along a cosine, stays constant and falls at the
+    end, or stays constant."""
     lr_final: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate at the end of the run, as a share of the peak; unless it is constant."""
+    """Learning rate at the end of the run, as a share of the peak; ``constant`` ignores it."""
     warmup: float = Field(default=0.05, ge=0, lt=1)
     """Share of the run during which the learning rate rises."""
     decay: float = Field(default=0.2, gt=0, le=1)
     """Share of the run, at its end, during which ``warmup-stable-decay`` lowers the learning rate;
     not measured."""
     accumulate: int = Field(default=1, ge=1)
-    """Parts that a step takes its batch in, one after the other; the result is the same, and memory
-    for activations that of one part. It must divide data.batch. Only what balances experts is the
-    mean over parts, each balanced by itself: stricter than over the whole batch."""
+    """Equal parts into which a step splits its batch, one after the other; must divide data.batch.
+    Activations take the memory of one part, and the result is the same. Only the loss that balances
+    experts is the mean over parts, which is stricter than over the whole batch."""
     b1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of AdamW's first moment."""
     b2: float = Field(default=0.95, ge=0, lt=1)
@@ -213,13 +213,13 @@ class TrainConfig(Table):
     remat: str = Field(
         default="none", pattern=r"^(none|blocks|(attention|mlp)(,(attention|mlp))*)$"
     )
-    """What a block's activations are for its gradient: all kept (``none``), all computed again
-    (``blocks``), or all but some (``attention``, ``mlp``, or both joined by a comma). Of ``none``
-    layers in a loop keep what products give."""
+    """Which activations of a block its gradient computes again: ``none``; all (``blocks``); or all
+    but the output of ``attention``, of ``mlp``, or of both joined by a comma. With ``none``, layers
+    in a loop keep the results of matrix products and compute the rest again."""
     layers: Literal["auto", "unrolled", "scanned"] = "auto"
-    """How a program has the layers: each by itself, or those that repeat as one loop over stacks of
-    their parameters. A loop is compiled and loaded sooner, and holds fewer activations; ``auto``:
-    loops from 12 layers on, none beside adapters."""
+    """``unrolled``: the program has each layer by itself; ``scanned``: layers that repeat are one
+    loop over stacks of their parameters, which compiles and loads sooner and holds fewer
+    activations; ``auto``: scanned from 12 layers on, unrolled with adapters."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the arithmetic; ``auto``: bfloat16 where the hardware has it (NVIDIA: from Ampere
     on), else float32."""
@@ -254,22 +254,22 @@ class SyncConfig(Table):
     quorum: int = Field(default=1, ge=1)
     """Contributions with which a round may close (K): experiment ``speeds``."""
     grace_gamma: float = Field(default=0.8, ge=0, lt=1)
-    """After the quorum a round waits for more contributions, for this share of the time that it has
-    until it delays others, and a step at least; 0: no wait. Experiments ``speeds``,
+    """After its quorum a round waits for more contributions, for this share of the time until it
+    would delay other rounds, and for at least one step; 0: no wait. Experiments ``speeds``,
     ``lateness``."""
     round_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which a round without a quorum closes with what it has; without any
     contribution it is opened again. No grace window is longer."""
     max_staleness: int = Field(default=4, ge=0)
-    """A contribution whose base is more versions old is refused and counted: experiment
-    ``lateness`` compares it with 0. With the grace window hardly any is."""
+    """A contribution whose base is more versions behind is refused and counted: experiment
+    ``lateness`` compares it with 0. The grace window makes this rare."""
     staleness_discount: float = Field(default=0.5, gt=0, le=1)
-    """Factor on a contribution's weight for each version that its base is old: experiment
-    ``lateness``. With the grace window few are, unless rounds take longer than H steps."""
+    """Factor on a contribution's weight for each version that its base is behind: experiment
+    ``lateness``. The grace window makes this rare, unless rounds take longer than H steps."""
     merge: str = "rda"
-    """How outer gradients are merged: ``average``, ``rda`` (experiment ``outer``), which average
-    embeddings; ``trimmed_mean``, ``median_of_means``, which outvote a hostile minority value by
-    value; or ``module:function`` as ``skerry.algorithm.merge.MergeRule``."""
+    """How outer gradients are merged: ``average`` or ``rda`` (experiment ``outer``), which both
+    average embeddings; ``trimmed_mean`` or ``median_of_means``, which outvote a hostile minority
+    value by value; or ``module:function``, a ``skerry.algorithm.merge.MergeRule``."""
     adoption: Literal["overwrite", "blend", "rebase"] = "rebase"
     """How a learner combines its own progress with a new global fragment: experiment
     ``adoption``."""
@@ -280,17 +280,17 @@ class SyncConfig(Table):
     global_scheme: GlobalScheme = "bf16"
     """Type of the global fragments that learners start from: experiment ``quantisation``."""
     delta_scheme: DeltaScheme = AUTO
-    """Quantisation of what changed in a global fragment, which is what learners in step read; what
-    it leaves out is sent with the next version. ``auto``: of each change the fewest bits that leave
-    out no more than 1/128 of the parameters (experiment ``deltas``). ``none``: learners read each
-    version whole."""
+    """Quantisation of the change of a global fragment, which is what learners in step read; what it
+    leaves out is sent with the next version. ``auto``: for each change the fewest bits that leave
+    out at most 1/128 of a block's largest parameter (experiment ``deltas``). ``none``: learners
+    read each version whole."""
     keyframe_every: int = Field(default=16, ge=1, le=256)
-    """Versions between two that the log keeps whole (a keyframe), for learners that are further
-    behind."""
+    """Versions from one keyframe to the next: the log keeps these whole, for learners that are
+    further behind."""
     snapshot_every: int = Field(default=16, ge=1, le=4096)
-    """Versions between two of which the log keeps the syncer's f32 parameters and outer optimizer
-    (a snapshot). A syncer that takes over reads the newest and merges again what was contributed
-    since; more are stored where ``log.window_bytes`` would not keep that."""
+    """Versions from one snapshot (the syncer's f32 parameters and outer optimizer) to the next. A
+    syncer that takes over reads the newest and merges again what was contributed since; they come
+    sooner if ``log.window_bytes`` would not keep that."""
     chunk_bytes: int = Field(default=CHUNK_BYTES, ge=4096)
     """Largest payload of one message, in bytes, without its envelope."""
 
@@ -302,22 +302,22 @@ class ContainConfig(Table):
     """
 
     clip: float = Field(default=3.0, ge=0)
-    """An outer gradient that is longer than so many times the median of the others' recent ones is
-    shortened to that, and refused beyond 2.5 times that; 0: none is."""
+    """An outer gradient may be this many times as long as the median of the others' recent ones: a
+    longer one is shortened to that, and refused beyond 2.5 times that; 0: no limit."""
     share: float = Field(default=2.5, ge=0)
-    """A learner has at most so many times an equal share of a merge; 0: any."""
+    """A learner's share of a merge is at most this many times an equal share; 0: no limit."""
     steps: float = Field(default=8.0, ge=0)
-    """Of a contribution's steps, with their tokens, those up to so many times the median of the
-    others' count, for ``train.tokens`` as well; it is refused if its learner's pulses lack more
-    than that. 0: all count."""
+    """A contribution's steps, with their tokens, count up to this many times the median of the
+    others', for ``train.tokens`` as well; it is refused if more than that are missing from its
+    learner's pulses. 0: all count."""
     repeats: bool = True
-    """Refuses what was merged before, and what is no work: zeros, and copies of the others' or of
-    the newest change."""
+    """Refuses outer gradients that were merged before and those without work: zeros, and copies of
+    the others' or of the newest global change."""
     opposed: bool = True
     """Refuses an outer gradient that points against the others', where these agree."""
     quarantine: bool = True
-    """Puts a learner into quarantine of whom half of the newest contributions were refused by these
-    rules, or point against the others'; ``skerry quarantine`` does it by hand."""
+    """Puts a learner into quarantine if half of its newest contributions were refused by these
+    rules, or nearly all point against the others'; ``skerry quarantine`` does it by hand."""
 
 
 class OuterConfig(Table):
@@ -325,7 +325,7 @@ class OuterConfig(Table):
 
     preset: str = "auto"
     """``auto`` (by H: experiment ``outer`` of docs/quality.md), ``nesterov``, ``direct``, ``adamw``
-    (for mode data-parallel), or ``module:function`` to an optax one."""
+    (for mode data-parallel), or ``module:function`` that returns an optax optimizer."""
     lr: float | None = Field(default=None, gt=0)
     """Outer learning rate; unset: the preset's."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -340,9 +340,9 @@ class CheckpointConfig(Table):
     keep_newest: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
     keep_every: int = Field(default=10, ge=0)
-    """One checkpoint in this many stays longer; 0: none."""
+    """One checkpoint in this many is kept longer; 0: none."""
     thin: bool = True
-    """These thin out as they age; false: all of them stay."""
+    """Whether those of ``keep_every`` thin out as they age; false: all of them stay."""
 
 
 class EvalConfig(Table):
@@ -353,9 +353,9 @@ class EvalConfig(Table):
     batches: int = Field(default=8, ge=1)
     """Held-out batches, of data.batch sequences each; every evaluation reads the same."""
     ema: float = Field(default=0.0, ge=0, lt=1)
-    """What a version of a fragment leaves of the moving average before it, such as 0.5. The
-    evaluator keeps the average of the global model, judges it too, and saves it in folder ``ema``
-    of the run's checkpoints, for ``skerry eval``, ``sample`` and ``export``; 0: none."""
+    """Decay, per version of a fragment, of a moving average of the global model, such as 0.5. The
+    evaluator keeps the average, judges it too, and saves it in folder ``ema`` of the run's
+    checkpoints, for ``skerry eval``, ``sample`` and ``export``; 0: no average."""
     sample_tokens: int = Field(default=96, ge=0, le=512)
     """Tokens that the global model writes at each evaluation, for people to read; 0: none."""
 
@@ -366,14 +366,14 @@ class LogConfig(Table):
     replicas: int = Field(default=1, ge=1, le=5)
     """Copies of each stream in a broker cluster."""
     window_bytes: int = Field(default=512 * 1024**2, ge=1024**2)
-    """Bytes of contributions that are kept for replay, an equal part of them for each shard; the
-    broker reserves them at once. Unset, they have room for ``sync.snapshot_every`` rounds, and at
-    least twice for the initial parameters."""
+    """Bytes of contributions that are kept for replay, in equal parts for each shard; the broker
+    reserves them at once. If unset, raised where needed to hold ``sync.snapshot_every`` rounds, and
+    the initial parameters twice."""
     window_s: float = Field(default=24 * 3600.0, gt=0, le=9e9)
     """Seconds for which contributions are kept; the smaller of both bounds counts."""
 
     def bytes_for(self, wanted: int) -> int:
-        """Return ``window_bytes``; unset, what a log should keep, where that is more."""
+        """Return ``window_bytes``, or if it is unset the larger of its default and ``wanted``."""
         unset = self.window_bytes == LogConfig.model_fields["window_bytes"].default
         return max(self.window_bytes, wanted) if unset else self.window_bytes
 
@@ -382,9 +382,9 @@ class LivenessConfig(Table):
     """How silence is judged, by the intervals of each learner's own pulses."""
 
     pulse_s: float = Field(default=0.5, gt=0)
-    """Seconds after which a learner pulses, at the next end of a step."""
+    """Seconds between a learner's pulses, each sent at the end of a step."""
     suspect_phi: float = Field(default=3.0, gt=0)
-    """A learner is suspect from this phi on: -log10 of the chance that it is alive."""
+    """A learner is suspect from this phi on; phi is -log10 of the chance that it is alive."""
     gone_phi: float = Field(default=8.0, gt=0)
     """A learner is gone from this phi on, or earlier if the broker reports its connection
     closed."""
@@ -431,7 +431,7 @@ class RunConfig(Table):
         lr = MUON_LR.get(model.preset)
         if lr and is_preset and open_yet and self.mode in WITH_MUON:
             vars(self)["train"] = self.train.model_copy()
-            vars(self.train).update(inner="muon", lr=lr)  # and not as what the user has set
+            vars(self.train).update(inner="muon", lr=lr)  # does not count as set by the user
         return self
 
     def for_model(self, model: ModelConfig) -> Self:

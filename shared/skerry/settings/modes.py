@@ -30,10 +30,10 @@ Value: TypeAlias = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One setting of a mode, by its dotted path, and the ``value`` that it gets if it is open.
+    """One setting of a mode, by its dotted path, and its ``value`` unless the user sets one.
 
-    ``because`` says why no other value is allowed; empty: any is. With ``least``, any number from
-    there on is allowed.
+    ``because`` says why no other value is allowed; if it is empty, any value is. ``least`` allows
+    all numbers from it on.
     """
 
     path: str
@@ -50,13 +50,13 @@ class Clause:
 
 WITH_MUON: tuple[Mode, ...] = ("decoupled", "single")
 MUON_LR = {"nano": 1.2e-2, "micro": 6e-3}
-"""Built-in models that begin from scratch with Muon, and their learning rates, where the mode is
-one of ``WITH_MUON`` and neither ``train.inner`` nor ``train.lr`` is set (experiments ``optimizer``
-and ``size`` of docs/quality.md). Weights that AdamW has made, adapters on them, and larger models,
-for which no rate was measured, stay with AdamW."""
+"""Learning rates of the built-in models that are trained from scratch with Muon, in a mode of
+``WITH_MUON``, if neither ``train.inner`` nor ``train.lr`` is set (experiments ``optimizer`` and
+``size`` of docs/quality.md). Given weights, adapters on them, and larger models, for which no rate
+was measured, use AdamW."""
 RATES = {"adamw": (3e-4, 2.4e-2), "muon": (3e-3, 4.8e-2)}
-"""The lowest and the highest learning rate that was measured with an inner optimizer, by models of
-0.1 to 1 M parameters that begin from scratch (docs/quality.md)."""
+"""The lowest and the highest learning rate that was measured with each inner optimizer, on models
+of 0.1 to 1 M parameters trained from scratch (docs/quality.md)."""
 
 
 def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:
@@ -90,7 +90,7 @@ def clauses(mode: Mode, learners: int) -> tuple[Clause, ...]:
 
 
 def turns_are_even(mode: Mode, h_steps: int, fragments: int) -> bool:
-    """Return True if fragments take turns as the mode wants it: in ``streaming`` evenly."""
+    """Return False in mode ``streaming`` if neither of H and P divides the other, else True."""
     return mode != "streaming" or not (h_steps % fragments and fragments % h_steps)
 
 
@@ -105,8 +105,8 @@ _DATA_PARALLEL = (
     Clause("sync.contribution_scheme", "f32", "which is the exact baseline"),
     Clause("sync.global_scheme", "f32", "which is the exact baseline"),
     Clause("sync.delta_scheme", "none", "which is the exact baseline"),
-    # Gradients of single steps are as long as their noise makes them, and count by the tokens of
-    # one step, whatever they claim.
+    # Noise alone may make the gradient of a single step long; it counts as one step's tokens,
+    # whatever its learner claims.
     Clause("contain.clip", 0.0),
     Clause("contain.share", 0.0),
     Clause("contain.steps", 1.0),

@@ -1,4 +1,4 @@
-"""Trees of raw settings: the source of each value, and one sentence for what is wrong with it.
+"""Trees of raw settings: the source of each value, and one error sentence for a wrong one.
 
 This module knows no particular setting.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Keys: TypeAlias = tuple[str, ...]
 Known: TypeAlias = Mapping[Keys, object]
-"""Every setting by its path, with its type; a ``dict`` is a table with keys of the user's own."""
+"""The type of every setting by its path; a ``dict`` is a table whose keys the user chooses."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Tree:
         self.origins[keys] = origin
 
     def merge(self, values: Mapping[str, object], origin: str, prefix: Keys = ()) -> None:
-        """Set every leaf of a nested mapping; a program may give numbers of numpy or JAX."""
+        """Set every leaf of a nested mapping; numbers may be scalars of numpy or JAX."""
         for key, value in values.items():
             keys, found = (*prefix, str(key)), cast("Any", value)
             if isinstance(value, Mapping) and value:
@@ -143,7 +143,7 @@ def parse_value(text: str, annotation: object) -> object:
 
 
 def split_assignment(text: str) -> tuple[Keys, str]:
-    """Cut ``a.b=c`` into path and value; ConfigError if it has no such form."""
+    """Split ``a.b=c`` into path and value; ConfigError if the text has another form."""
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
@@ -209,7 +209,7 @@ def toml_text(values: Mapping[str, object]) -> str:
 
 
 def toml_value(value: object) -> str:
-    """JSON's strings, numbers and booleans are TOML's; an inline table is not."""
+    """Return a value as TOML: strings, numbers and booleans as in JSON, tables inline."""
     if isinstance(value, Mapping):
         inner = cast("Mapping[str, object]", value).items()
         return f"{{ {', '.join(f'{toml_value(k)} = {toml_value(v)}' for k, v in inner)} }}"
