@@ -21,15 +21,15 @@ from skerry.errors import StoreError
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-"""What entries and files may be called: never ``..``, never a path."""
+"""The names that entries and files may have: never ``..``, never a path."""
 MOST_MANIFEST_BYTES = 64 * 1024**2
-"""No manifest is larger, and nothing larger is read as one."""
+"""No larger manifest is written or read."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 def checked_name(name: str) -> str:
-    """Return ``name`` if an entry or a file may have it; StoreError says what may."""
+    """Return ``name`` if an entry or a file may have it; StoreError if not."""
     if not NAME.fullmatch(name):
         msg = f"{name!r} cannot name a checkpoint: use letters, digits, '_', '.' and '-'."
         raise StoreError(msg)
@@ -67,7 +67,7 @@ class Draft(Protocol):
     """An entry that is being written, invisible to readers until ``commit``."""
 
     def write(self, file: str, data: Sequence[Buffer]) -> StoredFile:
-        """Store one file whole, in place of an earlier one of that name, and return what it is.
+        """Store one file whole, replacing an earlier one of that name, and return its record.
 
         Raises StoreError when the store refuses it, for lack of room for example, and
         CheckpointCorrupt when it does not read back; the draft can then only be discarded.

@@ -1,11 +1,10 @@
 """Checkpoints: their files, their manifest, and reading both with every byte verified.
 
-``params.safetensors`` holds the global parameters by leaf, as learners have them;
+``params.safetensors`` holds the global parameters by leaf, as learners have them, and each
 ``snapshot-NNNN.safetensors`` a fragment's newest snapshot, f32 parameters and outer state, which
-may be some versions older. A fragment that is committed while the checkpoint is being written is
-written again alone. ``manifest.json`` holds all else that a run needs to go on; its last line has
-the SHA-256 of everything before it, so that one flipped bit anywhere in it, white space included,
-is found.
+may be some versions older. If a fragment is committed while the checkpoint is being written, it
+alone is written again. ``manifest.json`` holds all else that a run needs to go on; its last line
+has the SHA-256 of everything before it, which finds any flipped bit, white space included.
 
 The digests form a chain: the manifest's covers the manifest, which covers each file whole, and the
 log's own digest of every vector is checked after the files have been cut into fragments again.
@@ -40,7 +39,7 @@ LEAST_ITEM = min(tensorfile.ITEMS.values())
 PARAMS_FILE = "params.safetensors"
 MOST = 2**64
 MOST_NS = 2**63
-"""Later instants have no date."""
+"""Nanoseconds since the epoch from which no date can be computed."""
 VERSION = re.compile(r"[A-Za-z0-9.!+_-]{0,64}")
 
 
@@ -54,7 +53,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class SavedSnapshot:
-    """A fragment's newest snapshot: the commit that it is of, and its vectors, the master first."""
+    """A fragment's newest snapshot: the commit that made it, and its vectors, the master first."""
 
     commit: Commit
     parts: tuple[SavedPart, ...]
@@ -64,7 +63,7 @@ class SavedSnapshot:
 class SavedFragment:
     """A fragment's last commit (version, step, progress of every learner) and what was saved.
 
-    ``digest`` is that of its global parameters. No run goes on from what has no ``snapshot``.
+    ``digest`` is that of its global parameters. Without a ``snapshot`` no run can go on from it.
     """
 
     commit: Commit
@@ -82,12 +81,12 @@ class SavedLearner:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What ``manifest.json`` says; ``index`` counts the run's checkpoints from 0.
+    """The contents of ``manifest.json``; ``index`` counts the run's checkpoints from 0.
 
-    Name and creation time together tell a run from a later one of the same name. ``config`` is the
-    run's RunConfig, ``tokens`` what all learners together have contributed, ``step`` the global
-    clock. ``state`` holds the fragments in order: as they are after every commit that the run's
-    ledger has at or below ``ledger_sequence``, and after no other.
+    ``run`` and ``run_created_ns`` together tell a run from a later one of the same name. ``config``
+    is the run's RunConfig, ``tokens`` the number that all learners have contributed, ``step`` the
+    global clock. ``state`` holds the fragments in order, as they are after exactly those commits
+    that the run's ledger has up to ``ledger_sequence``.
     """
 
     format: int
@@ -114,10 +113,10 @@ class Checkpoint:
 
     @property
     def age(self) -> tuple[int, int, int]:
-        """What orders checkpoints, oldest first, whatever clocks their writers had: run and index.
+        """Sort key, oldest first, that needs no writer's clock: run, index, ledger sequence.
 
-        The ledger decides where two checkpointers wrote at once. It is no better than the index: a
-        broker whose store was rolled back counts sequences again, and a checkpointer does not.
+        The last decides between two checkpointers that wrote at once. The index goes before it: a
+        broker whose store was rolled back counts sequences again, a checkpointer no index.
         """
         return self.run_created_ns, self.index, self.ledger_sequence
 
@@ -128,7 +127,7 @@ class Checkpoint:
 
     @property
     def content(self) -> tuple[tuple[int, int], ...]:
-        """What was saved: version and digest of each fragment."""
+        """Version and digest of each saved fragment."""
         return tuple((saved.commit.version, saved.digest) for saved in self.state)
 
 
@@ -142,7 +141,7 @@ def tensor_name(fragment: int, part: str) -> str:
 
 
 def step_of(commits: Sequence[Commit]) -> int:
-    """Return the global clock: the newest step that any fragment's last commit has seen."""
+    """Return the global clock: the largest step in the last commits of all fragments."""
     return max((c.step for c in commits), default=0)
 
 
@@ -160,7 +159,7 @@ def dump(checkpoint: Checkpoint) -> tuple[bytes, str]:
 
 
 def load(data: bytes, path: str) -> Checkpoint:
-    """Return what a manifest says; CheckpointCorrupt naming ``path`` if a single bit is off.
+    """Return a manifest's checkpoint; CheckpointCorrupt naming ``path`` if a single bit is off.
 
     Raises StoreError for a format that this release does not read.
     """
@@ -196,10 +195,10 @@ def _of_another_release(values: Mapping[str, Any], path: str) -> StoreError:
 
 
 def _checked(found: Checkpoint) -> Checkpoint:
-    """Return what readers may rely on: a checkpoint is untrusted, whatever its digests say.
+    """Return ``found`` once it is checked: a checkpoint is untrusted even if its digests match.
 
-    Raises ValueError for what no release writes: names that are none, numbers out of bounds, or
-    contents that contradict each other.
+    Raises ValueError for what no release writes: invalid names, numbers out of bounds, or contents
+    that contradict each other.
     """
     names = [file.name for file in found.files]
     params = next((file.size for file in found.files if file.name == PARAMS_FILE), 0)
@@ -238,7 +237,7 @@ def read_manifest(store: Store, name: str) -> Checkpoint:
 
 
 def plan_of(checkpoint: Checkpoint, path: str) -> Plan:
-    """Cut the checkpoint's leaves again; StoreError if this release cuts them differently."""
+    """Return the checkpoint's fragment plan; StoreError if this release cuts leaves differently."""
     cut = plan(checkpoint.leaves, checkpoint.fragments)
     if cut.digest != checkpoint.plan_digest:
         msg = (
@@ -260,10 +259,10 @@ def params(store: Store, name: str) -> tuple[Checkpoint, dict[str, Vector]]:
 
 
 def fragments(store: Store, name: str) -> Iterator[tuple[SavedFragment, dict[str, Vector]]]:
-    """Yield each fragment with its f32 padded vectors by part name, each against its digest.
+    """Yield each fragment with its vectors, f32 [padded_size], by part name.
 
-    Its global parameters are its ``keyframe``; all else is its snapshot's. Every file is read once:
-    a fragment is yielded after everything that it comes from is verified.
+    ``keyframe`` names its global parameters; the others are its snapshot's. Every file is read
+    once, and a fragment is yielded only after all of its files and digests are verified.
     """
     from skerry.protocol.chunks import vector_digest  # loads blosc2, which listing does not need
 
@@ -295,7 +294,7 @@ def verify(store: Store, name: str) -> Checkpoint:
 
 
 def _tensors(store: Store, name: str, checkpoint: Checkpoint, file: str) -> dict[str, Vector]:
-    """Return the tensors of a file that is, byte for byte, what the manifest says about it."""
+    """Return the tensors of a file; CheckpointCorrupt unless the manifest names these bytes."""
     expected = next((stored for stored in checkpoint.files if stored.name == file), None)
     if expected is None:
         raise _damaged(store, name, file, f"it is not in {MANIFEST}")

@@ -19,11 +19,11 @@ from skerry.store.checkpoint import Checkpoint, read_manifest
 from skerry.store.local import LocalStore
 
 FROM_ENVIRONMENT = StoreSettings()
-"""What is not said about a remote store is taken from the environment."""
+"""Access to a remote store by what its client finds in the environment."""
 
 
 class Summary(NamedTuple):
-    """One line of a list of checkpoints; ``error`` says why there is no manifest to read."""
+    """One line of a list of checkpoints; ``error`` says why its manifest cannot be read."""
 
     name: str
     path: str
@@ -38,7 +38,7 @@ class Summary(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int, int, str]:
-        """What orders as ``Checkpoint.age``; an unreadable one is never the newest."""
+        """Sort key as ``Checkpoint.age``, then the name; an unreadable one is never the newest."""
         run_created_ns, index, sequence = self.checkpoint.age if self.checkpoint else (0, -1, 0)
         return run_created_ns, index, sequence, self.name
 
@@ -49,7 +49,7 @@ def is_url(where: str | Path) -> bool:
 
 
 def _whole(where: str | Path) -> str:
-    """Return an address without a slash at its end, or links that lead to it."""
+    """Return a URL without a slash at its end, or a path with its links resolved."""
     if not is_url(where):
         return os.path.realpath(where)
     scheme, mark, rest = str(where).partition("://")
@@ -57,7 +57,7 @@ def _whole(where: str | Path) -> str:
 
 
 def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> Store:
-    """Return the store whose entries are at ``where``, reached as ``access`` says.
+    """Return the store whose entries are at ``where``; ``access`` has endpoint and credentials.
 
     Nothing is read yet. Raises ConfigError for an address or credentials that cannot be used.
     """
@@ -77,7 +77,7 @@ def open_store(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> S
 
 
 def root_of(settings: StoreSettings) -> str:
-    """Return the address that has a folder for every run."""
+    """Return the address below which every run has a folder."""
     return _whole(settings.url or settings.path)
 
 
@@ -116,8 +116,8 @@ def all_summaries(
 def locate(where: str | Path, access: StoreSettings = FROM_ENVIRONMENT) -> tuple[Store, str]:
     """Return store and name of a checkpoint, or of the newest one in a run's folder.
 
-    Raises StoreError when there is none, and where one that cannot be read may be newer: it has a
-    later step in its name.
+    Raises StoreError if there is none, or if one that cannot be read may be newer because its name
+    has a later step.
     """
     address = _whole(where)
     folder, _, name = address.rpartition("/")

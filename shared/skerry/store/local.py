@@ -1,7 +1,7 @@
 """Checkpoints on a local disk: temporary folder, fsync, read back, manifest last, rename.
 
-A writer holds an advisory lock on its temporary folder, which the kernel drops when the process
-dies, so that ``sweep`` deletes the leftovers of a dead writer and no draft in progress.
+A writer holds an advisory lock on its temporary folder. The kernel drops it when the process dies:
+``sweep`` deletes a dead writer's leftovers, and no draft in progress.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class LocalStore:
 
 
 def _may_be(kind: Callable[[int], bool], path: Path) -> bool:
-    """Return True also for what we may not look at.
+    """Return True if a path is of this kind, or if we may not look.
 
-    Reading it then says why it cannot be read; otherwise an older one would pass for the newest.
+    Reading it then says why it cannot be read; without it, an older one would pass for the newest.
     """
     try:
         return kind(mode_of(path))
@@ -124,7 +124,7 @@ class LocalDraft:
         with _refusals(self._folder):
             self._is_first = not mode_of(root)
             root.mkdir(parents=True, exist_ok=True)
-            with _locked(root):  # so that no sweep sees the folder before its lock
+            with _locked(root):  # no sweep may see the folder before its lock
                 self._folder.mkdir()
                 self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,7 +197,7 @@ def sha256_from_disk(path: Path) -> str:
 
 
 def _open_inside(root: Path, path: Path) -> BinaryIO:
-    """Open a regular file below ``root``; OSError for a link that leads out of it or a device."""
+    """Open a regular file below ``root``; OSError for a link that leaves ``root``, or a device."""
     target = os.path.realpath(path, strict=True)
     if not Path(target).is_relative_to(os.path.realpath(root)):
         raise OSError(EXDEV, "it is a link that leads out of its folder")
@@ -221,7 +221,7 @@ def _locked(folder: Path, how: int = 0) -> Generator[None]:
 
 @contextmanager
 def _refusals(path: Path) -> Generator[None]:
-    """Turn what the disk refuses to write into one sentence with the fix."""
+    """Raise an OSError of a write as a StoreError that says what to do."""
     try:
         yield
     except CheckpointCorrupt:

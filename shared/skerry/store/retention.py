@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, and of the older ones ever fewer."""
+"""Decides which checkpoints stay: the newest, and fewer and fewer of the older ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MULTIPLES = 8
 MONTH_S = 30 * 86_400.0
 MOST_WRITTEN = 1e15
-"""No month has more, however short a period somebody sets."""
+"""Most checkpoints that a month is taken to have, however short ``every_s`` is."""
 
 
 def keep(
@@ -20,11 +20,11 @@ def keep(
 ) -> frozenset[str]:
     """Return the names that stay: the highest ``newest`` indices, and some multiples of ``every``.
 
-    Indices are counted from 0 over all checkpoints that were ever written. All of the last
-    MULTIPLES multiples stay, of twice as many every second one, and so on: of a run of any length
-    a few dozen, the first among them. Deleting never changes an index, so applying this after every
-    checkpoint leaves the same set as applying it once at the end. With ``every`` 0, no multiple
-    stays; if not ``thin``, all of them do.
+    Indices are counted from 0 over all checkpoints that were ever written. The last MULTIPLES
+    multiples all stay; of the last twice as many every second one does, and so on: a few dozen in a
+    run of any length, with the first among them. Deleting never changes an index, so applying this
+    after every checkpoint leaves the same set as applying it once at the end. With ``every`` 0, no
+    multiple stays; if not ``thin``, all of them do.
     """
     by_age = sorted(indices, key=lambda name: (indices[name], name), reverse=True)
     turns = {
@@ -42,6 +42,6 @@ def after_a_month(config: CheckpointConfig) -> int:
     if not (written and config.keep_every):
         return config.keep_newest
     last = (written - 1) // config.keep_every
-    # Of turns that 2^k divides, and no higher power, the newest four stay, or as many as there are.
+    # Of the turns whose largest power-of-two divisor is 2^k, at most the newest four stay.
     rare = sum(min(MULTIPLES // 2, ((last >> k) + 1) // 2) for k in range(last.bit_length()))
     return config.keep_newest + 1 + (rare if config.thin else last)

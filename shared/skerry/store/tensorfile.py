@@ -1,4 +1,4 @@
-"""safetensors files of tensors, f32 or bf16, written and read with every byte checked.
+"""Writes and reads safetensors files, f32 or bf16, and checks every byte.
 
 Eight bytes of little-endian header length, a JSON header, then the raw tensors: see
 https://github.com/huggingface/safetensors#format. The library opens these files, too; its own
@@ -34,7 +34,7 @@ ITEMS: dict[str, int] = {"F32": 4, "BF16": 2}
 def header(
     shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str], dtype: str = "F32"
 ) -> bytes:
-    """Return what comes before the tensors; they follow in the mapping's order, all of one type."""
+    """Return the file's header; the tensors follow in the mapping's order, all of one type."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, shape in shapes.items():
@@ -47,31 +47,32 @@ def header(
 
 
 def dtype_of(tensors: Iterable[Vector]) -> Dtype:
-    """Return the type of the fewest bytes that holds all of these tensors as they are."""
+    """Return the smallest type that holds all of these tensors exactly."""
     low = (np.bitwise_or.reduce(t.reshape(-1).view(np.uint32), initial=0) for t in tensors)
     return "F32" if any(int(bits) & 0xFFFF for bits in low) else "BF16"
 
 
 def bf16_bits(tensor: Vector) -> NDArray[np.uint16]:
-    """Return a view of the upper halves of a contiguous f32 vector, the bits of its bf16."""
+    """Return the bf16 bits of a contiguous f32 vector: a view of its upper halves."""
     return tensor.view("<u2")[1::2]
 
 
 def widened(bits: NDArray[np.uint16]) -> Vector:
-    """Return f32 of the bits of bf16."""
+    """Return bf16 bits as f32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def raw(tensor: NDArray[Any]) -> memoryview:
-    """Return the bytes of a tensor, f32 or bf16 bits u16, in row-major little-endian order."""
+    """Return the bytes of a tensor, f32 or u16 bits of bf16, in row-major little-endian order."""
     kept = tensor.dtype.newbyteorder("<")
     return np.ascontiguousarray(tensor, kept).reshape(-1).view(np.uint8).data
 
 
 def read(data: memoryview, path: str, expected: StoredFile) -> dict[str, Vector]:
-    """Return the tensors of a file that is, byte for byte, ``expected``; in f32 views of ``data``.
+    """Return the tensors of a file as f32; those of an f32 file are views of ``data``.
 
-    CheckpointCorrupt naming ``path`` otherwise. Nothing is parsed before the digests agree.
+    Raises CheckpointCorrupt naming ``path`` unless ``data`` has the size and digest ``expected``;
+    nothing is parsed before.
     """
     if len(data) != expected.size or hashlib.sha256(data).hexdigest() != expected.sha256:
         msg = f"{path} is damaged (it is not what the manifest names): use another checkpoint."
@@ -84,7 +85,7 @@ def read(data: memoryview, path: str, expected: StoredFile) -> dict[str, Vector]
 
 
 def _tensors(data: memoryview) -> dict[str, Vector]:
-    """Return views of the tensors of a file that ``header`` and ``raw`` may have written."""
+    """Return a file's tensors; raises what ``read`` catches if ``header`` cannot have made it."""
     (length,) = LENGTH.unpack(data[: LENGTH.size])
     if length > min(MOST_HEADER_BYTES, len(data) - LENGTH.size):
         raise ValueError(length)

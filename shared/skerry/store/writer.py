@@ -1,4 +1,4 @@
-"""Writing one checkpoint, a fragment at a time: parameters stay in memory, snapshots do not."""
+"""Writes one checkpoint, a fragment at a time; holds parameters in memory, but no snapshots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Vector = NDArray[np.float32]
 
 
 class Snapshot(NamedTuple):
-    """A fragment's snapshot: the commit that it is of, its master and outer state by part name."""
+    """A fragment's snapshot: the commit that made it, its master and outer state by part name."""
 
     commit: Commit
     vectors: Mapping[str, Vector]
@@ -54,8 +54,8 @@ class Written:
 class CheckpointWriter:
     """Takes the fragments in any order, then commits; every method blocks: call it in a thread.
 
-    A fragment may be given again in a newer version, and the last one counts. The checkpoint exists
-    only after every fragment has been given; its name has the ``step`` at which it was begun.
+    A fragment may be added again in a newer version; the last one counts. ``finish`` needs every
+    fragment. The checkpoint's name has the ``step`` at which it was begun.
     """
 
     def __init__(self, store: Store, record: RunRecord, plan: Plan, step: int) -> None:
@@ -68,7 +68,7 @@ class CheckpointWriter:
         self._draft: Draft = store.draft(f"step-{step:08d}")
 
     def add(self, commit: Commit, vector: Vector, snapshot: Snapshot | None) -> None:
-        """Take a fragment's global parameters, f32 padded, and the snapshot to go on from."""
+        """Take a fragment's global parameters, f32 [padded_size], and its newest snapshot."""
         index, held = commit.fragment, None
         self._keep(self._plan.fragments[index], vector)
         if snapshot is not None:
@@ -82,7 +82,7 @@ class CheckpointWriter:
         self._saved[index] = SavedFragment(commit, vector_digest(vector), held)
 
     def _keep(self, fragment: Fragment, vector: Vector) -> None:
-        """Copy a vector into its leaves: the bits of bf16, or f32 once a vector needs that."""
+        """Copy a vector into its leaves, as bf16 bits, or as f32 once a vector needs that."""
         if self._dtype == "BF16" and tensorfile.dtype_of([vector]) == "F32":
             self._dtype = "F32"
             self._leaves[:] = map(tensorfile.widened, self._leaves)

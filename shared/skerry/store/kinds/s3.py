@@ -6,8 +6,8 @@ One object per file, below the address of a run's store::
     <name>/<file>         each file of the checkpoint
     <name>/manifest.json  created last, and only once: before, there is no checkpoint
 
-The files are those of a local checkpoint: what any S3 tool downloads is one. A name is taken for as
-long as its ``.writer`` exists, so two writers never share a prefix; deleting takes the manifest
+The files are those of a local checkpoint, so any S3 tool can download one. A name is taken for as
+long as its ``.writer`` exists, so two writers never share a prefix; deleting removes the manifest
 first and ``.writer`` last. A writer that died leaves a prefix without a manifest, which is deleted
 once it is a day older than the newest object in the store.
 
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 
 WRITER = ".writer"
 DEAD_S = 24 * 3600.0
-"""A draft to which nothing was added for so long is deleted; half of that, and it gives up."""
+"""A draft to which nothing was added for this long is deleted; its writer gives up at half."""
 PART_BYTES = 8 * 1024**2
 MOST_PARTS = 10_000
-"""S3 takes no more parts of one object, so parts of a large file are larger."""
+"""Most parts that S3 allows one object: parts of a very large file are larger."""
 TRANSFERS = 4
-"""Parts on their way at once; they bound a writer's memory."""
+"""Parts in transfer at once, which bounds a writer's memory."""
 MOST_NAMES = 1000
 RETRIES = 10
-"""About 4 s of them, unless ``store.timeout_s`` ends them before."""
+"""They take about 4 s, unless ``store.timeout_s`` ends them before."""
 CREDENTIALS = Path("~/.aws/credentials")
 KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
@@ -77,11 +77,11 @@ SENTENCES = {
     " later, or set store.timeout_s higher.",
     "FileNotFoundError, NotFoundError": "There is no {where}: check the address.",
 }
-"""What S3's own messages hold, and what to say and do then; the first that fits counts."""
+"""Parts of S3's messages, separated by commas, and our sentence for them; the first match wins."""
 
 
 def open_store(url: str, access: StoreSettings) -> S3Store:
-    """Return the store at ``s3://bucket/prefix``; ConfigError if that cannot be used."""
+    """Return the store at ``s3://bucket/prefix``; ConfigError if address or settings are wrong."""
     return S3Store(url, access)
 
 
@@ -235,8 +235,8 @@ class S3Draft:
 def copies(url: str, access: StoreSettings, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Copy the object at ``s3://bucket/key``, or those with these suffixes below it, to a folder.
 
-    Each copy has a folder of its own, named by what tells the object's contents from others; what
-    was copied before is not read again.
+    Each copy has a folder of its own, named by a hash of the object's address and ETag; an object
+    that was copied before is not read again.
     """
     bucket, _, key = url.partition("://")[2].strip("/").partition("/")
     root = f"s3://{bucket}"
@@ -249,7 +249,7 @@ def copies(url: str, access: StoreSettings, folder: Path, suffixes: tuple[str, .
 
 
 def _copy(client: Client, root: str, meta: ObjectMeta, folder: Path) -> Path:
-    """Return a whole copy of an object; it is as large as the bucket says, or StoreError."""
+    """Return a whole copy of an object; StoreError if it has not the size that the bucket says."""
     where = f"{root}/{meta['path']}"
     contents = f"{client.config.get('endpoint')} {where} {meta['e_tag'] or meta['last_modified']}"
     own = folder / hashlib.sha256(contents.encode()).hexdigest()[:32]
@@ -272,7 +272,7 @@ def _copy(client: Client, root: str, meta: ObjectMeta, folder: Path) -> Path:
 
 
 def _create(client: Client, path: str, data: bytes) -> bool:
-    """Create an object; False if there is another one already."""
+    """Create an object; False if one with other contents exists."""
     try:
         obstore.put(client, path, data, mode="create", use_multipart=False)
     except AlreadyExistsError:  # perhaps our own, whose answer was lost
@@ -306,13 +306,13 @@ def _remove(client: Client, held: Sequence[ObjectMeta]) -> None:
 
 
 def _connect(url: str, access: StoreSettings) -> Client:
-    """Return a client of the folder that ``s3://bucket/prefix`` names; nothing is sent yet.
+    """Return a client for the folder ``s3://bucket/prefix``; nothing is sent yet.
 
     Raises ConfigError for an address or credentials that cannot be used.
     """
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc or "@" in parts.netloc:
-        msg = f"{url.rpartition('@')[2]!r} is no address of a bucket: write s3://bucket/prefix."
+        msg = f"{url.rpartition('@')[2]!r} is not a bucket's address: write s3://bucket/prefix."
         raise ConfigError(msg, path="store.url")
     given = {"endpoint": access.endpoint, "region": access.region}
     config = {key: value for key, value in given.items() if value} | _keys(access)
@@ -321,7 +321,7 @@ def _connect(url: str, access: StoreSettings) -> Client:
         return Client(
             parts.netloc,
             prefix=parts.path.strip("/") or None,
-            config=config,  # type: ignore[arg-type] # of literal keys
+            config=config,  # type: ignore[arg-type] # its keys are literals
             client_options={"allow_http": True, "timeout": timeout},  # an endpoint says which
             retry_config={"max_retries": RETRIES, "retry_timeout": timeout},
         )
@@ -331,7 +331,7 @@ def _connect(url: str, access: StoreSettings) -> Client:
 
 
 def _keys(access: StoreSettings) -> dict[str, str]:
-    """Return keys from a credentials file, or nothing where the environment has to have them."""
+    """Return keys from a credentials file, or nothing if the environment must have them."""
     with suppress(BaseError):  # half of a pair of keys: the client itself will say so
         if access.credentials is None and "access_key_id" in Client("any").config:
             return {}
@@ -354,7 +354,7 @@ def _keys(access: StoreSettings) -> dict[str, str]:
 
 @contextmanager
 def _refusals(where: str) -> Generator[None]:
-    """Turn what S3 refuses into one sentence with the fix."""
+    """Raise an error of S3 as a StoreError that says what to do."""
     try:
         yield
     except (BaseError, FileNotFoundError, PermissionError, TimeoutError) as error:
@@ -362,7 +362,7 @@ def _refusals(where: str) -> Generator[None]:
 
 
 def _sentence(where: str, error: Exception) -> str:
-    """Return what S3 refused at ``where`` and what helps."""
+    """Return a sentence that says what S3 refused at ``where``, and what to do."""
     said = f"{type(error).__name__}: {error}"
     for marks, sentence in SENTENCES.items():
         if any(mark in said for mark in marks.split(", ")):
