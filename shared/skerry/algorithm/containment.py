@@ -38,7 +38,7 @@ the mean cosine among the others is above AGREED."""
 
 
 class Effort(NamedTuple):
-    """How long an outer gradient is, decoded, and how many steps it says it took."""
+    """The decoded length of an outer gradient, and the number of steps that it claims."""
 
     norm: float
     steps: float

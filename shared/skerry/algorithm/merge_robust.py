@@ -5,8 +5,8 @@ Both work coordinate by coordinate, over the contributions that trained it:
 - ``trimmed_mean`` (D. Yin et al., arXiv 1803.01498) drops the largest and the smallest values, a
   quarter of them on each side and one at least, and averages the others by weight;
 - ``median_of_means`` (Y. Chen, L. Su, J. Xu, arXiv 1705.05491) averages groups by weight and takes
-  the median of their means; their number is three, or the largest odd number that leaves at least
-  two contributions in each.
+  the median of their means; there are three groups, or the largest odd number that leaves at least
+  two contributions in each if that is more.
 
 Of two contributions neither is outvoted: both rules average them.
 """

@@ -158,4 +158,4 @@ class Vectors:
 VECTORS = Vectors()
 """Memory for the vectors of this process."""
 PLANES = Vectors(MOST_IDLE_PLANES, 1.25)
-"""Memory for planes: a global fragment's stay for long, so little memory beyond them is wasted."""
+"""Memory for planes, with little slack: those of global fragments stay for long."""

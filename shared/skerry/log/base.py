@@ -60,7 +60,7 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much is stored in this account, and how much may be; 0 where it has no limit."""
+    """Bytes stored in this account, and the most that may be; 0 if it has no limit."""
 
     storage: Storage
     used_bytes: int
@@ -88,9 +88,9 @@ class Receipt:
 
 @dataclass(slots=True)
 class SharedReads:
-    """How many payload bytes of what every learner reads came out of a region's cache.
+    """Payload bytes that came out of a region's cache, of the chunks that every learner reads.
 
-    ``region`` is that of this client's broker, '' where that is the hub.
+    ``region`` is that of this client's broker, '' if that is the hub.
     """
 
     region: str = ""
@@ -141,7 +141,7 @@ class Bus(Protocol):
 
     @property
     def shared_reads(self) -> SharedReads:
-        """What was read of the chunks that every learner reads, through a region's cache or not."""
+        """How much of the chunks that every learner reads came out of a region's cache."""
         ...
 
     async def declare(self, specs: Sequence[StreamSpec]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Retries:
 
 
 class Message(NamedTuple):
-    """What one publish sends; ``headers`` are its own, without id and expectation."""
+    """A message to publish; ``headers`` are those beside its id and its expectation."""
 
     subject: str
     payload: bytes
@@ -233,7 +233,7 @@ class Extent(NamedTuple):
 
 @dataclass(slots=True)
 class Cursor:
-    """How far a follower has come: the last sequence it is done with, and that message's time."""
+    """A follower's position: the last sequence it is done with, and that message's time."""
 
     deliver: Deliver
     sequence: int = 0

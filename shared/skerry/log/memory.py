@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class LinkModel(Protocol):
-    """What lies between one client and its broker, and what becomes of each message on the way."""
+    """The link between one client and its broker: it decides what becomes of each message."""
 
     timeout_s: float
     """How long one request waits for its answer."""

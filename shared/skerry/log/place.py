@@ -75,7 +75,7 @@ async def take_place(
     begun = await together(
         _begin(bus, plan, member, before, shard, held) for shard in range(plan.shards)
     )
-    # From both, as a syncer that dies between the two leaves the ledger one behind.
+    # From both: a syncer that dies between writing the two leaves the ledger one behind.
     commits, manifests = await both(
         ledger.last_commits(bus, run), state.read_manifests(bus, run, plan)
     )

@@ -324,7 +324,7 @@ async def not_gone_back(bus: Bus, run: str, plan: Plan, fragment: int, version: 
 
 
 class KnownRun(NamedTuple):
-    """What the log holds of a run at one look: its members' records, and its manifests."""
+    """A run's member records and manifests, as the log held them at one look."""
 
     members: list[NewestRecord[MemberRecord]]
     manifests: dict[int, Manifest]

@@ -54,7 +54,7 @@ class SeenLearner:
 
 
 class ClockLimit(NamedTuple):
-    """How far the log bears out what learners say.
+    """The limit of the global clock: how far the log bears out what learners say.
 
     ``step`` is the clock of the newest commit, made at ``since_s``; ``slack_steps`` is how far
     beyond it learners may be at once. ``merged`` are the learners that a commit has merged: where

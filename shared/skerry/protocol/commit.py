@@ -93,7 +93,7 @@ class Weighed(NamedTuple):
 
     @property
     def gradient(self) -> OuterGradient:
-        """What the merge takes of it."""
+        """The outer gradient that the merge takes, with its ``cut``."""
         return replace(self.contribution.gradient, cut=self.cut)
 
 

@@ -64,7 +64,7 @@ def containment_rules(given: Any) -> ContainmentRules:
 
 
 class Measured(NamedTuple):
-    """What a syncer finds in one contribution; ``refusal`` is why it cannot be merged by itself."""
+    """A syncer's measurements of a contribution; ``refusal``: why it cannot be merged by itself."""
 
     refusal: RefusalCause | None = None
     norm: float = 0.0
@@ -144,7 +144,7 @@ class FragmentMemory:
 
 @dataclass(slots=True)
 class Comparison:
-    """What the contributions to one merge are compared with: the newest work of each learner."""
+    """The newest work of each learner, with which the contributions to one merge are compared."""
 
     rules: ContainmentRules
     works: dict[str, Effort]

@@ -1,4 +1,4 @@
-"""What the services say to each other, as plain values.
+"""The messages between services, as plain values.
 
 All classes and enums are generated from proto/skerry/protocol/v1, which says what each field means;
 this module adds what follows from them alone. ``skerry.protocol.records`` turns messages into bytes

@@ -27,7 +27,7 @@ DELTA = "delta"
 KEYFRAME = "keyframe"
 MASTER = "master"
 OUTER = "outer."
-"""What the names of an outer optimizer's parts begin with."""
+"""The prefix of the names of an outer optimizer's parts."""
 INITIAL_BYTES = 4
 """Bytes of an initial parameter, f32: the least that the window must have room for."""
 MOST_UNCOVERED = 0.85

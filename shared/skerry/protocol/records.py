@@ -72,7 +72,7 @@ def decode(
     """
     found = wire.read(FRAME_KINDS[kind], data)
     if found.payload:
-        msg = f"A record came with a payload of {len(found.payload)} bytes: it has none."
+        msg = f"A record came with a payload of {len(found.payload)} bytes: records have none."
         raise Corrupt(msg)
     record = wire.decode(kind, found.header)
     origin = record.commit if isinstance(record, Manifest) else record

@@ -17,11 +17,11 @@ from skerry.protocol.subjects import ANY, PREFIX, STREAM_KINDS, StreamKind, Subj
 
 API = "$JS.API"
 HUB_API = "$JS.hub.API"
-"""How a region's broker reaches JetStream at the hub, whose domain is ``hub``."""
+"""The prefix by which a region's broker reaches JetStream at the hub, whose domain is ``hub``."""
 REGION_MARK = "skerry-"
-"""How the domain of a region's broker begins, by which its clients know that there is a cache."""
+"""The prefix of the domain of a region's broker, which tells its clients that there is a cache."""
 CACHE_API = "$JS.CACHE"
-"""Where a region's learners ask for what its broker holds itself."""
+"""The prefix by which a region's learners ask for what its broker holds itself."""
 MANY_ANSWERS = (f"{API}.DIRECT.GET.", f"{API}.CONSUMER.MSG.NEXT.")
 """Requests that more than one message may answer."""
 
@@ -112,7 +112,7 @@ class Grant:
         )
 
     def fills(self) -> tuple[str, ...]:
-        """Return what a region's cache asks of the hub."""
+        """Return the requests to the hub by which a region's cache fills itself."""
         asks = (request.replace(API, HUB_API, 1) for request in self.mirrors())
         return (f"{HUB_API}.INFO", *asks)
 

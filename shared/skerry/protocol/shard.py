@@ -1,4 +1,4 @@
-"""What waits to be merged into the fragments of a shard, and what is refused.
+"""The contributions that wait to be merged into a shard's fragments, and the refused ones.
 
 A syncer feeds every message of CONTRIB to a ``Shard`` in the stream's order; the log can rebuild
 it at any instant.
@@ -49,7 +49,7 @@ MOST_SETTLED = 4096
 
 
 class WeightRule(NamedTuple):
-    """How many versions behind a contribution may be, and the factor on its weight for each.
+    """The most versions that a contribution may be behind, and the factor on its weight for each.
 
     ``bare``: contributions are gradients of single steps, see ``weighting.weight``.
     """
@@ -67,7 +67,7 @@ def weight_rule(config: Any) -> WeightRule:
 
 @dataclass(slots=True)
 class Refusals:
-    """What the next commit of a fragment names as refused; ``unnamed`` counts, by cause, the rest.
+    """The refusals that a fragment's next commit names; ``unnamed`` counts the others by cause.
 
     ``beyond`` counts the contributions among the rest by learner: the audit misses none of them;
     ``named_of`` counts those that are named.
@@ -96,7 +96,7 @@ class Refusals:
             return
         self.unnamed[refused.cause] += 1
         if counts and (learner in self.beyond or len(self.beyond) < MOST_REFUSED):
-            self.beyond[learner] += 1  # a flood has no end of names
+            self.beyond[learner] += 1  # bounded, since a flood may make up names
 
     def close(self) -> Refusals:
         """Return all refusals for a commit, counting those that it has no room for; begin again."""

@@ -27,7 +27,7 @@ LOGIN_S = 10.0
 
 
 def home_of(grant: Grant) -> str:
-    """Return the account that a key belongs to; one of a region's own broker after its name."""
+    """Return the account that a key belongs to, as REGION/ACCOUNT at a region's own broker."""
     if grant.role is Role.REGION:
         return account_of(grant.name)
     return f"{grant.region}/{grant.role.account}" if grant.region else grant.role.account
@@ -36,7 +36,7 @@ def home_of(grant: Grant) -> str:
 def included(grants: Mapping[str, Grant], signer: Signer | None, region: str = "") -> str:
     """Return what the hub's configuration includes, or a region's, in the server's own language.
 
-    That has JSON as a part.
+    JSON is a part of that language.
     """
     accounts = accounts_in(region, grants) if region else accounts_of(grants)
     settings: dict[str, Any] = {"accounts": accounts}
@@ -47,7 +47,7 @@ def included(grants: Mapping[str, Grant], signer: Signer | None, region: str = "
 
 
 def shards_of(run: str, grants: Iterable[Grant]) -> int:
-    """Return the shards of a run for which there are keys; 1 of one that has none."""
+    """Return the number of shards that a run's keys are for; 1 if the run has no keys."""
     return next((grant.shards for grant in grants if grant.run == run), 1)
 
 
@@ -87,7 +87,7 @@ def _of_region(key: str, region: Grant, grants: Iterable[Grant]) -> dict[str, An
     said = dict.fromkeys(subject for g in learners for subject in replace(g, region="").publishes())
     delivered = {"stream": {"account": CORE, "subject": f"{delivers_to(region.name)}.>"}}
     services = [_imported(subject) for subject in (*said, *region.mirrors())]
-    # Said by the file: what nats-server adds by itself it forgets when it reloads.
+    # Written out, because nats-server forgets what it adds by itself when it reloads.
     mappings = {f"{HUB_API}.>": f"{API}.>"}
     return {"users": [{"nkey": key}], "imports": [*services, delivered], "mappings": mappings}
 
@@ -95,9 +95,9 @@ def _of_region(key: str, region: Grant, grants: Iterable[Grant]) -> dict[str, An
 def accounts_in(region: str, grants: Mapping[str, Grant]) -> dict[str, Any]:
     """Return the accounts of a region's own broker: its link is in CORE, its learners in EDGE.
 
-    What learners ask of JetStream's API is asked of the hub's. What the region keeps is in CACHE,
-    which reaches over the link only what fills it: who makes a stream says what goes into it, and
-    where the broker is to publish that.
+    Learners' requests to JetStream's API go to the hub. What the region keeps is in CACHE, which
+    reaches over the link only what fills it: a key that makes a stream also decides what goes into
+    it, and where the broker is to publish that.
     """
     here = {key: grant for key, grant in grants.items() if grant.region == region}
     services = services_for_edge(here.values())
@@ -147,6 +147,6 @@ def _users(grants: Mapping[str, Grant], account: str) -> list[dict[str, Any]]:
 
 
 def services_of(run: str, shards: int = 1) -> Iterable[Grant]:
-    """Return what a run needs beside learners, each under its role's name."""
+    """Return the grants that a run needs beside its learners', each under its role's name."""
     others = {Role.LEARNER, Role.FOUNDER, Role.REGION, Role.CACHE}
     return (Grant(role, role, run, shards) for role in Role if role not in others)

@@ -18,7 +18,7 @@ ROOT = Path(".skerry")
 ANNOUNCEMENT = "cluster.json"
 """The file in a run's folder that says where its cluster is, while it runs."""
 LOCK = "lock"
-"""The file beside it that a cluster keeps locked."""
+"""The file beside that one, which a running cluster keeps locked."""
 LOGIN = ("credentials", "user", "password_file", "inbox_prefix")
 """The settings that say who a client is."""
 
@@ -42,7 +42,7 @@ class RunningCluster:
 
 
 def reached(nats: NatsSettings, url: str, login: Mapping[str, str]) -> NatsSettings:
-    """Return these settings for another broker; they keep their own login where there is none."""
+    """Return these settings for the broker at ``url``; an empty ``login`` leaves theirs."""
     if not any(login.values()):
         return nats.model_copy(update={"url": url})
     given = {name: login[name] for name in LOGIN if login.get(name)}
@@ -53,8 +53,8 @@ def reached(nats: NatsSettings, url: str, login: Mapping[str, str]) -> NatsSetti
 def running(root: Path = ROOT) -> list[RunningCluster]:
     """Return the clusters that were started in this folder and still run, newest first.
 
-    What says so may have come with the folder, and name any broker and any file as a password for
-    it: only a process that runs holds the lock beside it.
+    An announcement may have come with the folder, and name any broker and any file as a password
+    for it, so it counts only if a running process holds the lock beside it.
     """
     found: list[tuple[float, RunningCluster]] = []
     for path in root.glob(f"*/{ANNOUNCEMENT}"):

@@ -17,7 +17,7 @@ from typing import Any, cast
 from skerry.errors import SkerryError
 
 CONTROL = "control.sock"
-"""Where the command that keeps a cluster running listens."""
+"""The socket of the command that keeps a cluster running."""
 
 LONGEST_PATH = 100
 """Bytes; the kernel takes 107."""
@@ -34,7 +34,7 @@ class ControlError(SkerryError):
 async def listening(path: Path, answer: Answer) -> AsyncGenerator[None]:
     """Answer commands on this socket for as long as the context lasts.
 
-    A SkerryError of ``answer`` is the answer.
+    A SkerryError that ``answer`` raises is sent as the answer.
     """
     _remove(path)
     talks: set[asyncio.Task[None]] = set()

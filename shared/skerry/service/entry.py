@@ -75,8 +75,8 @@ DEBUG = "SKERRY_DEBUG"
 def collect_rarely() -> None:
     """Have Python look for cycles of dead objects less often than it does by default.
 
-    A process that imports and traces JAX makes 200,000 objects that stay, and would search them
-    all again and again: a tenth of its start.
+    A process that imports and traces JAX makes 200,000 objects that stay; to search them all again
+    and again would take a tenth of its start.
     """
     gc.set_threshold(10_000, 50)
 
@@ -84,11 +84,11 @@ def collect_rarely() -> None:
 def answer(
     app: typer.Typer, name: str = "", also: Container[str] = (), *, computes: bool = False
 ) -> None:
-    """Answer this process's command line under the name ``skerry NAME``, which a person typed.
+    """Run this process's command line under the name ``skerry NAME``, as a person typed it.
 
     ``also`` are commands of the app that ``skerry`` itself has too: they go without NAME.
-    ``computes``: threads may still be in XLA or numba at the end. Python would wait for them, or
-    take what they use from under them, which aborts the process: it ends without its teardown.
+    ``computes``: threads may still be in XLA or numba at the end. Python's teardown would wait for
+    them, or free what they use, which aborts the process; so it is left out.
     """
     interrupts.end_at_once()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -134,7 +134,7 @@ def with_examples(command: TyperGroup | TyperCommand, path: str = "") -> TyperGr
 def settings_from(
     nats: str | None, config: Path | None, sets: Sequence[str] | None, *, service: str = ""
 ) -> Settings:
-    """Load what these options and the config file say; a ``service`` also begins its log."""
+    """Load the settings of these options and the config file; begin the log of a ``service``."""
     from skerry.service.reporting import configure
     from skerry.settings import loading
 
@@ -171,7 +171,7 @@ def bus_from(
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return what a person can do about an error of JAX or of a path; any other as it is."""
+    """Return an error that says what to do about one of JAX or of a path; any other as it is."""
     said = str(error)
     if isinstance(error, SkerryError):
         return error
@@ -202,9 +202,8 @@ def exit_on_error(*, logs: bool = False, cleans_up: bool = True) -> Generator[No
 
     Unless the command ``cleans_up``, Ctrl-C ends it immediately, even while JAX is being imported.
 
-    With ``--debug`` it is raised, with its traceback; so is a defect where ``logs`` says that
-    stderr is a service's log. Log lines of a command that configures no
-    log go to stderr: what it prints is on stdout.
+    With ``--debug`` the error is raised, with its traceback; so is a defect if ``logs`` says that
+    stderr is a service's log. Log lines of a command that configures no log go to stderr.
     """
     import structlog
 
@@ -243,7 +242,7 @@ def run_service(
 ) -> T:
     """Run ``main`` to its end, within ``around``, under ``exit_on_error``; return what it returns.
 
-    Meanwhile the file ``alive`` is touched while the event loop turns.
+    The file ``alive`` is touched as long as the event loop turns.
     """
     import asyncio
 
@@ -254,4 +253,4 @@ def run_service(
             with around or nullcontext():
                 return asyncio.run(touching(alive, main))
         finally:
-            main.close()  # where it never began
+            main.close()  # if it never began

@@ -54,4 +54,4 @@ EXAMPLES: Mapping[str, str] = {
     "region init": "skerry region init eu --hub tls://hub.example:7422 --learner eu-0",
     "region cache": "skerry region cache eu --nats tls://eu-broker:4222",
 }
-"""By the words after ``skerry``."""
+"""The example of each command, by the words after ``skerry``."""

@@ -13,7 +13,7 @@ INTERRUPT = {signal.SIGINT}
 
 
 def end_at_once() -> None:
-    """Have Ctrl-C end this process as the system does, even one that was ``held``."""
+    """Have Ctrl-C end this process as the system does, even a Ctrl-C that was ``held``."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPT)

@@ -16,10 +16,10 @@ COMPILES_S = 60.0
 
 
 def load_kernels() -> None:
-    """Import, and the first time compile, what would else hold up the first round.
+    """Import the kernels, and compile them the first time, before the first round needs them.
 
     Compiling takes 13 s of CPU, and services start together: the first one does it for all that
-    have its ``NUMBA_CACHE_DIR``.
+    share its ``NUMBA_CACHE_DIR``.
     """
     with ExitStack() as held:
         with suppress(KeyError, OSError):  # nothing is shared, or nothing can be kept

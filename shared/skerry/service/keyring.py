@@ -1,10 +1,10 @@
 """The keys of one broker: an NKey for each learner and service, and the accounts that they open.
 
 A folder holds it all, for its owner alone: a secret ``NAME.nk`` for each key, which its machine
-names in ``nats.credentials``; ``keys.json``, who they are; and ``broker/accounts.conf``, which the
-broker's configuration includes: it holds no secret and may be mounted elsewhere. A broker that
+names in ``nats.credentials``; ``keys.json``, what each may do; and ``broker/accounts.conf``, which
+the broker's configuration includes: it holds no secret and may be mounted elsewhere. A broker that
 reloads drops clients whose key is gone, and no others. ``regions/NAME`` has what a region's own
-broker includes; ``link.conf`` there holds the secret by which it enters the hub.
+broker includes; ``link.conf`` there holds the secret with which it logs in to the hub.
 
 Where keys expire, ``signer.json`` holds the seeds that sign them, a secret is ``NAME.creds``, and
 the broker knows who signs instead of each key.
@@ -42,9 +42,9 @@ SEED = re.compile(r"SU[A-Z2-7]{56}")
 
 @dataclass(slots=True)
 class Keyring:
-    """The keys in ``folder``: what each is granted, by its public name, and who has it, by name.
+    """The keys in ``folder``; ``grants`` says by public name what each may do, and who has it.
 
-    They expire where a ``signer`` signs them.
+    They expire if a ``signer`` signs them.
     """
 
     folder: Path
@@ -53,9 +53,9 @@ class Keyring:
 
     @classmethod
     def begun(cls, folder: Path, days: int | None = None) -> Keyring:
-        """Return a folder for the first keys; ConfigError where there are some.
+        """Return a keyring without keys; ConfigError if its folder has some.
 
-        They live for ``days``; None: for ever.
+        New keys live for ``days``; None: for ever.
         """
         try:
             is_taken = bool(mode_of(folder / REGISTER))
@@ -89,7 +89,7 @@ class Keyring:
         except (ValueError, TypeError, LookupError) as error:
             raise _damaged(folder) from error
         if signer is None and any(grant.until for grant in granted.values()):
-            raise _damaged(folder)  # else the broker's accounts would become those of static keys
+            raise _damaged(folder)  # without it the broker would get accounts of static keys
         return cls(folder, granted, signer)
 
     def seed(self, name: str) -> Path:
@@ -102,9 +102,10 @@ class Keyring:
         return self.folder / "regions" / checked_token(name, "region")
 
     def add(self, *grants: Grant, days: int | None = None) -> bool:
-        """Make a key for each grant, or none, and return whether a broker has to reload.
+        """Make a key for each grant; return True if a broker has to reload.
 
-        Raises ConfigError for a name that has one, or for ``days`` where keys do not expire.
+        Raises ConfigError, and makes none, for a name that has one, or for ``days`` where keys do
+        not expire.
         """
         names = {grant.name for grant in self.grants.values()}
         for grant in grants:
@@ -133,7 +134,7 @@ class Keyring:
         raise ConfigError(msg, path="region")
 
     def promote(self, region: str) -> None:
-        """Have the hub's own broker take a region's learners, and no broker of that region."""
+        """Move a region's learners to the hub's own broker, and drop the keys of the region's."""
         self.region_of(region)
         for key, grant in tuple(self.grants.items()):
             if home_of(grant) in {account_of(region), f"{region}/{CACHE}"}:
@@ -174,7 +175,7 @@ class Keyring:
         self._write()
 
     def revoke(self, name: str) -> None:
-        """Make a key worthless, and remove its secret."""
+        """Revoke a key, and remove its secret."""
         self._drop(self._known(name))
         self._write()
         self.seed(name).unlink(missing_ok=True)
@@ -200,7 +201,7 @@ class Keyring:
         return grant
 
     def _make(self, grant: Grant, seed: str, public: str) -> None:
-        """Write the secret of a key; the grant is its own from now on."""
+        """Write the secret of a key, and note its grant."""
         secret, link = seed + "\n", f'nkey: "{seed}"\n'
         if self.signer is not None:
             secret = self.signer.credentials(home_of(grant), grant, seed, public)
@@ -215,7 +216,7 @@ class Keyring:
         self.grants[public] = grant
 
     def _write(self) -> bool:
-        """Write what brokers and later commands read; return whether a broker's has changed."""
+        """Write the files of brokers and later commands; return True if a broker's has changed."""
         rows = [asdict(grant) | {"key": key} for key, grant in self.grants.items()]
         written = {self.folder / ACCOUNTS: included(self.grants, self.signer)}
         for grant in self.grants.values():
@@ -238,7 +239,7 @@ def _holds(path: Path, text: str) -> bool:
 def _for_ever(folder: Path) -> ConfigError:
     msg = (
         f"The keys in {folder} do not expire, and have no --days: `skerry keys init --days N --like"
-        f" {folder} --keys OTHER` makes such that do."
+        f" {folder} --keys OTHER` makes keys that do."
     )
     return ConfigError(msg, path="days")
 

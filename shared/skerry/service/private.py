@@ -28,7 +28,7 @@ def writing(path: Path) -> Generator[None]:
 def write_private(path: Path, text: str, *, public: bool = False) -> None:
     """Replace a file by one that only its owner may read; ConfigError if that fails.
 
-    A ``public`` one everybody may read who reaches its folder.
+    With ``public`` everybody who reaches its folder may read it.
     """
     draft = path.with_name(f"{path.name}.draft")
     with writing(path):

@@ -33,10 +33,10 @@ def begin_region(
 ) -> Path:
     """Make the keys of a region and its broker's configuration; return the folder to copy there.
 
-    Keys that it has stay as they are: only those that are missing are made.
-    ``hub`` is where the hub takes leaf nodes, one address or several with commas; ``ca`` the file
-    on the region's machine that vouches for it, if not the machine's own authorities do. Raises
-    ConfigError.
+    Keys that it has stay as they are: only those that are missing are made. ``hub`` is where the
+    hub takes leaf nodes, one address or several with commas. ``ca`` is the file on the region's
+    machine with the authority that signed the hub's certificate; empty: the machine's own
+    authorities. Raises ConfigError for an address that is none, and as ``Keyring.add``.
     """
     name, urls = region.name, [url.strip() for url in hub.split(",")]
     for url in urls:
@@ -78,7 +78,7 @@ leafnodes {{
   }}]
 }}
 
-# Who may do what: of `skerry keys`, with public names only.
+# Who may do what: made by `skerry keys`, with public names only.
 include "{ACCOUNTS}"
 
 max_payload: 1MB

@@ -75,7 +75,7 @@ def configure(level: str, *, service: str) -> None:
 def harmless(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Return a line with nothing that a terminal obeys: others chose names and texts in it."""
+    """Return a line without terminal controls: others chose some of its names and texts."""
     return {k: printable(v) if isinstance(v, str) else v for k, v in event.items()}
 
 

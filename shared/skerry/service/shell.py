@@ -87,7 +87,7 @@ async def serve(
 async def touching(alive: Path | None, main: Awaitable[T]) -> T:
     """Await ``main``, and touch a file every ``ALIVE_S`` as long as the event loop turns.
 
-    It says that a process hangs to what restarts it, and does not depend on the broker.
+    By its age a supervisor sees that a process hangs, whether the broker can be reached or not.
     """
     if alive is None:
         return await main

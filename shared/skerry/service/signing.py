@@ -3,8 +3,8 @@
 
 The operator signs accounts, whose tokens stand in the broker's configuration. A role in a run has a
 signing key in its account, whose scope says what its users may do, with their names filled in by
-the broker: a user's own token says no more than who it is and until when. So a key more, or one
-renewed, costs the broker nothing, and a role's signing key is worth as much as the role.
+the broker: a user's own token says no more than who it is and until when. So a new or renewed key
+changes nothing at the broker, and a role's signing key can do all that the role can.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ OPERATOR, SYSTEM = "operator", "SYS"
 
 @dataclass(slots=True)
 class Signer:
-    """The seeds that sign, by what each is for, and the keys that are worthless before they expire.
+    """The seeds that sign, by what each signs for, and the keys that were revoked.
 
-    ``days`` is how long a key lives by default. ``revoked`` has by account when each key of it that
-    was revoked would have expired, in seconds since 1970: no token of it can be newer.
+    ``days`` is how long a key lives by default. ``revoked`` has, by account, when each revoked key
+    would have expired, in seconds since 1970: no token of it can be newer.
     """
 
     days: int
@@ -53,7 +53,7 @@ class Signer:
 
     @classmethod
     def opened(cls, path: Path) -> Signer | None:
-        """Return who signs the keys of a folder, None where the broker knows each.
+        """Return the signer of a folder's keys; None if the broker knows each key instead.
 
         Raises OSError, or ValueError for a file that is damaged.
         """
@@ -66,7 +66,7 @@ class Signer:
         write_private(path, TypeAdapter(Signer).dump_json(self).decode() + "\n")
 
     def expiry(self, days: int | None) -> int:
-        """Return when a key of today expires, in seconds since 1970; ConfigError for no such."""
+        """Return when a key made now expires, in seconds since 1970; ConfigError for bad days."""
         return int(time.time()) + checked_days(self.days if days is None else days) * DAY_S
 
     def credentials(self, account: str, grant: Grant, seed: str, public: str) -> str:
@@ -80,7 +80,7 @@ class Signer:
         )
 
     def revoke(self, account: str, key: str, until: int) -> None:
-        """Make every token of a key worthless; those that have expired by now are forgotten."""
+        """Revoke every token of a key; revocations of keys that have expired are forgotten."""
         held = self.revoked.get(account, {}) | {key: until}
         now_s = time.time()
         self.revoked[account] = {key: end for key, end in held.items() if end > now_s}
@@ -88,7 +88,7 @@ class Signer:
     def accounts(
         self, place: str, accounts: Mapping[str, Any], grants: Mapping[str, Grant]
     ) -> dict[str, Any]:
-        """Return what a broker's configuration says of accounts that are as for static keys."""
+        """Return a broker's configuration for ``accounts``, which are as for static keys."""
         system, operator = self.public(SYSTEM), self.public(OPERATOR)
         tokens = {
             self.public(place + name): self._account(place, name, body, grants)
@@ -150,7 +150,7 @@ class Signer:
         said: Mapping[str, Any],
         times: Mapping[str, int] | None = None,
     ) -> str:
-        """Return a token: equal claims have equal ones, so that a broker sees what has changed."""
+        """Return a token; equal claims give equal ones, so that a broker sees what has changed."""
         about = {"iss": self.public(by), "sub": public, "name": name} | dict(times or {})
         claims = about | {"nats": {"type": kind, "version": 2} | dict(said)}
         text = ".".join(_base64(json.dumps(part).encode()) for part in (HEADER, claims))
@@ -158,7 +158,7 @@ class Signer:
 
 
 def checked_days(days: int) -> int:
-    """Return for how many days a key lives; ConfigError for none, or more than ten years."""
+    """Return ``days`` if a key may live that long; ConfigError below 1 or above ten years."""
     if not 0 < days <= MOST_DAYS:
         msg = f"--days is {days}, but a key lives for 1 to {MOST_DAYS} days."
         raise ConfigError(msg, path="days")
@@ -170,7 +170,7 @@ def _scope(account: str, grant: Grant) -> str:
 
 
 def _exported(export: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an export as a token has it. Only who signs accounts can import it."""
+    """Return an export as a token has it; only accounts that our operator signed can import it."""
     kind = "stream" if "stream" in export else "service"
     claims = {"name": export[kind], "subject": export[kind], "type": kind}
     if "response_type" in export:

@@ -39,9 +39,9 @@ async def take_turns(
     """Take a turn once every fragment has a version, then one after each pause, one at the end.
 
     A turn that fails (Overtaken, StateLost, WireError, StoreError) is logged as ``failed`` and
-    tried again at the next; the last one raises its error. In an exception group come
-    BrokerUnavailable and StorageFull, and StateLost once the log holds another run of that name,
-    which nothing known of this one fits.
+    tried again at the next; the last one raises its error. Raises an exception group for
+    BrokerUnavailable and StorageFull, and for StateLost once the log holds another run of that
+    name.
     """
     finished = asyncio.Event()
 
@@ -97,7 +97,7 @@ class TurnTrace:
         )
 
     def working(self) -> AbstractContextManager[object]:
-        """Return a block whose log lines carry the ids of this turn."""
+        """Return a context in which log lines carry the ids of this turn."""
         return tracing.within(self.root)
 
     def has_read(self) -> None:

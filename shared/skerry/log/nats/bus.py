@@ -100,14 +100,14 @@ class NatsRequests:
         what = f"answers, but has not stored a message on {subject} for {seconds:.3g} s:"
         if not self._connection.clustered:
             return StorageFull(
-                f"The broker {what} its disk is probably full (its log says so). Free some and"
-                " restart the broker, which takes nothing into that stream until then. What was"
+                f"The broker {what} its disk is probably full (its log says so). Free some space"
+                " and restart the broker, which takes nothing into that stream until then. What was"
                 " acknowledged is kept."
             )
         return BrokerUnavailable(
             f"The NATS cluster at {self._connection.urls} {what} bring back the nodes that are"
-            " down, it needs more than half of them; if all are up, a disk is full (their logs say"
-            " so): free some and restart that server. What was acknowledged is kept.",
+            " down; it needs more than half of its nodes. If all are up, a disk is full (their logs"
+            " say so): free some space and restart that server. What was acknowledged is kept.",
             url=self._connection.urls,
         )
 

@@ -152,8 +152,8 @@ class Connection:
             reason = refused or self.reason
             return BrokerUnavailable(
                 f"The NATS cluster at {self.urls} could not act for {seconds:.3g} s ({reason}):"
-                " bring back the nodes that are down, it needs more than half of them and as many"
-                " as log.replicas.",
+                " bring back the nodes that are down; it needs more than half of its nodes, and as"
+                " many as log.replicas.",
                 url=self.urls,
             )
         return BrokerUnavailable(
@@ -281,7 +281,7 @@ class Connection:
             except (OSError, NatsError, NoAnswer) as e:
                 self.reason = str(e)
                 if not (unfit := remedy(e, self.urls, options)):
-                    self._down_since = now_s()  # one that is away refuses nothing yet
+                    self._down_since = now_s()  # the server is away, and has refused nothing yet
                 elif now_s() >= self._down_since + patience_s:
                     raise BrokerUnfit(unfit) from e
             await retries.pause()
@@ -297,7 +297,7 @@ class Connection:
             with cancellable():
                 await client.connect(
                     servers=servers,
-                    # It would go back to the server that hangs.
+                    # Shuffled by nats-py, it could go back to the server that hangs.
                     dont_randomize=True,
                     name=self._name,
                     **login.given,
@@ -334,7 +334,7 @@ class Connection:
         async def note(error: Exception) -> None:
             self.reason = str(error) or type(error).__name__
             session.deny(self.reason)
-            if is_refusal(self.reason):  # nats-py would log in with the same again
+            if is_refusal(self.reason):  # nats-py would repeat the same login
                 self._up.set()
             self.options.on_event("error", {"error": self.reason})
 

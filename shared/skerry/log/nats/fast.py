@@ -52,7 +52,7 @@ DEFAULT_PORT = 4222
 
 
 class Incoming(asyncio.BufferedProtocol):
-    """What has come and is not read yet, in the buffer that the socket was read into."""
+    """Bytes that have come and are not read yet, in the buffer that the socket was read into."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -271,7 +271,7 @@ Fill = Callable[[memoryview], Awaitable[int]]
 
 
 class Announced(NamedTuple):
-    """What the line before a message says; ``size`` is in bytes, its header included."""
+    """The contents of the line before a message; ``size`` is in bytes, its header included."""
 
     sid: int
     subject: bytes
@@ -410,7 +410,7 @@ class FastClient(Client):
         self._ps = LeanParser(self, self._transport.fill)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - nats-py's signature
-        # Before anything is sent: somebody in between could have taken the offer away.
+        # Checked before anything is sent: somebody in between could have taken the offer away.
         offers = info.get("tls_required") or self.options["tls_handshake_first"]
         if initial_connection and self._needs_tls and not offers:
             msg = "the server does not speak TLS, which the settings ask for"
@@ -471,7 +471,7 @@ def server_info(client: Client) -> dict[str, Any]:
 
 
 def new_client(*, needs_tls: bool = False) -> Client:
-    """Return a client that is not connected yet; ``needs_tls`` forbids FastClient to go without."""
+    """Return a client that is not connected yet; with ``needs_tls`` FastClient insists on TLS."""
     installed = version("nats-py")
     if installed in TESTED_VERSIONS:
         return FastClient(needs_tls=needs_tls)

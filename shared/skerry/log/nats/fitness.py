@@ -71,7 +71,7 @@ def remedy(error: Exception, urls: str, options: NatsOptions) -> str:
         return refusal(urls, options)
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"The certificate of the NATS server at {urls} is not to be trusted here"
+            f"The certificate of the NATS server at {urls} is not trusted here"
             f" ({error.verify_message}): name the file of the authority that signed it in"
             " nats.ca_file, have the broker show another one, or correct a wrong clock."
         )

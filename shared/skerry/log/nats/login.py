@@ -1,5 +1,5 @@
 # pyright: basic
-"""Who a client is to the broker: its login, the TLS that it asks for, and where answers go.
+"""A client's login to the broker, the TLS that it asks for, and where answers go.
 
 Files are read at every dial: a key or a certificate that was renewed meanwhile counts at once.
 """
@@ -25,7 +25,7 @@ from skerry.protocol.subjects import TOKEN
 
 JWT_MARK = "-----BEGIN NATS USER JWT-----"
 SEED_START = "SU"
-"""How the seed of a user's NKey begins."""
+"""The prefix of the seed of a user's NKey."""
 SEED_BYTES = 32
 CLOCKS_DIFFER = timedelta(minutes=5)
 """Clocks that differ by less are not mentioned."""

@@ -53,7 +53,7 @@ single requests for them do, and a client a third less, but a request or two to 
 
 
 class Leader:
-    """What a stream's leader knows of it, and how far this client was acknowledged."""
+    """Asks the leaders of streams, and remembers the newest sequence acknowledged in each."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
