@@ -35,7 +35,7 @@ def verify(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Verify a run's log: nothing missing, nothing counted twice; exit code 5 if it is not so."""
+    """Verify that a run's log lacks nothing and counts nothing twice; exit code 5 if not."""
     from skerry.cli.local_log import RunChoice
     from skerry_tools.audit.command import run_verify
 
@@ -51,26 +51,32 @@ def replay(  # noqa: PLR0913 - one option each
     run: Run = None,
     nats: Nats = None,
     to: Annotated[
-        str | None, typer.Option(help="v17, seq:1234 or a time; now.", metavar="VERSION|TIME|SEQ")
+        str | None, typer.Option(help="v17, seq:1234 or a time [now].", metavar="VERSION|TIME|SEQ")
     ] = None,
     from_: Annotated[
-        str | None, typer.Option("--from", help="Start here.", metavar="CHECKPOINT")
+        str | None, typer.Option("--from", help="Start from this one.", metavar="CHECKPOINT")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the parameters here.", metavar="FOLDER|FILE.safetensors"),
     ] = None,
     merge: Annotated[
-        str | None, typer.Option(help="What if: as sync.merge.", metavar="METHOD")
+        str | None, typer.Option(help="What if: sync.merge.", metavar="METHOD")
     ] = None,
     outer: Annotated[
         str | None,
-        typer.Option(help="What if: as outer.preset.", metavar="PRESET"),
+        typer.Option(help="What if: outer.preset.", metavar="PRESET"),
     ] = None,
-    outer_lr: Annotated[float | None, typer.Option(help="What if.", metavar="LR")] = None,
-    outer_momentum: Annotated[float | None, typer.Option(help="What if.", metavar="M")] = None,
-    max_staleness: Annotated[int | None, typer.Option(help="What if.", min=0, metavar="N")] = None,
-    staleness_discount: Annotated[float | None, typer.Option(help="What if.", metavar="X")] = None,
+    outer_lr: Annotated[float | None, typer.Option(help="What if: outer.lr.", metavar="LR")] = None,
+    outer_momentum: Annotated[
+        float | None, typer.Option(help="What if: outer.momentum.", metavar="M")
+    ] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option(help="What if: sync.max_staleness.", min=0, metavar="N")
+    ] = None,
+    staleness_discount: Annotated[
+        float | None, typer.Option(help="What if: sync.staleness_discount.", metavar="X")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Rebuild the parameters of any moment from the log; or ask what if.
@@ -89,7 +95,7 @@ def replay(  # noqa: PLR0913 - one option each
         run_replay(choice, policy, to=to, origin=from_, out=out, as_json=json)
 
 
-New = Annotated[str | None, typer.Option("--as", help="Run id of what is written.", metavar="ID")]
+New = Annotated[str | None, typer.Option("--as", help="Id of the new run.", metavar="ID")]
 Base = Annotated[str | None, typer.Option("--from", help="Replay from here.", metavar="CHECKPOINT")]
 
 
@@ -98,7 +104,7 @@ def fork(
     *,
     at: Annotated[str, typer.Option(help="v17, seq:1234 or a time.", metavar="VERSION|TIME|SEQ")],
     without: Annotated[
-        str | None, typer.Option(help="Merge nothing of this learner.", metavar="NAME")
+        str | None, typer.Option(help="Leave out what this learner sent.", metavar="NAME")
     ] = None,
     as_: New = None,
     from_: Base = None,
@@ -139,28 +145,28 @@ def chaos(  # noqa: PLR0913 - one option each
     run: Run = None,
     nats: Annotated[
         str | None,
-        typer.Option(help="Strike a run elsewhere, by its messages.", metavar="URL"),
+        typer.Option(help="Strike a run elsewhere, by messages only.", metavar="URL"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Draws the plan.", metavar="N")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed that draws the plan.", metavar="N")] = None,
     every_s: Annotated[float, typer.Option(help="Seconds between faults.", metavar="S")] = 5.0,
     duration_s: Annotated[
         float | None,
-        typer.Option(help="Seconds of faults: 120, a pause with --once 5.", metavar="S"),
+        typer.Option(help="Seconds of faults (120), or of a --once pause (5).", metavar="S"),
     ] = None,
-    kinds: Annotated[str, typer.Option(help="Only these, by comma.", metavar="K,...")] = "",
-    targets: Annotated[str, typer.Option(help="Only these, by comma.", metavar="T,...")] = "",
-    plan: Annotated[Path | None, typer.Option(help="A fault plan instead.", metavar="FILE")] = None,
+    kinds: Annotated[str, typer.Option(help="Only these faults.", metavar="K,...")] = "",
+    targets: Annotated[str, typer.Option(help="Only these services.", metavar="T,...")] = "",
+    plan: Annotated[Path | None, typer.Option(help="Run this fault plan.", metavar="FILE")] = None,
     quiet_s: Annotated[
         float, typer.Option(help="Seconds without faults, before and after.", metavar="S")
     ] = 10.0,
     heal_s: Annotated[
-        float, typer.Option(help="Time to work again, after a drawn plan.", metavar="S")
+        float, typer.Option(help="Seconds to recover, after a drawn plan.", metavar="S")
     ] = 300.0,
-    goodput: Annotated[float, typer.Option(help="Least that is good enough.", metavar="G")] = 0.0,
+    goodput: Annotated[float, typer.Option(help="Least goodput that passes.", metavar="G")] = 0.0,
     json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     heal: Annotated[
-        bool, typer.Option("--heal", help="Only undo what a killed drill has left.")
+        bool, typer.Option("--heal", help="Only undo what a killed drill left behind.")
     ] = False,
     once: Annotated[
         tuple[str, str] | None,

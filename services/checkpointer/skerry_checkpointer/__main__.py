@@ -30,10 +30,10 @@ app.add_typer(hub, name="hub", help="Make a region's broker the hub.", hidden=Tr
 OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
 Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.", metavar="NAME")]
 Where = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="Its folder or s3:// address, or a run's.")
+    str, typer.Argument(metavar="CHECKPOINT", help="Folder or s3:// address; a run's: its newest.")
 ]
 Replace = Annotated[
-    bool, typer.Option("--replace", help="Put back what this run's own log lost or has older.")
+    bool, typer.Option("--replace", help="Put back what the run's log lost or has older.")
 ]
 Exact = Annotated[bool, typer.Option("--exact", help="Go back to each fragment's newest snapshot.")]
 
@@ -81,22 +81,22 @@ def restore(
     replace: Replace = False,
     exact: Exact = False,
 ) -> None:
-    """Start a run from a checkpoint in a broker without it, or put a run's state back.
+    """Start a run from a checkpoint, or put back what a run's log has lost.
 
-    Into a log without the run: its versions go on where the checkpoint's end. First stop all
-    processes that still work on a run of that name whose log is gone. ``--set train.steps=…``,
-    ``train.duration_s`` and ``train.tokens`` say when it ends, ``log.replicas`` on how many brokers
-    it is; all else is as the checkpoint has it.
+    In a log without the run, versions go on where the checkpoint's end. First stop all processes
+    that still work on a run of that name whose log is gone. ``--set train.steps=…``,
+    ``train.duration_s`` and ``train.tokens`` set its end, ``log.replicas`` how many brokers store
+    it; all else stays as in the checkpoint.
 
-    A run goes on with what learners had last and, where ``sync.snapshot_every`` is above 1, with an
-    outer optimizer that is some versions older. With --exact it goes back to those versions: bit by
-    bit the syncer's own state, without the rounds since.
+    A run goes on from the parameters that learners had last. Where ``sync.snapshot_every`` is above
+    1, its outer optimizer may be some versions older. --exact goes back to those versions instead:
+    to the syncer's own state, bit by bit, without the rounds since.
 
-    With --replace, into a log that has the run but lost a part of it, or was rolled back. Stop the
-    run first. Each fragment that is older there than in the checkpoint, or cannot be read any more,
-    is committed from the checkpoint, as the version after the newest that the ledger knows,
-    "restored from … at version …". Members and cursors stay. What is newer than the checkpoint is
-    not touched; if that is so and nothing is lost, the command is refused.
+    Use --replace if the log has the run but lost a part of it, or was rolled back. Stop the run
+    first. Each fragment that the log has in an older version, or that cannot be read any more, is
+    committed from the checkpoint: as the version after the newest that the ledger knows, "restored
+    from … at version …". Members and cursors stay. Fragments that are newer than the checkpoint
+    stay, too; if there are any and nothing is lost, the command is refused.
     """
     from skerry.service.entry import bus_from, exit_on_error, run_service
     from skerry_checkpointer import commands
@@ -147,10 +147,10 @@ def promote(
         Path, typer.Option("--keys", help="Folder of the hub's keys.", metavar="FOLDER")
     ] = Path("keys"),
 ) -> None:
-    """Save a run whose hub is gone from a region's standby, and say how it goes on there.
+    """Save a run from a region's standby after its hub is gone; print what to do next.
 
-    --nats is the region's broker. Writes a checkpoint of what it has into the store, and has the
-    new hub know the region's learners. Refused while the hub answers.
+    --nats names the region's broker. The command writes a checkpoint of what that broker has into
+    the store, and hands the region's learners to the new hub. It is refused while the hub answers.
     """
     from skerry.service.entry import exit_on_error
     from skerry_checkpointer.promote import run_promote
@@ -165,7 +165,7 @@ def export(
     out: Annotated[Path, typer.Option(help="New folder for the model.", metavar="FOLDER")],
     to: Annotated[
         Literal["hf", "peft", "tensors"],
-        typer.Option(help="Form: a model, adapters, or tensors alone.", metavar="FORM"),
+        typer.Option(help="A model, peft adapters, or tensors alone.", metavar="FORM"),
     ] = "hf",
     tokenizer: Annotated[
         Path | None,

@@ -64,24 +64,24 @@ def evaluate(
     ],
     batches: Annotated[
         int | None,
-        typer.Option(help="Most held-out batches; default: the run's.", min=1, metavar="N"),
+        typer.Option(help="Held-out batches at most; default: the run's.", min=1, metavar="N"),
     ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help="Judge on this text's held-out part; default: the run's.", metavar="PATH"
+            help="Measure on this text's held-out part; default: the run's.", metavar="PATH"
         ),
     ] = None,
     tasks: Annotated[
-        str, typer.Option(help="Have lm-evaluation-harness run these.", metavar="A,B")
+        str, typer.Option(help="Run these tasks with lm-evaluation-harness.", metavar="A,B")
     ] = "",
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Folder of the text's or tasks' tokenizer.", metavar="FOLDER"),
+        typer.Option(help="Tokenizer folder, for --text or --tasks.", metavar="FOLDER"),
     ] = None,
     set_: Sets = None,
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per checkpoint.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each.")] = False,
 ) -> None:
     """Measure held-out loss, in nats per token and bits per byte, and perplexity."""
     from skerry.errors import ConfigError
@@ -120,15 +120,15 @@ def sample(
     prompt: Annotated[str, typer.Option(help="Text to continue.", metavar="TEXT")] = "def ",
     tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, metavar="N")] = 200,
     temperature: Annotated[
-        float, typer.Option(help="0: always the likeliest.", min=0, metavar="T")
+        float, typer.Option(help="0 takes the likeliest token.", min=0, metavar="T")
     ] = 0.7,
-    seed: Annotated[int, typer.Option(help="Equal seeds write equal text.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same text.", metavar="N")] = 0,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder with tokenizer.json.", metavar="FOLDER")
     ] = None,
     set_: Sets = None,
     *,
-    chat: Annotated[bool, typer.Option("--chat", help="Answer lines from stdin.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer each line of stdin.")] = False,
 ) -> None:
     """Continue a prompt with a checkpoint's model, or talk with it."""
     import io

@@ -28,7 +28,7 @@ def run(
         bool, typer.Option("--until-finished", help="End when the run is finished.")
     ] = False,
 ) -> None:
-    """Say who is alive, slow or gone, and serve the run's page, JSON and metrics on health.port."""
+    """Report learners as alive, slow or gone; serve page, JSON and metrics on health.port."""
     import os
     from pathlib import Path
 

@@ -34,14 +34,14 @@ def run_by_default(
     nats: Nats = None,
     run: Run = "main",
     name: Annotated[
-        str | None, typer.Option(help="Its name; by default the host's.", metavar="NAME")
+        str | None, typer.Option(help="Name of this learner; default: the host's.", metavar="NAME")
     ] = None,
     config: Config = None,
     set_: Sets = None,
     from_hf: FromHf = None,
     allow_code: AllowCode = None,
 ) -> None:
-    """Train one island: creates the run where there is none, else takes the run's config."""
+    """Train one island; create the run if there is none, else use the run's own config."""
     if context.invoked_subcommand is not None:
         return
     import socket

@@ -21,9 +21,9 @@ def run(
 ) -> None:
     """Open rounds, merge what arrives, commit; stand by while another syncer does.
 
-    Start as many as you like, on any machines: one that dies, hangs or is cut off is succeeded
-    within sync.lease_s and about a second, and stands by when it is back. With sync.shards above 1
-    they share the fragments out evenly. Takes the run's config from the ledger.
+    Start as many as you like, on any machines. When one dies, hangs or is cut off, another takes
+    over within sync.lease_s and about a second; the first stands by when it is back. With
+    sync.shards above 1 they share the fragments evenly. The run's config comes from the ledger.
     """
     import os
     import re

@@ -17,16 +17,16 @@ from skerry.service.entry import Run, application, exit_on_error
 if TYPE_CHECKING:
     from skerry.service.keyring import Keyring
 
-Name = Annotated[str, typer.Argument(help="Whose key; a service's --name.", metavar="NAME")]
+Name = Annotated[str, typer.Argument(help="Owner of the key: a service's --name.", metavar="NAME")]
 Folder = Annotated[Path, typer.Option("--keys", help="Folder of the keys.", metavar="FOLDER")]
 PidFile = Annotated[
     Path | None,
-    typer.Option(help="Have the broker with this pid_file reload at once.", metavar="FILE"),
+    typer.Option(help="Make the broker with this pid_file reload at once.", metavar="FILE"),
 ]
 Shards = Annotated[
     int | None,
     typer.Option(
-        help="The run's sync.shards; as its other keys say, or 1.",
+        help="The run's sync.shards; default: as its other keys, or 1.",
         min=1,
         max=MOST_SHARDS,
         metavar="N",
@@ -43,24 +43,24 @@ def init(
     *,
     run: Run = "main",
     learner: Annotated[
-        list[str] | None, typer.Option(help="Make a learner's key, too.", metavar="NAME")
+        list[str] | None, typer.Option(help="Also make this learner's key.", metavar="NAME")
     ] = None,
     founder: Annotated[
-        list[str] | None, typer.Option(help="The same; it may create the run.", metavar="NAME")
+        list[str] | None, typer.Option(help="The same, and it may create the run.", metavar="NAME")
     ] = None,
     shards: Shards = None,
     days: Days = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="Make keys for those named in this folder instead.", metavar="FOLDER"),
+        typer.Option(help="Make keys for the names in this folder instead.", metavar="FOLDER"),
     ] = None,
     keys: Folder = KEYS,
 ) -> None:
-    """Make a key for each service of a run, its admin, and who only reads it (audit).
+    """Make a key for each service of a run, its admin and its auditor, who only reads.
 
-    With --days all keys of the folder expire, these and later ones, and the broker knows who signs
-    them instead of each key. With --like a deployment goes over to such keys: those of the other
-    folder stay as they are.
+    With --days, all keys of this folder expire, later ones too, and the broker knows their signer
+    instead of each key. With --like, a deployment moves to such keys; those of the other folder
+    stay as they are.
     """
     from skerry.service.accounts import CORE, services_of
     from skerry.service.keyring import ACCOUNTS, Keyring
@@ -84,9 +84,9 @@ def init(
 def add(
     name: Name,
     *,
-    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.LEARNER,
+    role: Annotated[Role, typer.Option(help="Its role: what it may do.")] = Role.LEARNER,
     region: Annotated[
-        str, typer.Option(help="The region whose broker a learner dials.", metavar="NAME")
+        str, typer.Option(help="Region whose broker the learner connects to.", metavar="NAME")
     ] = "",
     run: Run = "main",
     shards: Shards = None,
@@ -94,7 +94,7 @@ def add(
     keys: Folder = KEYS,
     pid_file: PidFile = None,
 ) -> None:
-    """Make one key more; where the broker has to know it, it takes it once it has reloaded."""
+    """Make one more key; a broker that must know it accepts it after a reload."""
     from skerry.service.accounts import shards_of
 
     with exit_on_error():
@@ -111,12 +111,12 @@ def add(
 
 @app.command()
 def renew(
-    names: Annotated[list[str], typer.Argument(help="Whose keys.", metavar="NAME...")],
+    names: Annotated[list[str], typer.Argument(help="Owners of the keys.", metavar="NAME...")],
     *,
     days: Days = None,
     keys: Folder = KEYS,
 ) -> None:
-    """Have keys that expire do so later; no broker has to reload."""
+    """Extend keys that expire; no broker has to reload."""
     with exit_on_error():
         held = _opened(keys)
         for name in names:
@@ -126,7 +126,7 @@ def renew(
 
 @app.command()
 def rotate(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
-    """Replace a key by a new one; the broker takes it once it has reloaded."""
+    """Replace a key by a new one; the broker accepts it after a reload."""
     with exit_on_error():
         held = _opened(keys)
         held.rotate(name)
@@ -136,7 +136,7 @@ def rotate(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None
 
 @app.command()
 def revoke(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
-    """Make a key worthless once the broker has reloaded; others stay connected."""
+    """Revoke a key; this takes effect after a reload, and others stay connected."""
     with exit_on_error():
         held = _opened(keys)
         held.revoke(name)
@@ -148,16 +148,16 @@ def show(
     *,
     keys: Folder = KEYS,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, with what each may publish.")
+        bool, typer.Option("--json", help="Print JSON, with the subjects each may publish to.")
     ] = False,
 ) -> None:
-    """Name all keys, with roles and runs; no secrets."""
+    """List all keys, with roles and runs but no secrets."""
     with exit_on_error():
         _show(_opened(keys), as_json=as_json)
 
 
 def granted_in(held: Keyring, grant: Grant, region: str) -> Grant:
-    """Return a grant for one more in a region, if any; ConfigError for what cannot be there."""
+    """Return the grant, placed in a region if one is named; ConfigError if its role cannot be."""
     from skerry.errors import ConfigError
 
     made_elsewhere = grant.role in {Role.REGION, Role.CACHE}
@@ -196,7 +196,7 @@ def _show(held: Keyring, *, as_json: bool = False) -> None:
 
 
 def _say_new(held: Keyring, name: str) -> None:
-    """Name the secret to carry: a region's is in the link that its broker reads."""
+    """Print which secret to copy; a region's is in the link that its broker reads."""
     from skerry.service.keyring import LINK, LINK_CREDENTIALS
 
     path, when = held.seed(name), "at the next login"

@@ -44,7 +44,7 @@ HELP = frozenset({"-h", "--help"})
 app = application(bare_shows_help=True, completes=True)
 config_app = application(bare_shows_help=True)
 
-Config = Annotated[Path | None, typer.Argument(help="TOML file.", metavar="CONFIG.toml")]
+Config = Annotated[Path | None, typer.Argument(help="The run's settings.", metavar="CONFIG.toml")]
 Run = Annotated[
     str | None, typer.Option(envvar="SKERRY_RUN", help="Run id; default: the newest.", metavar="ID")
 ]
@@ -65,7 +65,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere in a line.")
+        bool, typer.Option("--debug", help="Show the traceback of an error, in any position.")
     ] = False,
 ) -> None:
     """Train one model on many islands of compute, over a durable NATS JetStream log."""
@@ -92,11 +92,11 @@ def init(
         Path | None, typer.Argument(help="Folder or file with your text.", metavar="TEXT")
     ] = None,
     *,
-    out: Annotated[Path, typer.Option(help="Write it here.", metavar="FILE")] = Path("run.toml"),
+    out: Annotated[Path, typer.Option(help="File to write.", metavar="FILE")] = Path("run.toml"),
     learners: Annotated[
-        int | None, typer.Option(help="Learners of the run.", min=1, metavar="N")
+        int | None, typer.Option(help="Number of learners.", min=1, metavar="N")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a run.toml for this machine and your text."""
     with exit_on_error():
@@ -146,13 +146,13 @@ def up(  # noqa: PLR0913 - typer makes an option of each parameter
         int, typer.Option(help="Checkpointers to start.", min=1, metavar="N")
     ] = 1,
     evaluator: Annotated[
-        bool, typer.Option("--evaluator/--no-evaluator", help="Follow its held-out loss.")
+        bool, typer.Option("--evaluator/--no-evaluator", help="Measure held-out loss too.")
     ] = True,
     nats: Nats = None,
     from_hf: FromHf = None,
     allow_code: AllowCode = None,
 ) -> None:
-    """Run a whole cluster on this machine to its end."""
+    """Run a whole cluster on this machine until the run ends."""
     from skerry.cli.cluster.cluster import Team
     from skerry.cli.up import run_up
 
@@ -215,7 +215,7 @@ def doctor(
 
 
 def quarantine(
-    learner: Annotated[str, typer.Argument(help="Name of a learner.", metavar="NAME")],
+    learner: Annotated[str, typer.Argument(help="Name of the learner.", metavar="NAME")],
     *,
     release: Annotated[bool, typer.Option("--release", help="Merge what it sends again.")] = False,
     config: entry.Config = None,
@@ -223,7 +223,7 @@ def quarantine(
     run: Run = None,
     nats: Nats = None,
 ) -> None:
-    """Merge nothing more of a learner, until it is released."""
+    """Stop merging what a learner sends, until it is released."""
     from skerry.cli.local_log import RunChoice
     from skerry.cli.quarantine import run_quarantine
 

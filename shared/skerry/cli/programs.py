@@ -41,7 +41,7 @@ PROGRAMS: Mapping[str, Program] = {
         compiles=True,
     ),
     "syncer": Program(
-        "skerry_syncer", NUMERIC, {"syncer": "Run a syncer; further ones stand by."}, compiles=True
+        "skerry_syncer", NUMERIC, {"syncer": "Run a syncer; more of them stand by."}, compiles=True
     ),
     "checkpointer": Program(
         "skerry_checkpointer",
@@ -80,9 +80,9 @@ PROGRAMS: Mapping[str, Program] = {
             "plan": "Plan a run: does it fit, how long, at what cost.",
             "simulate": "Simulate a fleet's failures and the goodput that is left.",
             "ledger": "Verify a run's log.",
-            "replay": "Rebuild any moment's parameters from the log; what-if.",
-            "fork": "Write a checkpoint of the past, or without a learner.",
-            "rewind": "Write a checkpoint of the past, to go on from there.",
+            "replay": "Rebuild parameters of any moment from the log; ask what if.",
+            "fork": "Write a checkpoint of a past moment, or without a learner.",
+            "rewind": "Write a checkpoint of a past moment, to go on from there.",
             "chaos": "Inject faults into a run, then heal and check it.",
         },
     ),
@@ -125,7 +125,7 @@ def require(name: str) -> None:
 
 
 def computing(cache: Path) -> dict[str, str]:
-    """Return what makes a process compute fast from the start.
+    """Return environment variables that make a process compute fast from the start.
 
     Huge pages make a CPU training step 1.3 times faster; the caches let a restarted process begin
     without compiling. They are made where they are missing.

@@ -23,13 +23,13 @@ def init(
     *,
     hub: Annotated[
         str,
-        typer.Option(help="Where the hub takes leaf nodes: tls://host:7422,...", metavar="URLS"),
+        typer.Option(help="The hub's leaf node addresses: tls://host:7422,...", metavar="URLS"),
     ],
     learner: Annotated[
-        list[str] | None, typer.Option(help="Make a key for a learner there.", metavar="NAME")
+        list[str] | None, typer.Option(help="Also make a key for a learner there.", metavar="NAME")
     ] = None,
     ca: Annotated[
-        str, typer.Option(help="Who vouches for the hub: a file over there.", metavar="FILE")
+        str, typer.Option(help="The hub's CA file, by its path over there.", metavar="FILE")
     ] = "",
     run: Run = "main",
     shards: Shards = None,

@@ -41,11 +41,11 @@ Sets = Annotated[
 
 AllowCode = Annotated[
     list[str] | None,
-    typer.Option("--allow-code", help="Let the run's config name code in it.", metavar="MODULE"),
+    typer.Option("--allow-code", help="Let the run's config call this module.", metavar="MODULE"),
 ]
 FromHf = Annotated[
     Path | None,
-    typer.Option("--from-hf", help="Begin with this folder's weights.", metavar="FOLDER"),
+    typer.Option("--from-hf", help="Start from Hugging Face weights here.", metavar="FOLDER"),
 ]
 
 

@@ -13,7 +13,7 @@ app = application()
 
 File = Annotated[
     Path | None,
-    typer.Argument(help="A run's settings, and more tables.", metavar="SCENARIO.toml"),
+    typer.Argument(help="Run settings, and tables of the lab.", metavar="SCENARIO.toml"),
 ]
 
 
@@ -23,20 +23,20 @@ def run(
     *,
     set_: Sets = None,
     learners: Annotated[
-        int | None, typer.Option(help="Islands, all alike.", min=1, metavar="N")
+        int | None, typer.Option(help="Number of equal islands.", min=1, metavar="N")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of parameters, data and failures.", metavar="S")
+        int | None, typer.Option(help="Seed of parameters, data and failures.", metavar="S")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train a whole cluster in this process, on virtual time; equal scenarios give equal results.
 
-    The services' own code does the work, over a log in memory: no broker is needed. By default
-    a model of 117 000 parameters is trained for 500 steps. A scenario may also say
-    [[islands]] name, step_s, jitter, joins, leaves, hostile; [link] latency_s, up_bytes_s,
-    down_bytes_s; [failures] islands, every_s, down_s, warm, save_every_s; [judging] points,
-    batches, final_batches, batch; rho.
+    The services' own code does the work, over a log in memory: no broker is needed. By default a
+    model of 117 000 parameters is trained for 500 steps. A scenario may also set [[islands]] name,
+    step_s, jitter, joins, leaves, hostile; [link] latency_s, up_bytes_s, down_bytes_s; [failures]
+    islands, every_s, down_s, warm, save_every_s; [judging] points, batches, final_batches, batch;
+    rho.
     """
     from skerry.service import interrupts
     from skerry.service.entry import exit_on_error

@@ -30,28 +30,28 @@ Scenario = Annotated[
 def plan(  # noqa: PLR0913 - one option each
     scenario: Scenario = None,
     *,
-    sites: Annotated[Path | None, _option("TOML with the sites.", "FILE")] = None,
-    params: Annotated[Text, _option("Parameters: 12B.", "N")] = None,
-    model: Annotated[Text, _option("Or a preset: 12b.", "NAME")] = None,
+    sites: Annotated[Path | None, _option("TOML file with the sites.", "FILE")] = None,
+    params: Annotated[Text, _option("Parameters: '12B'.", "N")] = None,
+    model: Annotated[Text, _option("Or a preset: '12b'.", "NAME")] = None,
     from_hf: Annotated[Text, _option("Or a model's folder.", "DIR", "--from-hf")] = None,
     tokens: Annotated[Text, _option("Tokens to train on.", "N")] = None,
     step_tokens: Annotated[Text, _option("", "N")] = None,
-    regions: Annotated[Count, _option("So many equal sites, a learner each.", "M", least=1)] = None,
-    chips: Annotated[Text, _option("Of each learner.", "N")] = None,
-    bandwidth: Annotated[Text, _option("Of each: '3 Gbit/s'.", "RATE")] = None,
-    step_time: Annotated[Text, _option("Of each: '2 s'.", "TIME")] = None,
+    regions: Annotated[Count, _option("Equal sites, one learner each.", "M", least=1)] = None,
+    chips: Annotated[Text, _option("Chips of each learner.", "N")] = None,
+    bandwidth: Annotated[Text, _option("Of each site: '3 Gbit/s'.", "RATE")] = None,
+    step_time: Annotated[Text, _option("Of each step: '2 s'.", "TIME")] = None,
     h: Annotated[Count, _option("", "H", "-H")] = None,
     p: Annotated[Count, _option("", "P", "-P")] = None,
     k: Annotated[Count, _option("", "K", "-K")] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Judge by this machine's speed.")
+        bool, typer.Option("--measure", help="Measure this machine and use its speed.")
     ] = False,
     set_: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print whether a run works, its time and its cost. Exit code 4: it does not.
+    """Print whether a run works, its time and its cost; exit code 4 if it does not.
 
-    Also: -H -P -K --step-tokens.
+    Further options: -H -P -K --step-tokens.
     """
     from skerry.protocol.messages import MOST_LEARNERS
     from skerry_tools.plan.plan import make
@@ -97,7 +97,7 @@ def simulate(scenario: Scenario = None, *, set_: Sets = None, as_json: AsJson = 
 
 
 def measured_here(asked: Question) -> Question:
-    """Return the question with what this machine does; a ``hub.write`` that is given stays."""
+    """Return the question with this machine's speeds; a ``hub.write`` that is given stays."""
     from skerry_tools.plan.measure import measure
 
     speeds, write = measure(asked.run.sync, asked.learners)
