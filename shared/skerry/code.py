@@ -88,7 +88,7 @@ def build(
 ) -> Any:
     """Return what the function that a setting names returns for these options.
 
-    ``offered`` are more of them, for a function that names them among its parameters.
+    ``offered`` are further options; the function gets those that its parameters name.
 
     Raises CodeRefused, and ``failure`` for whatever the import or the call raises.
     """

@@ -161,7 +161,7 @@ class StateLost(BusError):
 
 
 class ContributionGone(StateLost):
-    """The window does not hold a contribution any more that is to be merged again."""
+    """The window no longer holds a contribution that must be merged again."""
 
 
 class HistoryBroken(BusError):

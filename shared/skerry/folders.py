@@ -1,8 +1,8 @@
 """Folders that this machine's owner has named: what a run may have this process read, and write.
 
 A run's config names weights by digest only. They are read from a folder that this process was given
-with ``model.path``, never from one that the config of a run names. Text and tokenizers it names by
-path: they are read below what this process's own settings name, and nowhere else.
+with ``model.path``, never from one that the config of a run names. It names text and tokenizers by
+path; they are read only below what this process's own settings name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def allow(names: Iterable[str]) -> None:
 
 
 def is_allowed(name: str) -> bool:
-    """Return True for text that this process may read because somebody else names it."""
+    """Return True if this process may read the text of this name that somebody else chose."""
     if name in _allowed:
         return True
     if ".." in name.split("/") or "\0" in name:  # up from where a pattern's link leads
@@ -52,7 +52,7 @@ def is_allowed(name: str) -> bool:
 
 
 def from_here(name: str) -> str:
-    """Return a path or pattern so that it means the same from any folder; others as they are."""
+    """Return a relative path or pattern as an absolute one, and any other name as it is."""
     if not name or "://" in name or name.startswith("~"):
         return name
     return os.path.abspath(name)  # noqa: PTH100 - it may be a pattern, and its links stay links
@@ -61,7 +61,7 @@ def from_here(name: str) -> str:
 def mode_of(path: Path) -> int:
     """Return the mode of what is at a path, 0 for nothing; OSError where it cannot be looked at.
 
-    Path.exists and its like raise that, too, but from Python 3.14 on find nothing there.
+    Path.exists would raise that, too, but from Python 3.14 on it returns False.
     """
     try:
         return path.stat().st_mode
@@ -91,7 +91,7 @@ def matching(name: str) -> list[Path]:
 def writing(folder: Path) -> Generator[Path]:
     """Yield a draft below a folder; its files move up once all of them are written.
 
-    What fails or is interrupted leaves nothing. ``folder`` may be a mounted disk, which nothing can
+    A failure or an interruption leaves nothing. ``folder`` may be a mounted disk, which nothing can
     be renamed onto. Raises ConfigError for a folder that holds anything, and where it cannot be
     written.
     """

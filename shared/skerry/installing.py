@@ -27,7 +27,7 @@ def command(*packages: str, extra: str = "") -> str:
 
 
 def missing(setting: str, package: str, extra: str) -> ConfigError:
-    """Return the error of a setting that needs a package of an extra, which is not installed."""
+    """Return the error for a setting that needs a package of an extra that is not installed."""
     msg = (
         f"{setting} needs {package}, which is not installed: run `{command(extra=extra)}`, or leave"
         f" {setting} out."

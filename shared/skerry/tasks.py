@@ -28,7 +28,7 @@ _ASKED: ContextVar[threading.Event | None] = ContextVar("_ASKED", default=None)
 
 
 class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used instead
-    """``asyncio.TaskGroup`` as Python 3.13 has it: it takes back what it asked for, nothing else.
+    """``asyncio.TaskGroup`` as in Python 3.13: it takes back its own cancellation, and no other.
 
     A cancellation from outside that met an error comes again at the next ``await``.
     """
@@ -93,12 +93,12 @@ def end_if_cancelled() -> None:
 
 
 def now_s() -> float:
-    """Return the event loop's time: what simulated time replaces."""
+    """Return the event loop's time, which simulations replace."""
     return asyncio.get_running_loop().time()
 
 
 async def happens(event: asyncio.Event, within_s: float | None) -> bool:
-    """Wait for an event, so long at most; return True once it is set."""
+    """Wait for an event, for ``within_s`` at most; return True if it is set by then."""
     try:
         async with asyncio.timeout(within_s):
             return await event.wait()

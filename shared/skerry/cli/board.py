@@ -37,13 +37,13 @@ USE_COLOURS = {
 }
 ALERT_COLOURS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 MOST_ALERTS = 6
-"""Lines; the last one counts those that have none."""
+"""Lines of alerts; the last one counts the alerts that get no line."""
 MOST_SENTENCE = 400
 FEWEST_ROWS = 3
 MOST_ROUNDS = 10
 MOST_SAMPLE = 400
 MOST_DRAWN = 1e15
-"""A loss beyond this is that of a learner that diverges: it would flatten the rest of a curve."""
+"""A loss above this comes from a diverging learner, and would flatten the rest of a curve."""
 
 
 def board(
@@ -78,7 +78,7 @@ def board(
 
 
 def plain(text: str, most: int = 64) -> str:
-    """Return text that others chose, bounded, without markup or what moves a cursor."""
+    """Return text that others chose, bounded, without markup or control characters."""
     return escape(clip(text, most))
 
 
@@ -135,7 +135,7 @@ def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:
 
 
 def _held_out(now: RunReport, curve: int) -> str:
-    """Return what the global model is worth on held-out text; nothing before that is known."""
+    """Return the global model's held-out loss as text; empty before one is known."""
     held_out = now.run.held_out
     if held_out is None:
         return ""

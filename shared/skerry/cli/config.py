@@ -1,4 +1,4 @@
-"""``skerry init`` and ``skerry config show``: a config for this machine, and what counts of it."""
+"""``skerry init`` writes a config for this machine; ``skerry config show`` prints all settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMORY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nouni
 SIZES: tuple[Literal["base", "small", "micro", "nano"], ...] = ("base", "small", "micro", "nano")
 """Presets for text that is read as bytes, the largest first."""
 CORE_FLOPS = 2e10
-"""What a CPU core computes a second; a step on a CPU should not take longer than that second."""
+"""FLOP that a CPU core computes a second; a step on a CPU should take no longer than a second."""
 MOST_MEMORY = 0.6
 PASSES = 4
 """Times that a run reads the text, at most."""

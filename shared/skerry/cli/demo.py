@@ -83,7 +83,7 @@ class Outage:
 
     @property
     def recovery_s(self) -> float | None:
-        """Return the same without compilation."""
+        """Return ``wall_s`` without compilation."""
         return None if self.wall_s is None else max(0.0, self.wall_s - self.compile_s)
 
     def observe(self, message: RunMessage, at_s: float) -> None:
@@ -107,8 +107,8 @@ class Outage:
 class Recorder:
     """Keeps what the summary needs and a view forgets.
 
-    ``untrained`` are the last pulses before a first step: what was sent until then were whole
-    parameters, of which the figures of the wire are not.
+    ``untrained`` are the last pulses before a first step. Until then learners transfer whole
+    parameters, which ``bits_per_param`` leaves out.
     """
 
     on: Screen
@@ -122,7 +122,7 @@ class Recorder:
     untrained: dict[str, Pulse] = field(default_factory=dict[str, Pulse])
 
     def bits_per_param(self, run: RunRow, way: Literal["up", "down"]) -> float:
-        """Return the bits that training sent, up or down, per parameter of what it stood for."""
+        """Return the bits that training sent, up or down, per parameter transferred."""
         moved, f32 = (
             getattr(run, name) - sum(getattr(pulse, name) for pulse in self.untrained.values())
             for name in (f"bytes_{way}", f"f32_bytes_{way}")
@@ -174,7 +174,7 @@ class Recorder:
 
 
 def run_demo(*, summary: Path | None, sets: Sequence[str]) -> None:
-    """Run the demo and print, and write, what came of it; KeyboardInterrupt if stopped."""
+    """Run the demo, print its results and write them; KeyboardInterrupt if stopped."""
     with as_file(files("skerry.cli") / "demo.toml") as path:
         wanted = loading.load(path, sets)
     folder = RunFolder(RUN)

@@ -1,4 +1,4 @@
-"""Which log a command works on: that of the broker that was named, or the one in this folder."""
+"""The log that a command works on: that of a named broker, or the one in this folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from skerry.settings.local import NatsSettings, Settings
 
 CONNECT_S = 5.0
 HERE_S = 2.0
-"""For a broker on this machine, which answers at once or is not there."""
+"""Connect timeout for a broker on this machine, which answers at once or is not there."""
 
 
 class Log(NamedTuple):
@@ -37,10 +37,10 @@ class Log(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGenerator[Log]:
-    """Yield which log to read: that of the broker that was named, or what is in this folder.
+    """Yield the log to read: that of the named broker, or the one in this folder.
 
-    That is the broker of a cluster that runs here, or else, for as long as this lasts, one of our
-    own over the log that the newest run has left here.
+    In this folder that is a running cluster's, or else the newest run's, which a broker of our own
+    serves while the context lasts.
     """
     nats = given.local.nats
     nats = nats.model_copy(update={"connect_timeout_s": min(CONNECT_S, nats.connect_timeout_s)})
@@ -81,7 +81,7 @@ async def newest_run(bus: Bus) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunChoice:
-    """Whose log a command is about: the settings, and the run and broker that were named."""
+    """The log that a command is about: its settings, and the run and broker that were named."""
 
     config: Path | None
     sets: Sequence[str]

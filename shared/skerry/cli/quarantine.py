@@ -1,4 +1,4 @@
-"""``skerry quarantine``: have nothing of a learner merged any more, or have it merged again."""
+"""``skerry quarantine``: stop merging what a learner sends, or merge it again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_quarantine(learner: str, choice: RunChoice, *, release: bool) -> None:
 
 
 async def decide(bus: Bus, run: str, learner: str, *, release: bool) -> None:
-    """Write that a learner is in quarantine, or is not any more; ConfigError if there is none."""
+    """Record a quarantine, or a release; ConfigError if there is no such learner."""
     await ledger.read_run(bus, run)
     known = await ledger.members(bus, run)
     if learner not in known:

@@ -1,4 +1,4 @@
-"""What a run asks of this machine, looked at before anything is created or started."""
+"""Check what a run needs from this machine, before anything is created or started."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from skerry.settings.models import RunConfig
 
 MOST_DEVICES = 999_999
-"""Of a mesh whose devices are not known yet."""
+"""Devices assumed for a mesh whose devices are not known yet."""
 READ_BYTES = 32 * 1024**2
-"""Text up to so much is read whole; of more, only its files are looked for."""
+"""Text up to this size is read whole; of larger text only the files are looked for."""
 SAMPLE = 1 << 22
 """Tokens of a shard whose ids are compared with the vocabulary."""
 
@@ -43,7 +43,7 @@ def check(
 ) -> None:
     """Raise ConfigError, ModelError, CorpusError or StoreError for what cannot work here.
 
-    ``further``: the assignments that say, in the checkpoint's place, when its run ends.
+    ``further`` are the assignments that replace the end of the checkpoint's run.
     """
     for service in INSTALLED:
         require(service)
@@ -83,9 +83,9 @@ def _check_checkpoint(where: str, settings: Settings, further: Sequence[str]) ->
 
 
 def left_behind(store: StoreSettings, run: str, *, fresh: bool) -> str:
-    """Return how to go on from what a run of this name trained before, '' where it did not.
+    """Return how to go on from an earlier run of this name; empty if there is none.
 
-    A person who asks for a ``fresh`` run knows that.
+    Empty for a ``fresh`` run, too: a person who asks for one knows that.
     """
     from skerry.store.finding import root_of, summaries
 

@@ -104,7 +104,7 @@ def run_up(
 async def restore(cluster: Cluster, checkpoint: str, extends: Sequence[str] = ()) -> str:
     """Write a checkpoint into the empty log and return what the checkpointer says about it.
 
-    ``extends`` are settings that say how much longer the run goes on than the checkpoint's did.
+    ``extends`` are settings that move the run's end beyond the checkpoint's.
     """
     given = ["--config", str(cluster.folder.settings), "--run", cluster.folder.run]
     for text in extends:
@@ -235,7 +235,7 @@ async def conduct(
 def ends_training(at_work: dict[str, str], name: str) -> bool:
     """Take a service off those at work; return True if it was the last that trains or merges.
 
-    ``at_work`` are kinds by name. False, too, where nothing is left to do.
+    ``at_work`` maps names to kinds. Returns False, too, if nothing is left at work.
     """
     trained = TRAINING & {*at_work.values()}
     at_work.pop(name, None)
@@ -259,9 +259,9 @@ async def say_page(folder: RunFolder, say: Callable[[str], None], *, chaos: bool
 
 
 def ignored(record: RunRecord, config: RunConfig, wanted: RunConfig) -> list[str]:
-    """Return what to say about a run that the log holds already: its own config counts.
+    """Return sentences on a run that the log holds already, whose own config counts.
 
-    Raises ConfigError where it names text that this machine does not offer, and ``wanted`` none.
+    Raises ConfigError if it names text that this machine does not offer and ``wanted`` names none.
     """
     config = loading.with_own_data(config, wanted)
     given = loading.differences(wanted, RunConfig())
@@ -273,7 +273,7 @@ def ignored(record: RunRecord, config: RunConfig, wanted: RunConfig) -> list[str
 
 
 def broker_watch(on: Screen, url: str) -> Callable[[str, Mapping[str, str]], None]:
-    """Return what says, once each time, that the broker is away and that it is back."""
+    """Return a handler that says once each time that the broker is away, and that it is back."""
     last = "reconnected"
     sentences = {
         "disconnected": f"The broker at {masked_url(url)} is away: learners go on training, this "

@@ -33,7 +33,7 @@ from skerry.tasks import TaskGroup, happens
 FRAME_S = 0.5
 LINE_S = 2.0
 SILENT_S = 15.0
-"""So long no line is left out: while learners compile nothing changes."""
+"""A line comes at least this often, even if nothing changes, as while learners compile."""
 JSON_S = 1.0
 MEASURE_S = 15.0
 MOST_LISTED = 20
@@ -42,9 +42,9 @@ MOST_LISTED = 20
 class Screen:
     """Where a command shows how a run is going.
 
-    On a terminal that is a board, drawn over and over, with sentences scrolling by above it;
-    elsewhere a line every couple of seconds when something has changed, else now and then. Times
-    count from ``began_s``, or from the run's creation.
+    On a terminal that is a board, redrawn in place, with sentences scrolling by above it. Elsewhere
+    it is a line every LINE_S if something has changed, or else every SILENT_S. Times count from
+    ``began_s``, or from the run's creation.
     """
 
     def __init__(self, console: Console | None = None, began_s: float | None = None) -> None:
@@ -105,7 +105,8 @@ async def keep_showing(feed: RunFeed, on: Screen) -> None:
 def run_viewer(choice: RunChoice, *, as_json: bool, live: bool) -> None:
     """Show a run once or, ``live``, until it is finished or ``q`` is pressed.
 
-    What is not on a terminal is shown once. ``as_json`` prints one JSON object, or one a second.
+    ``as_json`` prints one JSON object, or one a second if ``live``. Other ``live`` views need a
+    terminal: without one the run is shown once.
     """
     asyncio.run(_view(choice, as_json=as_json, live=live))
 
@@ -170,7 +171,7 @@ def snapshot_json(now: RunSnapshot) -> dict[str, object]:
 
 @dataclass(slots=True)
 class FollowedRun:
-    """A feed beside what its log does not say: whether the broker answers, how full it is."""
+    """A feed, and what its log does not say: whether the broker answers, and how full it is."""
 
     feed: RunFeed
     link: BrokerWatch

@@ -40,8 +40,8 @@ class Alert:
 class AlertKind:
     """What may be wrong with a run, and the rule by which Prometheus reports it.
 
-    ``rule`` names that rule, which says ``summary`` once it has held ``for_`` so long; without a
-    name there is none. Only Prometheus has those with an expression (``expr``) of their own.
+    ``rule`` names that rule, if there is one; it says ``summary`` once it has held for ``for_``.
+    Kinds with an expression (``expr``) of their own are in Prometheus only.
     """
 
     key: str

@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from skerry.settings.models import RunConfig
 
 LEAST_GOODPUT = 0.5
-"""Below this it is low."""
+"""Goodput below this is low."""
 LATE_ROUNDS = 10.0
-"""No commit for this many expected rounds,"""
+"""A commit is late after this many expected rounds, but not before LATE_S."""
 LATE_S = 20.0
-"""and for this long, is too long."""
+"""Least time without a commit that is too long."""
 FIRST_S = 120.0
-"""While the first rounds are still to come, everybody compiles: it takes this long to be so."""
+"""The same before the first rounds, while everybody compiles."""
 WAITED_S = 300.0
 """A learner that catches up for so long waits for parameters that no syncer commits."""
 STARTING_S = 1800.0
 """A learner that starts when all others have finished may take this long: none compiles longer."""
 ENDING = 2.0
-"""Once all have finished, so many timeouts of a round pass before something is wrong: one in which
-the syncer waits for learners that fell silent at work, and one for the last round."""
+"""Round timeouts that may pass once all have finished: one in which the syncer waits for learners
+that fell silent at work, and one for the last round."""
 LATE_CHECKPOINTS, CHECKPOINT_S = 5.0, 120.0
-"""A checkpoint that lacks commits is too old after so many times the time in which one is due, and
-never before this time."""
+"""A checkpoint that lacks commits is too old after LATE_CHECKPOINTS times the interval in which one
+is due, but not before CHECKPOINT_S."""
 FLAPS = 3
 NEARLY_FULL = 0.9
 WORSE, JUDGED = 0.1, 3
-"""Held-out loss this share above its best goes the wrong way, if it does so many times in a row."""
+"""Held-out loss goes the wrong way if JUDGED values in a row are this share above its best."""
 MOST_NAMES = 4
 
 
@@ -87,9 +87,9 @@ def alerts(seen: Situation) -> list[Alert]:
 
 
 def round_s(gap_s: float | None, h_steps: int, rows: Iterable[LearnerRow]) -> float:
-    """Return the seconds between two commits that are expected.
+    """Return the expected seconds between two commits.
 
-    By the interval of recent commits, ``gap_s``; before there is one, by the longest steps.
+    That is the interval of recent commits, ``gap_s``; before there is one, H of the longest steps.
     """
     if gap_s is not None:
         return gap_s
@@ -147,7 +147,7 @@ def _there_s(rows: Sequence[LearnerRow]) -> float:
 
 
 def _awaited(there: Sequence[LearnerRow]) -> list[LearnerRow]:
-    """Return who is starting while all others have finished, and the end of the run waits for it.
+    """Return who is starting while all others have finished, so that the run's end waits for them.
 
     A learner that catches up is reported by how long it has waited.
     """

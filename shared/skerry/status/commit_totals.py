@@ -16,17 +16,17 @@ from skerry.telemetry.spans import seconds
 
 ACCEPTED, STALE, REFUSED = "accepted", "stale", "refused"
 CAUSES = tuple(cause for cause in RefusalCause if cause is not RefusalCause.GENESIS)
-"""Exported from the beginning, as 0: a rate sees the first refusal only after some other figure. A
-second offer of initial parameters is no trouble, and not counted."""
+"""Causes exported as 0 from the start: a rate needs an earlier value to see the first refusal.
+GENESIS, a second offer of initial parameters, is no trouble and not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
     """What was committed within one stretch of time.
 
-    ``tokens`` are those of the merged contributions, a fragment's share of them each, ``total`` all
-    of them up to here; ``loss_sum`` is the sum of their losses (nats per token), each weighted by
-    its tokens, whose sum is ``weight``. ``step`` is the highest global clock.
+    ``tokens`` are those of merged contributions, each over the number of fragments; ``total``
+    counts them from the beginning. ``loss_sum`` is the sum of their losses (nats per token), each
+    weighted by its tokens, whose sum is ``weight``. ``step`` is the highest global clock.
     """
 
     step: int = 0
@@ -109,7 +109,7 @@ class Curves:
 def measured(commit: Commit) -> Iterator[tuple[Metric, float, tuple[str, ...]]]:
     """Yield what a commit adds to metrics of rounds: each with a value and its labels behind run.
 
-    Nothing of initial and restored parameters, which are no round.
+    Initial and restored parameters are no round, and add nothing.
     """
     if not is_round(commit) or commit.reason is None:
         return

@@ -39,7 +39,7 @@ AHEAD: tuple[type[RunMessage], ...] = (MemberRecord, Pulse, Commit, CheckpointRe
 FOLLOWED: tuple[type[RunMessage], ...] = (*AHEAD, Round, Quarantine)
 STORED: tuple[type[RunMessage], ...] = (MemberRecord, Evaluation, Commit)
 NEWEST: tuple[type[RunMessage], ...] = (Pulse, CheckpointRecord, Quarantine)
-"""What a single look reads from its beginning, and of what it reads the newest alone."""
+"""A single look reads all of the STORED kinds, and only the newest of the NEWEST kinds."""
 
 
 class RunFeed:

@@ -17,7 +17,7 @@ def clip(text: str, most: int = 64) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text that others chose without anything but line breaks that a terminal obeys."""
+    """Return text that others chose without control characters other than line breaks."""
     return "".join(c if c.isprintable() or c == "\n" else NOT_PRINTABLE for c in text)
 
 
@@ -65,5 +65,5 @@ def finite(value: float) -> float | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number with six digits, which no screen shows more of; None for what is none."""
+    """Return a number with six significant digits; None for None, NaN and infinities."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

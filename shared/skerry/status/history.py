@@ -1,8 +1,8 @@
 """What the page shows and a view forgets: recent rounds, curves, lanes, checkpoints, samples.
 
-A fold beside ``skerry.status.view``, over the same messages. All of it is bounded; all that is made
-from the ledger is the same again after a restart. What only pulses tell (who adopted when, when
-somebody fell silent) begins with the monitor.
+A fold beside ``skerry.status.view``, over the same messages. All of it is bounded. What the ledger
+gives is the same again after a restart; what only pulses give (who adopted when, when somebody fell
+silent) begins with the monitor.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from skerry.status.timeline import Timeline, committed_round
 from skerry.status.view import Message
 
 MOST_TURNS = 32
-"""Changes of state kept of each learner,"""
+"""Changes of state kept for each learner."""
 MOST_MARKS = 12_000
-"""and contributions of all learners together,"""
+"""Merged contributions kept, of all learners together."""
 MARK_EVERY_S = 1.0
-"""of each learner at most one in this time."""
+"""Of a learner's contributions that are not late, one in this time is kept."""
 MOST_CHECKPOINTS = 24
 MOST_SAMPLES = 24
 
@@ -104,9 +104,10 @@ class History:
                 pass
 
     def committed(self, commit: Commit, sequence: int, stored_s: float, at_s: float) -> None:
-        """Fold in the next commit of a fragment, where and when the ledger has it.
+        """Fold in the next commit of a fragment, at its ``sequence`` in the ledger.
 
-        ``stored_s`` is that time by the broker's clock, ``at_s`` by the watcher's clock.
+        ``stored_s`` is when the ledger had it by the broker's clock, ``at_s`` by the watcher's
+        clock.
         """
         row = committed_round(commit, sequence, stored_s)
         self.timeline.committed(row)

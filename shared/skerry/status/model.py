@@ -42,12 +42,12 @@ EVENTS = {
     Liveness.ALIVE: "learner_back",
 }
 MOST_LINES = 8
-"""So many changes are logged at a time; the rest are counted in one line."""
+"""Changes logged at a time; the rest are counted in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """A run at one moment, as viewers show it: its rows, what is wrong, and all else it knows."""
+    """A run at one moment, as viewers show it: its report, its alerts and the model behind them."""
 
     model: RunModel
     now_s: float
@@ -55,7 +55,7 @@ class RunSnapshot:
     alerts: Sequence[Alert] = ()
 
     def loss(self) -> float | None:
-        """Return the newest loss in nats per token; of a run that is over, what commits hold."""
+        """Return the newest loss in nats per token: that of pulses, or else that of commits."""
         bins = self.model.history.curves.run.bins.values()
         losses = (*(held.loss for held in bins), self.report.run.loss)
         return next((loss for loss in reversed(losses) if loss is not None), None)
@@ -95,7 +95,7 @@ class RunModel:
         return None if self.view.counting else self.history.timeline.interval_s()
 
     def take(self, seen: Seen[RunMessage]) -> None:
-        """Fold in one message of the log; twice changes nothing."""
+        """Fold in one message of the log; a repeated one changes nothing."""
         message, at_s = seen.message, seen.at_s
         match message:
             case Round():
@@ -131,7 +131,7 @@ class RunModel:
         return data_parallel_bytes(self.parameters, steps, learners)
 
     def closed(self, ago_s: Mapping[str, float]) -> None:
-        """Take note of whose connection was closed how long ago."""
+        """Note how many seconds ago each learner's connection was closed."""
         now_s = self._clock_s()
         self.view.disconnected({name: now_s - s for name, s in ago_s.items()})
 
@@ -147,9 +147,9 @@ class RunModel:
         *,
         at_rest: bool = False,
     ) -> RunSnapshot:
-        """Return the run as of now; nothing is wrong with one ``at_rest``, where no service runs.
+        """Return the run as of now; one ``at_rest``, where no service runs, has no alerts.
 
-        ``stores`` are how full the broker's stores are, ``away_s`` for how long it has not
+        ``stores`` say how full the broker's stores are, ``away_s`` for how long it has not
         answered: the run is shown as it was then, since no learner can be heard meanwhile.
         ``malformed`` counts the messages of the last RECENT_S that were left out.
         """

@@ -15,24 +15,24 @@ from typing import NamedTuple
 from skerry.protocol.messages import Commit, MemberRecord, Pulse, RefusalCause, refusals
 
 WINDOW_S = 900.0
-"""Recent goodput is that of this time,"""
+"""Recent goodput is that of this time."""
 WATCHED_S = 300.0
-"""and is reported once so much of it was watched: a learner that starts compiles."""
+"""Recent goodput is reported once this much was watched: learners that start compile."""
 MARK_S = 15.0
 HURRIED_S = 5.0
-"""Pulses that were held up come one right after the other."""
+"""Added to the time between two pulses: some are held up and come right after each other."""
 RECENT_S = 600.0
 """Refusals, restarts and fragments that differ are reported for this long."""
 MOST_TROUBLES = 400
-"""So many of either are kept."""
+"""Most restarts that are kept, and most refusals."""
 MOST_INTERVALS = 64
 REST, LEAST_REST_S = 20.0, 120.0
-"""More than so many usual intervals, and than this time, was a rest or an outage: where fragments
-are committed in bursts, the pause between two of those is shorter, and belongs to the rhythm."""
+"""A pause longer than REST usual intervals and than LEAST_REST_S was a rest or an outage. The pause
+between two bursts of commits is shorter, and belongs to the rhythm."""
 
 
 class Counted(NamedTuple):
-    """What a learner's pulse of ``at_s`` counted of its process: seconds of steps, and of all.
+    """What a learner's pulse of ``at_s`` counted: seconds of its process in steps, and in all.
 
     ``mismatches`` are global fragments that were not what was committed.
     """
@@ -97,20 +97,16 @@ class Recent:
             self.marks.append(GoodputMark(now_s, self.train_s, self.alive_s))
 
     def joined(self, member: MemberRecord, at_s: float) -> None:
-        """Take in a start that the log had at ``at_s``, once, in any order; a first is no trouble.
+        """Take in a start, once, in any order; a learner's first start is no trouble.
 
-        By the learner's own clock, which may be off by a day, starts would be reported for so long,
-        or never.
+        ``at_s`` is when the log had it: the learner's own clock may be off by a day.
         """
         start = member.learner, member.incarnation
         if member.incarnation > 1 and start not in {held[1:] for held in self._started}:
             self._started.append((at_s, *start))
 
     def committed(self, commit: Commit, at_s: float) -> None:
-        """Take in a commit that was there at ``at_s``, once.
-
-        Its syncer's clock may be off.
-        """
+        """Take in a commit, once; ``at_s`` is when the log had it: a syncer's clock may be off."""
         if causes := refusals(commit):
             self._refused.append((at_s, Counter(causes)))
 
@@ -129,10 +125,10 @@ class Recent:
         return {name for name, at_s in self._differed.items() if at_s >= since}
 
     def _count(self, before: Counted, now: Counted) -> None:
-        """Add what lies between two pulses, as much of it as can be recent.
+        """Add the time between two pulses, as much of it as can be recent.
 
-        No more than the time that has passed (pulses may lie), nor than the window holds: the
-        first pulse after a broker's outage tells of all of it.
+        That is no more than has passed (pulses may lie), and no more than the window: the first
+        pulse after a broker's outage covers all of the outage.
         """
         if now.incarnation > before.incarnation:
             before = before._replace(train_s=0.0, alive_s=0.0)
@@ -156,7 +152,7 @@ class Recent:
 def interval_s(closed_s: Iterable[float]) -> float | None:
     """Return the mean seconds between recent commits, None for fewer than three of them.
 
-    Rests and outages are left out: one night in the mean, and no missing round shows for hours.
+    Rests and outages are left out: with a night in the mean, no missing round shows for hours.
     """
     times = sorted(closed_s)[-MOST_INTERVALS:]
     if len(times) < 3:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_CLAIM = 64
 """Characters of a digest, mesh or device that a learner claims."""
 STILL = 5.0
-"""Steps that stay away for so many of their usual intervals stand still."""
+"""A learner stands still once its steps stay away for this many usual intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LearnerRow:
 
     ``f32_bytes_...`` are the same vectors in float32. ``time`` is each use's share of the time
     given to it (``algorithm.goodput.USES``), all incarnations and the pauses between them.
-    ``waited_s`` is for how long one that is catching up has done so; ``worked_s`` how much of this
+    ``waited_s`` is how long it has been catching up, 0 if it is not; ``worked_s`` how much of this
     incarnation's time was neither that nor starting. ``joined_s_ago`` is since the first start of
     that name, None before it was read. ``data`` is the digest of what it reads, ``quarantine`` why
     nothing of it is merged.
@@ -117,11 +117,11 @@ class RunRow:
     """The run: ``step`` is the global clock, ``versions`` one per fragment, 0 before genesis.
 
     ``loss`` in nats per token, weighted by tokens/s. ``wall_s`` since the run was created.
-    ``eta_s`` is None where nothing tells yet; ``timed``: its duration ends it before its steps do.
+    ``eta_s`` is None while it is unknown; ``timed``: time or tokens end it before its steps do.
     ``counting``: contributions, staleness and refusals are not those of all commits. Either earlier
     ones are still being read, which ``rounds`` lacks, too, or a single look has left some out.
-    ``held_out`` is of the newest state that was evaluated; ``held_out_texts``: recent evaluators
-    read so many different texts, and more than one is wrong. ``time`` is each use's share of the
+    ``held_out`` is of the newest state that was evaluated; ``held_out_texts`` counts the different
+    texts that recent evaluators read: more than one is wrong. ``time`` is each use's share of the
     time given to all learners together: that of ``train`` is the goodput, the rest is badput.
     ``checkpoint_lacks`` counts the commits that are not in the newest checkpoint, and
     ``checkpoint_lacks_s`` is for how long there have been such.
@@ -198,7 +198,7 @@ def _natural(name: str) -> list[str | int]:
 
 
 def unconfirmed(view: RunView, now_s: float) -> list[str]:
-    """Return who is not gone yet, but would be without a connection: worth asking a broker for."""
+    """Return learners that are gone if their connection is closed, which a broker can say."""
     return [
         held.name
         for held in view.learners.values()
@@ -376,7 +376,7 @@ def _run_row(
 
 
 def _loss(rows: Sequence[LearnerRow]) -> float | None:
-    """Return the loss weighted by speed; over all that have one when none is training."""
+    """Return the mean loss weighted by speed; unweighted where none is training."""
     reported = [(r.loss, r.tokens_per_s) for r in rows if r.loss is not None]
     speed = sum(weight for _, weight in reported)
     if speed > 0:

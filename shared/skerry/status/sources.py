@@ -1,7 +1,7 @@
 """A run's messages as viewers read them: unreadable and impossible ones are counted and left out.
 
-A viewer that took any number for a fragment's, or any name for a learner's, would be filled by
-everybody who may publish.
+A viewer that accepted any fragment number and any learner name could be filled up by everybody who
+may publish.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ READ_WHOLE = HISTORY | {MemberRecord}
 """Kinds of which viewers read old records, too: a learner that flaps started more than once."""
 
 MOST_LEARNERS = 1000
-"""Names come from the log: more learners than these are not taken in."""
+"""Most learners that are taken in, since names come from the log."""
 MOST_LATELY = 1000
 LOOKED = 10_000
-"""A single look reads so many records of the ledger at its beginning, and at its end."""
+"""Ledger records that a single look reads at the beginning, and as many at the end."""
 
 
 @dataclass(slots=True)
@@ -142,15 +142,15 @@ class Sources:
                 yield Seen(message, record.sequence, self._stored_ns(record), at_s)
 
     async def newest(self, kind: type[T]) -> list[Seen[T]]:
-        """Return what is newest of each subject; following counts what is left out."""
+        """Return the newest message of each subject; only ``follow`` counts what is left out."""
         records = await self.bus.last_each(PATTERNS[kind](Subjects(self.run)))
         return [seen for record in records if (seen := self._history(kind, record)) is not None]
 
     async def stored(self, kind: type[T]) -> AsyncGenerator[Seen[T]]:
-        """Yield what the log holds of a kind by now, oldest first.
+        """Yield the messages of a kind that the log holds by now, oldest first.
 
-        Of the middle of a long ledger only the newest of each subject, such as that of a fragment
-        without commits since: a million commits take three minutes to read.
+        From the middle of a long ledger only the newest of each subject is read, such as that of a
+        fragment without commits since: a million commits take three minutes to read.
         """
         pattern = PATTERNS[kind](Subjects(self.run))
         ends = await self.bus.last_each(pattern)

@@ -20,8 +20,8 @@ from skerry.status import recent
 
 MOST_ROUNDS = 160
 AHEAD_S, WRITTEN_S = 1.0, 60.0
-"""A syncer's clock may be so far ahead of the broker's, and a round may have closed so long, and
-its merge, before the broker has its record."""
+"""How far a syncer's clock may be ahead of the broker's, and how long, beside its merge, a round
+may have closed before the broker has its record."""
 
 Key = tuple[int, int]
 """Fragment and version."""
@@ -31,12 +31,12 @@ Key = tuple[int, int]
 class CommittedRound:
     """One committed round; times in seconds since the epoch, ``loss`` in nats per token.
 
-    ``stored_s`` is when the broker had its ledger record. ``arrived_s`` are seconds from opening
-    to each contribution, where the syncer noted them. ``merged`` is False for initial and restored
-    parameters, which no learner was asked for. ``adopted`` counts the learners whose pulses
-    have shown this version or a newer one; ``adopted_s`` is when the last of them did that was
-    there when it was stored: a learner that starts later has not kept it waiting. It is None where
-    no learner was seen to: a monitor that starts again finds rounds that were adopted long before.
+    ``stored_s`` is when the broker had its ledger record. ``arrived_s`` are seconds from opening to
+    each contribution, where the syncer noted them. ``merged`` is False for initial and restored
+    parameters, which no learner was asked for. ``adopted`` counts the learners whose pulses have
+    shown this version or a newer one; ``adopted_s`` is when the last of those did that were there
+    when the round was stored: a learner that starts later has not kept it waiting. It is None if no
+    learner was seen to, as for rounds that were adopted before the monitor started again.
     """
 
     fragment: int
@@ -65,12 +65,12 @@ class CommittedRound:
 
 
 def corrected(commit: Commit, stored_ns: int, since_ns: int) -> Commit:
-    """Return the commit by a clock that can be right.
+    """Return the commit with times that can be right.
 
-    A syncer's may say that it closed a round before the run was created, at ``since_ns``, after the
-    broker had its record, at ``stored_ns``, or longer before that than merging and writing take:
-    such rounds would stretch the curves over decades, or lie an hour back for as long as the clock
-    is off. All times of a round are moved by what that is off.
+    A syncer's clock may say that a round closed before the run was created (``since_ns``), after
+    the broker had its record (``stored_ns``), or longer before that than merging and writing take.
+    Such rounds would stretch the curves over decades, or lie an hour back while the clock is off.
+    All times of a round are moved by the same amount.
     """
     earliest_ns = stored_ns - int((WRITTEN_S + min(max(commit.merge_s, 0.0), WRITTEN_S)) * 1e9)
     earliest_ns = max(earliest_ns, min(since_ns, stored_ns))

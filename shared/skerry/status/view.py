@@ -42,11 +42,11 @@ ENDED = frozenset({LearnerPhase.FINISHED, LearnerPhase.STOPPED})
 MOST_EVALUATIONS = 512
 """Above this many a view keeps every second one: old ones thin out, the curve keeps its shape."""
 MOST_QUARANTINED = 1000
-"""Names come from the log."""
+"""Most learners kept in quarantine, since names come from the log."""
 RECENT_EVALUATIONS = 32
-"""These newest ones do not: an evaluator that is not among them has ended."""
+"""The newest ones stay: an evaluator that is not among these has ended."""
 ON_ITS_WAY_S = 1.0
-"""A pulse arrives here so much later, at most, than its sender's connection could end."""
+"""A pulse may arrive this long after its sender's connection has ended."""
 SUMMED = (
     *("tokens", "steps", "contributions"),
     *("bytes_up", "bytes_down", "f32_bytes_up", "f32_bytes_down", "cached_bytes"),
@@ -125,7 +125,7 @@ class Evaluations:
         return _reached(self.newest) > max(self.reached.values(), default=0)
 
     def peek(self, evaluation: Evaluation) -> None:
-        """Note the newest state's: a slow evaluator may speak after a quick one."""
+        """Note the newest state's evaluation: a slow evaluator may report after a quick one."""
         if self.newest is None or _reached(evaluation) > _reached(self.newest):
             self.newest = evaluation
 
@@ -150,10 +150,10 @@ class RunView:
     ``skipped``: commits between those in the sums were left out; ``rounds`` alone counts them.
     ``accepted`` counts the tokens that commits have merged from a learner, all its incarnations
     together; ``staleness`` is that of its newest merged contribution. ``last_commit_s`` is when the
-    newest commit was seen to be there, by the reader's clock.
-    ``lacking`` says for fragments with commits that the newest checkpoint does not hold since when
-    there are such; of what an earlier checkpoint lacked, by its time.
-    ``quarantined`` are learners of whom nothing is merged, and why.
+    newest commit was seen to be there, by the reader's clock. ``lacking`` says, for each fragment
+    that the newest checkpoint does not hold whole, since when it lacks commits. A newer checkpoint
+    that still lacks some does not move that time. ``quarantined`` are learners of whom nothing is
+    merged, and why.
     """
 
     run: str
@@ -316,7 +316,7 @@ class RunView:
         self.staleness_max = max([self.staleness_max, *ages])
 
     def _know(self, commit: Commit, seen_s: float, *, newest: bool) -> None:
-        """Take note of a commit's version, and of what it makes up for: each counts all tokens."""
+        """Note a commit's version, and its progress table, which counts all tokens up to it."""
         fragment = commit.fragment
         if commit.version > held_in(self.checkpoint, fragment):
             self.lacking[fragment] = min(seen_s, self.lacking.get(fragment, seen_s))

@@ -43,9 +43,9 @@ Complain = Callable[[str], None]
 
 
 class KnownResource(Resource):
-    """A resource that is hashed once: the encoder groups spans by it, and it writes JSON each time.
+    """A resource that caches its hash: the encoder groups spans by it, and each hash writes JSON.
 
-    That was an eighth of what a span costs.
+    That was an eighth of a span's cost.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -61,7 +61,7 @@ class KnownResource(Resource):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose spans, metrics and lines these are: ``service`` of ``run``, under a name of its own.
+    """The source of spans, metrics and lines: ``service`` of ``run``, under a name of its own.
 
     ``broker`` is the host and port that messaging spans name.
     """
@@ -183,7 +183,7 @@ SEVERITIES = {
     "critical": SeverityNumber.FATAL,
 }
 NOT_ATTRIBUTES = frozenset({"event", "level", "timestamp", "service", "trace_id", "span_id"})
-"""Of a line, what has a field of its own, or is the resource's."""
+"""Keys of a line that have a field of their own, or belong to the resource."""
 
 
 class LineExporter:

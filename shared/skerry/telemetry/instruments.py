@@ -1,7 +1,7 @@
 """Record metrics with OpenTelemetry's API: nothing until ``skerry.telemetry.export`` starts.
 
-``record`` is for what happens, ``observe`` for what is: a callback that is asked at each
-collection, in a thread of its own, and costs the code that changes the value nothing.
+``record`` is for events. ``observe`` is for current values: it calls back at each collection, in a
+thread of its own, at no cost to the code that changes the value.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from skerry.telemetry.metrics import Metric, MetricKind
 
 Observer = Callable[[CallbackOptions], Iterable[Observation]]
 OFF = NoOpMeter("skerry")
-
-
 _meter: list[Meter] = [OFF]
 """The meter of this process."""
 _observers: dict[str, list[Observer]] = {}
-"""By metric: who is asked for it at each collection of that meter."""
+"""The observers of each metric, by its name, that are called at each collection."""
 
 
 def install(meter: Meter) -> None:
@@ -67,7 +65,7 @@ def observe(metric: Metric, observer: Observer) -> None:
 
 @cache
 def _recorder(meter: Meter, metric: Metric) -> Callable[..., None]:
-    """Return what records a metric, made when that is first used."""
+    """Return the function that records a metric, made on first use."""
     described = metric.name, metric.unit, metric.description
     match metric.kind:
         case MetricKind.COUNTER:

@@ -328,7 +328,7 @@ Figure = Point | Spread
 def flat(figures: Iterable[Figure]) -> dict[str, float]:
     """Return each number by ``name{key=value,...}``, a histogram by its count and its sum.
 
-    The run is left out: what these are written to names it once.
+    The run is left out, since the file or tracker that gets these names it once.
     """
     found: dict[str, float] = {}
     for figure in figures:

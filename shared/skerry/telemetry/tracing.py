@@ -1,6 +1,6 @@
 """Trace context in code and in messages, and where finished spans go.
 
-One sync round is one trace, and no id is handed out. A trace's is a hash of (run, fragment,
+One sync round is one trace, and no id is handed out. A trace's id is a hash of (run, fragment,
 version), so every service that takes part in a round knows its trace, whatever message was lost or
 came first; a span's id is a hash of its trace and of what the span is about. Whether a trace is
 kept is read off its id by OpenTelemetry's own ratio rule, so all services keep the same traces.
@@ -40,7 +40,7 @@ class _Recording:
     export: Callable[[FinishedSpan], None] | None = None
     ratio: float = 0.0
     steps: float = 0.0
-    """The share of training steps, of those whose trace ``ratio`` keeps."""
+    """The share of training steps whose traces are kept, at most ``ratio``."""
 
 
 _recording = _Recording()
@@ -82,7 +82,7 @@ def sampled(trace_id: str, ratio: float) -> bool:
 
 
 def _hash(person: bytes, size: int, *parts: str) -> str:
-    """Return that many bytes in hexadecimal, never all zero, which is no valid id."""
+    """Return a hash of ``size`` bytes in hexadecimal, never all zero: that is no valid id."""
     text = "".join([f"{len(part)}:{part}" for part in parts])
     digest = blake2b(text.encode(), digest_size=size, person=person).hexdigest()
     return digest if digest.strip("0") else _hash(person, size, *parts, "again")

@@ -1,7 +1,7 @@
 """The nats-server process of a local cluster: JetStream on a loopback port, entered by key.
 
-A stream that could not be written once stays without an answer until its server starts again, also
-when there is room (measured, nats-server 2.15). The server says so in its log, and is restarted.
+After a failed write a stream does not answer again until its server restarts, even if there is room
+by then (measured, nats-server 2.15). The server logs the failure, and is restarted.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def find_server() -> Path:
 class LocalBroker:
     """One nats-server whose files lie below ``folder``.
 
-    The server picks its ports at its first start and keeps them at later ones. Keys are new in each
-    object: an admin's, and those of whom it admits.
+    The server picks its ports at its first start and keeps them at later ones. Each object makes
+    new keys: one for the admin, and one for each grant that it admits.
     """
 
     folder: Path
@@ -192,7 +192,7 @@ def read_port(ports: Path, kind: str = "nats") -> int:
 
 
 def says(log: Path, offset: int, words: Sequence[str]) -> bool:
-    """Return True if a server's log has any of these words in its newest lines from there on."""
+    """Return True if the newest lines of a log, from ``offset`` on, have any of these words."""
     return any(some in line for line in tail(log, offset) for some in words)
 
 

@@ -1,4 +1,4 @@
-"""A cluster on this machine: its broker, what its services are started with, one stop for all."""
+"""A cluster on this machine: its broker, the commands of its services, and one stop for all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NEEDS = {"evaluator": Need.NEVER, "health-monitor": Need.NEVER, "checkpointer": 
 STOPPED_TOGETHER = ("learner", "evaluator"), ("syncer",), ("checkpointer", "health-monitor")
 """Services in the order in which they are stopped: each hands on to those after it."""
 ROLES = {"learner": Role.FOUNDER}
-"""What services may do whose role has another name: the first learner creates its run."""
+"""Roles of services whose role has another name: the first learner creates the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True)
 class ServedBroker:
-    """A broker that runs, and how to reach it; ``kept``, ``local`` are None for one not ours."""
+    """A running broker and how to reach it; ``kept`` and ``local`` are None if it is not ours."""
 
     nats: NatsSettings
     table: ProcessTable
@@ -216,7 +216,7 @@ def note(table: ProcessTable, kind: str, event: ProcessEvent) -> None:
 def prepared(settings: Settings, broker: ServedBroker, folder: RunFolder) -> Settings:
     """Write the settings that the services start with, the broker's and the page's addresses too.
 
-    The run's record gets its text by whole paths: its checkpoints are judged from any folder.
+    The run's record names its text by absolute paths, so checkpoints can be evaluated anywhere.
     """
     for service in INSTALLED:
         require(service)

@@ -20,7 +20,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PLATFORMS = "JAX_PLATFORMS"
 MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 MOST_MEMORY = 0.9
-"""Of an accelerator's memory, for all learners that share it."""
+"""Share of an accelerator's memory for all learners that share it."""
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_S = 10.0
 GPU = frozenset({"cuda", "gpu"})
@@ -37,10 +37,10 @@ def usable_cores() -> int:
 
 
 def shares(learners: Sequence[str], devices: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return what each learner's environment says of accelerators; empty where there are none.
+    """Return each learner's environment variables for accelerators; empty if there are none.
 
-    Neighbours stay together, and the first learners get one more where they do not go up evenly.
-    Where there are fewer than learners, each has one with others, and an even part of its memory.
+    Neighbouring accelerators stay together; the first learners get one more if the division is not
+    even. If there are fewer, each learner shares one, with an even part of its memory.
     """
     if not devices:
         return {}
@@ -72,7 +72,7 @@ def shared(learners: int, devices: int) -> str:
 
 
 def _platforms() -> list[str]:
-    """Return the platforms that JAX is to try, in lower case; none where it takes what there is."""
+    """Return the platforms that JAX is to try, in lower case; empty if it takes what there is."""
     return [name for name in os.environ.get(PLATFORMS, "").lower().split(",") if name]
 
 
@@ -100,7 +100,7 @@ def refuse_missing() -> None:
 def visible() -> list[str]:
     """Return the accelerators that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them.
 
-    What is set counts: nothing is looked for where it is, or where JAX is kept on other platforms.
+    If that is set, or JAX is kept to other platforms, nothing else is looked for.
     """
     platforms = _platforms()
     if platforms and not GPU & set(platforms):

@@ -25,7 +25,7 @@ PID_BYTES = 32
 LOG_BYTES = 64 * 1024**2
 """A log that has grown longer is set aside."""
 MOST_LOG_BYTES = 65_536
-"""So much of the end of a log is looked at."""
+"""Bytes at the end of a log that are looked at."""
 JAX_NOTE = "For simplicity, JAX has removed its internal frames"
 """How the last line of a traceback begins where JAX has shortened it: it is not the error."""
 
@@ -38,9 +38,10 @@ def log_file(path: Path) -> BinaryIO:
 
 
 def set_aside(log: Path) -> None:
-    """Move what a log that is too long holds to ``NAME.1``, in the place of what was there before.
+    """Move the contents of a log that is too long to ``NAME.1``, over what was there before.
 
-    The process that appends to it goes on at its start. Where that cannot be written nothing moves.
+    The process that appends to the log goes on at its start. If ``NAME.1`` cannot be written,
+    nothing moves.
     """
     with contextlib.suppress(OSError):
         if log.stat().st_size > LOG_BYTES:
@@ -56,8 +57,8 @@ class RunInUse(ConfigError):
 def _locked(path: Path, taken: str) -> Generator[None]:
     """Lock a file and write our pid into it.
 
-    Raises RunInUse if another process holds it, with what is ``taken``, and ConfigError if the
-    folder cannot be written.
+    Raises RunInUse if another process holds it; its message ends with ``taken``. Raises ConfigError
+    if the folder cannot be written.
     """
     with writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ def resting(root: Path = ROOT) -> list[RunFolder]:
 
 
 def shut(run: str | None, root: Path = ROOT) -> Path | None:
-    """Return the folder of this run, or of any, that this user may not look into; None: none."""
+    """Return a folder of this run, or of any, that this user may not read; None without one."""
     runs = [root / run] if run else [*root.glob("*")]
     for path in (root, *runs):
         with contextlib.suppress(OSError):

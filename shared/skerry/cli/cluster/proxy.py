@@ -31,7 +31,7 @@ MOST_WAITING = 32
 RETRANSMIT_S, MOST_RETRANSMIT_S = 0.2, 6.0
 """How long TCP waits before it sends a lost segment again: first, and after losses in a row."""
 MOST_LOSS = 0.95
-"""A link that loses more would never be through: a black hole does that."""
+"""A link that loses more would pass nothing, as a black hole does."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER by which a connection ends with a reset."""
 
@@ -63,7 +63,7 @@ OPEN = LinkShape()
 
 @dataclass(slots=True)
 class Counters:
-    """Of one route, over all its connections.
+    """Counts of one route, over all its connections.
 
     ``shaped_bytes`` had to wait for a delay or a rate, ``stalled_bytes`` came while the route was
     cut; ``refused`` and ``aborted`` count connections that a cut kept out or ended.
@@ -217,7 +217,7 @@ class Proxy:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def set(self, name: object, shape: LinkShape) -> dict[str, Any]:
-        """Shape a service's route and return its counters; ConfigError if there is no such one."""
+        """Shape a service's route and return its counters; ConfigError if it has none."""
         if not isinstance(name, str) or name not in self.routes:
             msg = f"There is no route {name!r}: use one of {', '.join(sorted(self.routes))}."
             raise ConfigError(msg, path="route")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LOGS_S = 30.0
-"""Between two looks at how long the logs are."""
+"""Seconds between two looks at how long the logs are."""
 
 
 class ServiceError(SkerryError):
@@ -49,7 +49,8 @@ class Need(StrEnum):
     """When the end of a process ends the whole cluster.
 
     ``ALWAYS``: when it is refused, for a wrong setting, and when all of its kind crash too often.
-    ``SETTINGS``: when it is refused; one that crashes is tried again for ever. ``NEVER``: not.
+    ``SETTINGS``: when it is refused; one that crashes is tried again for ever. ``NEVER``: its end
+    never does.
     """
 
     ALWAYS = "always"
@@ -169,9 +170,9 @@ class _Slot:
 class Supervisor:
     """Runs commands until all have finished; ``stages`` is also the order in which they stop.
 
-    The run is over once something has finished and nothing is active. What waits to be started
-    again is then started at once, but for what was killed for a while. If it crashes after that, it
-    is given up where nothing needs it, or where another of its kind has finished.
+    The run is over once something has finished and nothing is active. Whatever waits for a restart
+    then starts at once, except what was killed for a while. If it crashes after that, it is given
+    up if nothing needs it, or if another of its kind has finished.
     """
 
     def __init__(
@@ -196,8 +197,8 @@ class Supervisor:
     async def run(self) -> None:
         """Keep everything running until all have exited with 0 or a stop was asked for.
 
-        Raises ServiceError, once the others have been stopped, when a process is refused or keeps
-        crashing that the cluster needs.
+        Raises ServiceError when a process that the cluster needs is refused or keeps crashing; the
+        others are stopped first.
         """
         async with TaskGroup() as group:
             keepers = [group.create_task(self._keep(slot)) for slot in self._slots.values()]
@@ -407,7 +408,7 @@ def launcher(death_signal: signal.Signals = signal.SIGKILL) -> tuple[str, ...]:
 
 
 async def _until_unwell(slot: _Slot) -> str:
-    """Return why a process has to be restarted although it runs; never if it has not to."""
+    """Return, once it is so, why a running process must be restarted; else wait for ever."""
     command = slot.command
     if command.ready is not None and slot.process is not None:
         try:
