@@ -1,4 +1,4 @@
-"""What a loop of one's own asks for: its settings, and what its run is."""
+"""The settings that a user's training loop gives, and the config of its run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Config: TypeAlias = RunConfig | Mapping[str, object] | Path | str | None
 
 
 def settings_of(url: str | None, run: str, config: Config) -> Settings:
-    """Return the settings that ``config`` says, over which the environment goes, as in services.
+    """Return the settings in ``config``; as in services, the environment wins over them.
 
-    Where nothing names a broker it is that of the run's cluster in this folder, if one runs.
+    If nothing names a broker, it is that of the run's cluster in this folder, if one runs.
     """
     given = cast("object", config)  # a program may give anything
     if not isinstance(given, (RunConfig, Mapping, Path, str, NoneType)):
@@ -58,7 +58,7 @@ def settings_of(url: str | None, run: str, config: Config) -> Settings:
 
 
 def with_units(leaves: Iterable[LeafSpec], units: Mapping[str, int] | None) -> tuple[LeafSpec, ...]:
-    """Return leaves with the units that a loop gives some by name; ConfigError for another name."""
+    """Return leaves with the ``units`` of some by name; ConfigError for an unknown name."""
     sizes, known = dict(units or {}), tuple(leaves)
     names = {leaf.name for leaf in known}
     if strange := sizes.keys() - names:
@@ -71,10 +71,10 @@ def with_units(leaves: Iterable[LeafSpec], units: Mapping[str, int] | None) -> t
 def model_of_leaves(
     named: ModelConfig, leaves: tuple[LeafSpec, ...], text: str = ""
 ) -> ModelConfig:
-    """Return what a run's record says of a loop's model: its config, or that it is the loop's own.
+    """Return a loop's model as a run's record names it: a known config, or the loop's own.
 
-    It is the one that settings name, or that the ``text`` of a config.json describes, if the loop's
-    tensors are that model's.
+    The config is that of the settings, or ``text``, a config.json, if the loop's tensors are those
+    of that model.
     """
     if named.factory or named.path or named.lora_rank:
         return named

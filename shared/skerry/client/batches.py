@@ -1,4 +1,4 @@
-"""The batches of a training loop of one's own: its loader's, or the run's data."""
+"""The batches of a user's training loop: from its loader, or from the run's data."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def from_cursor(
 ) -> Iterator[Batch]:
     """Iterate over a loader of ``each`` sequences a batch from a cursor on.
 
-    An iterator that was ``begun`` before goes on where it is. A loader that gives nothing a second
+    An iterator that was ``begun`` before goes on where it is. A loader that cannot be read a second
     time ends, as an iterator does.
     """
     at = cursor // each
     if callable(loader):
         return iter(loader(cursor))
     batches = iter(loader)
-    if batches is loader:  # it has no second time
+    if batches is loader:  # an iterator cannot be read again
         return islice(batches, 0 if begun else at, None)
     first = list(islice(batches, 1))
     if not first:
@@ -78,12 +78,11 @@ class Reading(Protocol):
 def until_done(
     island: Reading, loader: Loader[Any] | None, *, begun: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """Yield batches from where this learner's data goes on, each with the cursor behind it.
+    """Yield batches from where this learner's data goes on, each with the cursor after it.
 
-    ``loader`` is called with the cursor to begin at, or is iterated over from its beginning, again
-    and again where it can be, with the batches that were used left out; an iterator that was
-    ``begun`` here has none of them. Without one they are of this learner's part of the run's data.
-    They end with the run.
+    ``loader`` is called with the cursor to begin at, or is iterated over, repeatedly if it can be,
+    and skips the batches that were used; an iterator that was ``begun`` here skips none. Without a
+    loader, batches come from this learner's part of the run's data. They end with the run.
     """
     each, at = island.config.data.batch, island.cursor
     own = partial(of_run, island.config, island.shard)

@@ -1,4 +1,4 @@
-"""What the parts of a learner's network side share, and its door."""
+"""The state that the parts of a learner's network side share, and its door."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0
 REPORT_S = 1.0
-"""Refusals are reported at most this often."""
+"""Least seconds between two reports of refusals."""
 FLOAT32_BYTES = 4
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What this incarnation has moved, named as in its pulses.
+    """Bytes that this incarnation has sent and read, named as in its pulses.
 
     ``f32_bytes_up`` and ``f32_bytes_down``: the same vectors without quantisation or compression.
-    ``cached_bytes``: what of ``bytes_down`` came out of the cache of the ``region``.
+    ``cached_bytes``: the part of ``bytes_down`` that came from the cache of the ``region``.
     """
 
     bytes_up: int = 0
@@ -46,7 +46,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class LearnerConnection:
-    """One learner's log and mailbox; ``clock`` is the one that the trainer counts by."""
+    """One learner's log and mailbox; ``clock`` is the trainer's monotonic clock."""
 
     bus: Bus
     identity: LearnerIdentity
@@ -73,7 +73,7 @@ class LearnerConnection:
         return FLOAT32_BYTES * self.plan.fragments[fragment].size
 
     def refuse(self, reason: DoorReason) -> None:
-        """Count a message that is not believed, and report it."""
+        """Count a message that the door refuses, and report it."""
         self.door.refused[reason] += 1
         self.report_refused()
 

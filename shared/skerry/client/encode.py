@@ -1,4 +1,4 @@
-"""From an outer gradient on the device to chunks: run by the network's side, never by a step."""
+"""Turns an outer gradient on the device into chunks, on the network's side, never in a step."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from skerry.protocol.messages import ContributionHeader
 
 Vector = NDArray[np.float32]
 Quantised = tuple[Planes, tuple[float, ...], Vector | None]
-"""Planes, the norms of what they decode to per slice, and what they do not hold.
+"""Planes, the norms of the decoded value per slice, and the residual that planes do not hold.
 
-The last is f32 [padded_size], None for a scheme without feedback.
+The residual is f32 [padded_size], None for a scheme without feedback.
 """
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A contribution ready to leave: its header with norms, its planes, what they do not hold."""
+    """A contribution ready to send: its header with norms, its planes, its residual."""
 
     header: ContributionHeader
     scheme: str
@@ -40,10 +40,10 @@ class Encoded:
     residual: Vector | None
     shares: Shares | None = None
     squares: tuple[float, ...] = ()
-    """Of the norms, where other processes of this learner have to add theirs."""
+    """Squares of the norms, if other processes of this learner must add theirs."""
 
     def chunks(self, chunk_bytes: int) -> Iterator[Chunk]:
-        """Make the chunks, each when it is asked for; as often as one likes."""
+        """Make the chunks, each when it is asked for; may be called again."""
         return pack(self.scheme, self.planes, chunk_bytes, self.shares)
 
 
@@ -63,12 +63,11 @@ class Stopwatch(Iterator[T]):
 
 
 def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = None) -> Encoded:
-    """Quantise a contribution; ``owed`` f32 [padded_size] is what earlier ones did not hold.
+    """Quantise a contribution; ``owed`` f32 [padded_size] is the residual of earlier ones.
 
-    The norms are those of the decoded value. Quantised where the gradient lies: an accelerator
-    sends an eighth of it to the host, a CPU uses the numba kernels, which give up the GIL. With
-    error feedback always on the host, where there is room for residuals. Raises Diverged if
-    anything is not finite.
+    The norms are those of the decoded value. An accelerator quantises itself, and sends an eighth
+    of the gradient to the host; a CPU uses the numba kernels, which release the GIL. Error feedback
+    is always on the host, which has room for residuals. Raises Diverged if anything is not finite.
     """
     fragment, gradient = plan.fragments[outgoing.header.fragment], outgoing.gradient
     feedback = scheme_of(outgoing.scheme).feedback
@@ -89,24 +88,24 @@ def encode(outgoing: OutgoingContribution, plan: Plan, owed: Vector | None = Non
 
 @runtime_checkable
 class PartGradient(Protocol):
-    """An outer gradient of which some blocks lie with this process."""
+    """An outer gradient of which this process holds some blocks."""
 
     @property
     def scheme(self) -> str: ...
     @property
     def shares(self) -> Shares: ...
     def own(self) -> Vector:
-        """Return those blocks, one after the other, in memory that is the caller's."""
+        """Return those blocks, one after the other, in memory that the caller may write to."""
         ...
 
 
 def quantised_part(
     gradient: PartGradient, fragment: Fragment, owed: Vector | None
 ) -> tuple[Planes, tuple[float, ...], Vector]:
-    """Quantise with error feedback what lies with this process, each block in its place.
+    """Quantise this process's blocks with error feedback, each in its place.
 
-    ``owed`` and the residual that is returned are of its own blocks. The second is the sum of
-    squares, by slice, of what they decode to. Raises Diverged if anything is not finite.
+    ``owed`` and the returned residual cover its own blocks. The second result is the sum of squares
+    of the decoded values, by slice. Raises Diverged if anything is not finite.
     """
     scheme, shares = gradient.scheme, gradient.shares
     own = np.array([n for blocks in shares.ranges[shares.mine] for n in blocks], np.int64)
@@ -135,7 +134,7 @@ def _is_on_cpu(gradient: DeviceGradient) -> bool:
 def _on_host(
     outgoing: OutgoingContribution, fragment: Fragment, owed: Vector | None, *, feedback: bool
 ) -> Quantised:
-    meant = np.array(outgoing.gradient)  # a copy: the kernels want memory that is ours
+    meant = np.array(outgoing.gradient)  # a copy that may be written to
     if owed is not None:
         with np.errstate(over="ignore", invalid="ignore"):  # the quantiser refuses what comes of it
             meant += owed
@@ -157,38 +156,38 @@ class _Kept:
 
 @dataclass(slots=True)
 class Residuals:
-    """What quantised contributions did not hold, by fragment: up to 8 bytes a parameter.
+    """Quantisation errors of contributions, by fragment: up to 8 bytes a parameter.
 
     A scheme with ``feedback`` sends ``Q(g + e)`` instead of ``Q(g)`` and keeps ``g + e - Q(g + e)``
     as the next ``e`` of the same fragment, so that the sum of what has been decoded stays within
     one residual of the sum of what was meant (Karimireddy et al., arXiv 1901.09847, algorithm 2).
 
-    A contribution that no commit merges leaves ``e`` as it was before it: one that left the log is
-    in the next outer gradient as a whole, unless its progress is given up for good; what one that a
-    commit refuses failed to hold is in the next one anyway, or not wanted. Of one that the window
-    drops unheard of, what it failed to hold is still sent, once. A learner that starts again has no
-    ``e``, nor has genesis, which is f32. Used by one thread; arrays are never written to.
+    A contribution that no commit merges leaves ``e`` as it was before: if it left the log, the next
+    outer gradient has all of it, unless its progress is given up for good; if a commit refused it,
+    its error is in the next one anyway, or not wanted. If the window dropped it and this learner
+    never heard, its error is still sent, once. A learner that starts again has no ``e``, nor has
+    genesis, which is f32. Used by one thread; arrays are never written to.
     """
 
     forgets: Callable[[int, int], None] = lambda *_: None
-    """Called for what will never be merged: other processes of the learner forget theirs."""
+    """Called when a residual is forgotten: other processes of the learner forget theirs."""
     _kept: dict[int, _Kept] = field(default_factory=dict[int, _Kept])
 
     def owed(self, fragment: int, identity: int) -> Vector | None:
-        """Return what is to be added to a contribution: the same whenever it is encoded again."""
+        """Return the residual to add to a contribution; the same each time that it is encoded."""
         kept = self._kept.get(fragment)
         if kept is None:
             return None
         return kept.before if kept.identity == identity else kept.after
 
     def keep(self, fragment: int, identity: int, residual: Vector) -> None:
-        """Keep what an encoded contribution did not hold."""
+        """Keep the residual of an encoded contribution."""
         self._kept[fragment] = _Kept(identity, self.owed(fragment, identity), residual)
 
     def unmerged(self, fragment: int, identity: int) -> None:
-        """Forget what a contribution did not hold, for it will never be merged.
+        """Forget the residual of a contribution that will never be merged.
 
-        Nothing happens once a newer one has been made of it.
+        Nothing happens if a newer contribution has used it.
         """
         self.forgets(fragment, identity)
         kept = self._kept.get(fragment)

@@ -1,7 +1,7 @@
-"""What any process of a learner but the first does with the log and with fragments.
+"""How a learner's processes other than the first handle the log and fragments.
 
 The thread of the devices does what the first process says, in the same order; the event loop reads
-from the log and sends to it what lies with this process.
+and sends the blocks that this process holds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a contribution with error feedback sends of ours."""
+    """Our part of a contribution with error feedback."""
 
     identity: int
     planes: Planes
@@ -48,7 +48,7 @@ class _Quantised:
     made: dict[int, _Made] = field(default_factory=dict[int, _Made])
 
     async def take(self, gradient: SharedGradient, fragment: Fragment, identity: int) -> _Made:
-        """Return what is sent of ours: the same again where that was made before."""
+        """Return our part of a contribution; the same one each time that it is asked for."""
         index = fragment.index
         if index not in self.made or self.made[index].identity != identity:
             owed = self.residuals.owed(index, identity)
@@ -115,7 +115,7 @@ class Following:
     # in the event loop
 
     async def requests(self) -> None:
-        """Answer what the first process's network asks for, for ever."""
+        """Answer requests of the first process's network, for ever."""
         self._loop = asyncio.get_running_loop()
         asked: asyncio.Queue[tuple[Deed, Words]] = asyncio.Queue()
         self._process.take_requests(lambda *request: self._call(asked.put_nowait, request))
@@ -175,7 +175,7 @@ class Following:
             cut = self._plan.fragments[fragment]
             planes, _ = await in_thread(gradient.quantise, gradient.scheme, cut)
         header = ContributionHeader(
-            kind=ContributionKind.OUTER_GRADIENT,  # no first chunk, which says more, is ours
+            kind=ContributionKind.OUTER_GRADIENT,  # the first chunk, with the rest, is not ours
             learner=self._place.origin.learner,
             incarnation=self._place.incarnation,
             identity=identity,

@@ -18,8 +18,8 @@ Point: TypeAlias = tuple[int, int]
 class RestoredState:
     """How the inner optimizer begins, and why; ``tensors`` by name if it begins warm.
 
-    NEW: the learner's own warm-up is all it needs. WARM: as it was ``age_steps`` ago, at ``point``.
-    COLD: its moments are gone, or begin in mid-schedule, as in a learner that joins later or in a
+    NEW: the run begins, and its warm-up suffices. WARM: as saved ``age_steps`` ago, at ``point``.
+    COLD: moments are lost, or begin in mid-schedule, as in a learner that joins later or in a
     restored run; so the learning rate rises again.
     """
 
@@ -32,16 +32,16 @@ class RestoredState:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a learner finds saved: tensors by when, the newest first; ``reason`` if it is nothing.
+    """The saved states that a learner finds, by point, newest first; ``reason`` if there is none.
 
-    Of a learner of several processes each finds its own part.
+    Each process of a learner finds its own part.
     """
 
     saves: Mapping[Point, Mapping[str, NDArray[Any]]] = field(default_factory=dict[Point, Any])
     reason: str = ""
 
     def common(self, others: Collection[Collection[Point]]) -> Found:
-        """Return what all processes of a learner have of one boundary; ``others``: by process."""
+        """Return only the states whose points each of the ``others`` has, one item per process."""
         kept = {p: held for p, held in self.saves.items() if all(p in other for other in others)}
         if kept or not (self.saves or any(others)):
             return Found(kept, self.reason)

@@ -25,7 +25,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 LENGTH = struct.Struct("<Q")
 CHECKSUM_BYTES = 8
-"""Of the xxh3-64 over all that comes before it."""
+"""Format of the xxh3-64 over all that comes before it."""
 MOST_METADATA = 65_536
 MOST_HEADER = 64 * 1024**2
 PIECE = 4 * 1024**2
@@ -33,7 +33,7 @@ PIECE = 4 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose state it is: it is good for this process of this learner and run, and nothing else."""
+    """Whose state it is; only the same process of the same learner and run may use it."""
 
     run: str
     created_ns: int
@@ -57,7 +57,7 @@ def origin_of(record: RunRecord, name: str) -> Origin:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file says of itself: ``step`` on the global clock, ``steps`` of that incarnation."""
+    """When a file was saved: ``step`` of the global clock, ``steps`` of that incarnation."""
 
     origin: Origin
     incarnation: int
@@ -80,8 +80,8 @@ def write_file(
 ) -> None:
     """Write a file whole or not at all: ``draft`` beside it first, then renamed over it.
 
-    ``tensors`` come one by one, in the order of ``shapes``, so that memory stays flat. What was
-    there is kept as ``before``, if that is given. Raises OSError, and leaves what was there.
+    ``tensors`` come one by one, in the order of ``shapes``, so memory stays flat. An older file is
+    kept as ``before``, if that is given. Raises OSError, and then leaves the older file in place.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.parent / draft
@@ -111,11 +111,11 @@ def write_file(
 
 
 def read_file(path: Path, shapes: Shapes | None) -> tuple[Saved, dict[str, NDArray[Any]]]:
-    """Return what an undamaged file holds: exactly the tensors of ``shapes``, or (None) any.
+    """Return what a file holds: exactly the tensors of ``shapes``, or any if that is None.
 
-    Tensors are views of the file, so that what is put on a device is read when it is put there.
-    Sizes are checked before anything is mapped, the checksum before anything is parsed. Raises
-    CheckpointCorrupt for what does not hold, OSError for a file that cannot be read.
+    Tensors are views of the mapped file: each is read when it is copied to a device. Sizes are
+    checked before anything is mapped, the checksum before anything is parsed. Raises
+    CheckpointCorrupt if a check fails, OSError for a file that cannot be read.
     """
     with path.open("rb") as handle:
         size = os.fstat(handle.fileno()).st_size

@@ -1,10 +1,10 @@
 """The inner optimizer's state on disk: saved from time to time, read at a start.
 
 The training loop copies a portion of the state on its devices at a step boundary and goes on; a
-thread fetches, hashes and writes it, and then wants the next one. So a save never costs more than
-one of ``PORTIONS`` of the state; tensors of different portions are a few steps apart. Of a learner
-of several processes each saves what lies with it, all of them at the boundaries that the first one
-names. Without JAX or torch: ``jax_inner`` and ``torch_inner`` know their states.
+thread fetches, hashes and writes it, and then wants the next one. So a save never takes more device
+memory than one of ``PORTIONS`` of the state; tensors of different portions are a few steps apart.
+Each process of a learner saves its own part, at the boundaries that the first one names. Nothing
+here depends on JAX or torch, whose states ``jax_inner`` and ``torch_inner`` know.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from skerry.settings.local import LearnerSettings
 log = structlog.get_logger()
 
 PORTIONS, LEAST_PORTION = 16, 8 * 1024**2
-"""Parts that a state is copied in, and the bytes below which it is not worth while to cut it."""
+"""Portions of a large state, and the bytes that one may have even in a small state."""
 RESTORE_S = 60.0
-"""A disk that gives nothing for so long has nothing saved."""
+"""Seconds after which a disk that has not answered counts as one without a save."""
 
 Arrays: TypeAlias = Mapping[str, Any]
 """Arrays of a state by name, or some of them."""
@@ -48,12 +48,12 @@ Copying: TypeAlias = Callable[[Arrays], Arrays]
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """What a saver has to know of a training loop's optimizer state.
+    """How to save a training loop's optimizer state.
 
-    ``named`` names its arrays, ``described`` has the shapes and dtypes, as numpy spells these, of
-    what lies with this process. ``copying`` makes what copies that, in the saver's thread;
-    ``handed`` hands it over as it is, each tensor with ``__array__``. A file must have the tensors
-    of ``shapes``, where that is known before, and ``fits``.
+    ``named`` names its arrays; ``described`` returns the shapes, and dtypes as numpy spells them,
+    of this process's part. ``copying`` is called in the saver's thread and returns the function
+    that copies that part; ``handed`` returns it uncopied, each tensor with ``__array__``. A saved
+    file must have the tensors of ``shapes``, if they are known before, and pass ``fits``.
     """
 
     named: Callable[[Any], Arrays]
@@ -86,12 +86,12 @@ def portions_of(arrays: Arrays) -> list[tuple[str, ...]]:
 
 
 class _AbandonedError(Exception):
-    """A save that will not be whole."""
+    """Raised in a save that is given up before it is whole."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """A state to be saved, ``parts`` of it as they come; None: no more of them.
+    """A state to be saved; ``parts`` arrive one by one, None after the last.
 
     ``left`` are the portions still to come. ``hungry``: the thread has nothing to do; ``over``: it
     has ended. ``ready`` is called when either becomes true.
@@ -128,7 +128,8 @@ class _Job:
 class InnerStateSaver:
     """One learner's state on disk, below ``path/<run>/<name>``; at most one save in flight.
 
-    ``process`` is this one, if the learner has several: the first one says when all save.
+    ``process`` is this process's connection if the learner has several: the first decides when
+    all save.
     A save that fails is logged once and tried again when the next one is due.
     """
 
@@ -153,11 +154,11 @@ class InnerStateSaver:
 
     @property
     def before(self) -> Path | None:
-        """The save before it: a process may be killed before all have written the newest one."""
+        """The save before the newest, for when not all processes have written the newest one."""
         return self.path.with_suffix(".before") if self.origin.processes > 1 else None
 
     def start(self, ended: Callable[[], None] = lambda: None) -> None:
-        """Begin to read what was saved; ``ended`` is called from the thread at its end."""
+        """Begin to read the saved state; ``ended`` is called from the thread at its end."""
         self.found.set_running_or_notify_cancel()  # no waiter can cancel it
         self._due_s = self.clock() + self.local.save_every_s
         run = copy_context().run
@@ -180,7 +181,7 @@ class InnerStateSaver:
         self.take(state, now, begins=begins)
 
     def take(self, state: Any, now: TrainingProgress, *, begins: bool) -> None:
-        """Copy the first portion of a state, or the next one, as the first process has said."""
+        """Copy the first portion of a state, or the next one, by the first process's order."""
         if self._copy is None:
             return
         job, arrays = self._job, self.kind.named(state)
@@ -242,7 +243,7 @@ class InnerStateSaver:
             elif self.process is not None:
                 found = found.common(self.process.all_found(RESTORE_S))
             self.found.set_result(found)
-            with suppress(OSError):  # what earlier incarnations were killed over
+            with suppress(OSError):  # drafts of incarnations that were killed
                 for draft in self.path.parent.glob(f"{self.origin.stem}-*.draft"):
                     draft.unlink()
             self._copy = self.kind.copying()
@@ -255,7 +256,7 @@ class InnerStateSaver:
             ended()
 
     def _find(self) -> Found:
-        """Return what is saved; what cannot be used is said once."""
+        """Return the saved states; log once for each that cannot be used."""
         saves, reason = dict[Point, Mapping[str, NDArray[Any]]](), ""
         for path in filter(None, (self.path, self.before)):
             try:
@@ -276,7 +277,7 @@ class InnerStateSaver:
         return Found(saves, reason)
 
     def _save(self, job: _Job) -> None:
-        """Write a state; log once why it cannot be written, until it can."""
+        """Write a state; log a failure once, and again only after a success."""
         began_s, shapes = self.clock(), job.shapes
         draft = f"{self.origin.stem}-{self.incarnation}.draft"
         try:

@@ -1,7 +1,7 @@
-"""The trainer's side of a learner: what goes on between its steps, in any training loop.
+"""The trainer's side of a learner: the work between steps, in any training loop.
 
-Waiting is a generator of pauses, so that its driver decides what time is: a thread, in which steps
-take as long as they take, or a virtual clock.
+Waiting is a generator of pauses, so the driver decides what time is: a thread in real time, or a
+virtual clock.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def progress(config: TrainConfig, step: int, elapsed_s: float, tokens: int) -> f
 
 @dataclass(slots=True)
 class Island:
-    """One learner's training, but for the steps: where it is, and what each boundary does.
+    """One learner's training without the steps: its progress, and what each boundary does.
 
-    ``now`` is where training is, ``diverged`` counts the newest steps that were skipped in a row.
-    A pause lasts until the mailbox changes, but so many seconds at most.
+    ``now`` is the progress of training, ``diverged`` the number of newest steps skipped in a row.
+    A pause is in seconds, and ends early when the mailbox changes.
     """
 
     place: LearnerPlace
@@ -80,7 +80,7 @@ class Island:
         return self.progress() >= 1.0 or self.session.ended()
 
     def offer(self) -> Iterator[float]:
-        """Offer the initial parameters that fall to this learner, once that is known."""
+        """Offer the initial parameters that this learner must offer, once they are known."""
         mailbox = self.session.mailbox
         while self.place.missing and mailbox.to_offer is None and not self.stopping:
             yield self.idle()
@@ -94,16 +94,16 @@ class Island:
         """Adopt a version of every fragment."""
         self.enter(LearnerPhase.CATCHING_UP)
         while not self.stopping:
-            yield from self.offer()  # who was to do it may be gone by now
+            yield from self.offer()  # the learner that was to offer them may be gone
             self.session.boundary(self.now, self.meter.loss)
             if self.session.caught_up and self.session.mailbox.began_s is not None:
                 break
             yield self.idle()
 
     def read(self, loss: float, *, finite: bool) -> None:
-        """Note the outcome of a step: the newest, or one before it where that still runs.
+        """Note the outcome of a step: the newest, or an earlier one while that still runs.
 
-        A skipped one is reported until a finite one follows: the loss is not a number meanwhile.
+        After a skipped step the reported loss is not a number until a finite one follows.
         """
         if finite:
             self.meter.loss = loss
@@ -120,7 +120,7 @@ class Island:
             self.diverged = 0
 
     def boundary(self) -> Iterator[float]:
-        """Answer and adopt; pause only where a blocking mode holds this learner up."""
+        """Answer and adopt; pause only while a blocking mode holds this learner."""
         self.session.boundary(self.now, self.meter.loss)
         if self.is_held():
             self.report()  # rounds open by what learners report: all wait for what is missing
@@ -138,7 +138,7 @@ class Island:
         whole_s = lasted.data_s + lasted.train_s + lasted.boundary_s
         self.meter.stepped(whole_s)
         trace_step(self.place.learner, self.now.step, lasted)
-        if self.meter.steps > 1:  # the first one's time is not its own
+        if self.meter.steps > 1:  # the first one only hands work to the device
             instruments.record(metrics.STEP_DURATION, whole_s, self.place.learner.labels)
         else:  # a rate sees the first skipped step only if something was there before
             instruments.record(metrics.STEPS_SKIPPED, 0, self.place.learner.labels)
@@ -152,7 +152,7 @@ class Island:
             yield self.idle()
 
     def is_held(self) -> bool:
-        """Return True if a blocking mode holds this learner up here."""
+        """Return True if a blocking mode holds this learner at this boundary."""
         return self.session.must_wait(self.now) and not (self.stopping or self.done())
 
     def idle(self) -> float:

@@ -1,7 +1,7 @@
 """Where the pieces of a fragment lie in JAX leaves, and how a program reads and writes them.
 
-A piece is a vector spread evenly over every device, in whole blocks, so that it can be quantised
-without a word between them, and no device ever holds a leaf that is not its own.
+A piece is a vector spread evenly over every device, in whole blocks: devices quantise it without
+communication, and no device ever holds a whole leaf that it did not hold before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skerry.errors import ModelError
 class Piece:
     """Neighbouring slices of one leaf, at ``offset`` of the padded vector.
 
-    They lie there as in the leaf: all but the last are whole blocks, such as a stack's experts.
+    They are contiguous there as in the leaf: all but the last, such as experts, are whole blocks.
     """
 
     slices: tuple[Slice, ...]
@@ -60,12 +60,12 @@ def pieces_of(fragment: Fragment) -> tuple[Piece, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a program has to know of a piece: pieces of one ``Cut`` share their programs.
+    """What a program must know of a piece: pieces with equal ``Cut`` share their programs.
 
-    ``length`` is that of its vector on the devices; ``start`` is -1 where it is an argument. On a
-    mesh it cannot be one for a part of a leaf: which devices talk to each other depends on it.
-    ``own`` is over those axes alone that split the leaf: on the way between ``leaf`` and ``flat``
-    each device then meets no more than what it holds, where others hold copies of it.
+    ``length`` is that of its vector on the devices; ``start`` is -1 if it is passed as an argument.
+    On a mesh a part of a leaf needs a constant: it decides which devices communicate.
+    ``own`` is sharded only over the axes that split the leaf: as a step between ``leaf`` and
+    ``flat``, it keeps each device to what it holds, even if others hold copies of that.
     """
 
     size: int
@@ -119,14 +119,14 @@ class Cut:
         return self._spread(self._spread(self._owned(leaf)).reshape(-1))
 
     def _owned(self, rows: jax.Array) -> jax.Array:
-        """Have the first dimension lie over the axes that split the leaf, if others copy it."""
+        """Shard the first dimension over the axes that split the leaf, if other axes copy it."""
         if self.own == self.flat or not rows.ndim or rows.shape[0] % self.flat.num_devices:
             return rows
         owned: jax.Array = jax.lax.with_sharding_constraint(rows, self.own)
         return owned
 
     def _spread(self, array: jax.Array) -> jax.Array:
-        """Have the first dimension lie over all devices, where they divide it."""
+        """Shard the first dimension over all devices, if their number divides it."""
         devices = self.flat.num_devices
         if devices == 1 or not array.ndim or array.shape[0] % devices:
             return array
@@ -135,9 +135,9 @@ class Cut:
 
 
 def automatic(place: Sharding) -> Sharding:
-    """Return a sharding on a mesh of automatic axes: our programs move arrays as they please.
+    """Return a sharding with automatic mesh axes, so that our programs may reshard freely.
 
-    ``jax.make_mesh`` makes explicit ones unless it is given others.
+    ``jax.make_mesh`` makes explicit axes by default.
     """
     if not isinstance(place, NamedSharding) or AxisType.Explicit not in place.mesh.axis_types:
         return place
@@ -147,14 +147,14 @@ def automatic(place: Sharding) -> Sharding:
 
 
 def lying(leaf: jax.Array, place: Sharding) -> jax.Array:
-    """Return a leaf under another name of where it lies; nothing is copied."""
+    """Return a leaf with an equivalent sharding; nothing is copied."""
     return leaf if leaf.sharding == place else jax.device_put(leaf, place)
 
 
 def _over_all(place: Sharding) -> tuple[Sharding, Sharding]:
-    """Return shardings of a leaf's vector: over what splits the leaf, and over all devices.
+    """Return two shardings of a leaf's vector: over the axes that split the leaf, and over all.
 
-    The axes that split the leaf come first: what the others hold copies of is cut where it lies.
+    The axes that split the leaf come first: copies on the others are then cut without moving.
     """
     if not isinstance(place, NamedSharding):
         if place.num_devices == 1:
@@ -174,7 +174,7 @@ def _over_all(place: Sharding) -> tuple[Sharding, Sharding]:
 
 
 def placed(vector: NDArray[np.float32], piece: Piece, cut: Cut) -> jax.Array:
-    """Return a piece of a vector on the devices, each of which is given its own part only."""
+    """Return a piece of a vector on the devices; each gets only its own part."""
     values = vector[piece.offset : piece.offset + padded(piece.size)]
     if len(values) == cut.length and cut.flat.num_devices == 1:
         whole: jax.Array = jax.device_put(values, cut.flat)

@@ -1,8 +1,8 @@
-"""The fragments of JAX parameters, cut out and put in where they lie.
+"""The fragments of JAX parameters, read and written on the devices that hold them.
 
 Used by one thread; every call only dispatches. Parameters may lie on one device or be spread over a
 mesh by ``NamedSharding``. A fragment is handled in pieces, each of one leaf (``jax_cuts``).
-Programs are compiled by the shapes of pieces, not by fragment: all layers of a model share them.
+Programs are compiled per shape of a piece, not per fragment: all layers of a model share them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from skerry.settings.models import SyncConfig
 
 @dataclass(frozen=True, slots=True)
 class DeviceVector:
-    """A fragment's padded vector, f32 [padded_size], as its pieces on the devices.
+    """A fragment's padded vector, f32 [padded_size], held as pieces on the devices.
 
     ``numpy.array`` fetches it.
     """
@@ -78,8 +78,8 @@ class DeviceVector:
 
 
 Kind: TypeAlias = tuple[bool, Any, tuple[int, ...], set[Any]] | str
-"""Of an array: whether it was donated, its dtype, its shape and its devices. Of anything else, such
-as what ``jit`` traces: the name of its type."""
+"""For an array: whether it was donated, its dtype, its shape and its devices. For anything else,
+such as a tracer of ``jit``: the name of its type."""
 
 
 def _kind(leaf: Any) -> Kind:
@@ -97,7 +97,7 @@ def _said(kind: Kind | None) -> str:
 
 
 def check_values(params: Params) -> None:
-    """Raise ModelError for a leaf without values: a shape, one in ``jit``, an array given up."""
+    """Raise ModelError for a leaf without values: a shape, a tracer, a donated array."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         shape_alone = isinstance(leaf, (jax.ShapeDtypeStruct, Tracer))
         if shape_alone or getattr(leaf, "is_deleted", bool)():
@@ -107,13 +107,13 @@ def check_values(params: Params) -> None:
 
 
 def _kinds(params: Params) -> dict[str, Kind]:
-    """Return what each leaf of a tree is, by name, in flattening order."""
+    """Return the kind of each leaf of a tree, by name, in flattening order."""
     found = jax.tree_util.tree_flatten_with_path(params)[0]
     return {path_name(path): _kind(leaf) for path, leaf in found}
 
 
 def narrowed(values: jax.Array) -> jax.Array:
-    """Return f32 that bf16 holds exactly as bf16: by bits, for a device may flush subnormals."""
+    """Return f32 values that bf16 holds exactly as bf16; bitwise, as devices flush subnormals."""
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> np.uint32(16)
     return jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
 
@@ -130,7 +130,7 @@ def widened(values: jax.Array) -> jax.Array:
 def _capture(
     held: jax.Array, anchor: jax.Array, row: Any, start: Any, *, cut: Cut, keeps: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return the outer gradient of a piece and, if it is wanted, what it is now.
+    """Return the outer gradient of a piece and, if wanted, its local value.
 
     The outer gradient is ``anchor - local`` (DiLoCo, arXiv 2311.08105, and its heirs).
     """
@@ -139,11 +139,11 @@ def _capture(
 
 
 def _leaf_in(held: jax.Array, row: Any, cut: Cut) -> jax.Array:
-    """Return a leaf, or that of a row of a stack; None: it is in none."""
+    """Return a leaf: a row of a stack or, if ``row`` is None, all of ``held``."""
     if row is None:
         return held
     leaf = jax.lax.dynamic_index_in_dim(held, row, keepdims=False)
-    # Else XLA spreads all of the stack, and cuts the row out afterwards.
+    # Otherwise XLA spreads the whole stack and cuts the row out afterwards.
     lying: jax.Array = jax.lax.with_sharding_constraint(leaf, cut.leaf)
     return lying
 
@@ -162,11 +162,11 @@ def _adopt(  # noqa: PLR0913 - all of them are operands
     method: adoption.Method,
     narrow: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the leaf, or its stack, with a piece adopted, and the anchor; ``held`` is given up.
+    """Return the leaf, or its stack, with a piece adopted, and the anchor; ``held`` is donated.
 
     ``base`` is the local value that ``new`` already accounts for: what was captured for the
-    contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s;
-    what is adopted ``first`` overwrites.
+    contribution, or the anchor when none was. The formulas are ``skerry.algorithm.adoption``'s; the
+    ``first`` adoption overwrites.
     """
     leaf = _leaf_in(held, row, cut)
     adopted = adoption.adopt(method, cut.read(leaf, start), base, new, keep)
@@ -186,7 +186,7 @@ def _widened(anchors: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 class Place(NamedTuple):
     """Where a leaf is held: the number of an array in the order of names, and its row there.
 
-    None: it is the array.
+    Row None: the leaf is the whole array.
     """
 
     number: int
@@ -210,9 +210,9 @@ class JaxFragments:
     """The fragments of one tree of parameters, and an anchor of each.
 
     ``params`` are the parameters, some perhaps in ``stacks``; the training loop sets them after a
-    step. ``cuts`` are the pieces of each fragment, and where each lies. An anchor is bf16 where
-    global fragments travel so, which holds it exactly. In flight a fragment costs its outer
-    gradient until it is sent and, if adoption is by rebase, what was captured until it is merged.
+    step. ``cuts`` are the pieces of each fragment, and where each lies. If global fragments are
+    bf16, anchors are bf16, which is exact. A fragment in flight takes memory for its outer gradient
+    until it is sent and, with adoption by rebase, for the captured values until it is merged.
     """
 
     def __init__(
@@ -242,9 +242,9 @@ class JaxFragments:
         self._captured: dict[int, tuple[jax.Array, ...]] = {}
 
     def take(self, params: Params) -> None:
-        """Go on with what a step has made; ModelError unless it is the tree of arrays held so far.
+        """Hold a step's parameters; ModelError unless they are a tree like the one held so far.
 
-        It is looked at before every step: a round that comes due later would tear it up.
+        They are checked at every step, because a later round would fail halfway through them.
         """
         leaves, tree = jax.tree.flatten(params)
         if tree != self._layout.tree or [*map(_kind, leaves)] != [*self._kinds.values()]:
@@ -263,7 +263,7 @@ class JaxFragments:
         self.params = in_turn(params)
 
     def warm(self, tick: Callable[[], None]) -> None:
-        """Compile everything, calling ``tick`` in between; nothing is run, nothing changes."""
+        """Compile all programs without running them, calling ``tick`` in between."""
         for _, program in self.programs():
             program.compile()
             tick()
@@ -317,7 +317,7 @@ class JaxFragments:
         """Take in a decoded global fragment, f32 [padded_size]; it becomes the anchor bit by bit.
 
         The first adoption of a fragment overwrites it. The array must not be written to
-        afterwards: on a CPU what is on the device may be this very memory.
+        afterwards: on a CPU the device may share its memory.
         """
         new = tuple(placed(vector, piece, cut) for piece, cut in self.cuts[fragment])
         first = fragment not in self._anchors
@@ -367,7 +367,7 @@ class JaxFragments:
     def _write(self, fragment: int, base: Any, new: Any, *, first: bool) -> tuple[jax.Array, ...]:
         """Adopt piece by piece; returns the anchors."""
         leaves, anchors = self._leaves(), list[jax.Array]()
-        self.params = None  # so that a leaf that is given up has no other holder
+        self.params = None  # a donated leaf must have no other holder
         for (piece, cut), before, vector in zip(self.cuts[fragment], base, new, strict=True):
             place = self._places[piece.leaf]
             lay = leaves[place.number].sharding

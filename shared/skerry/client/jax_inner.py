@@ -1,4 +1,4 @@
-"""The state of an optax optimizer, or of any tree of JAX arrays, as it is saved and read."""
+"""Saves and restores the state of an optax optimizer, or any tree of JAX arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skerry.models.stacks import NO_STACKS, Stacks, row_place
 @partial(jax.tree_util.register_dataclass, data_fields=["stack"], meta_fields=["number"])
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a stack as a tensor of its own, which is cut out only where it is copied."""
+    """A row of a stack as a tensor of its own; it is cut out only when it is copied."""
 
     stack: Any
     number: int
@@ -43,10 +43,10 @@ class Row:
 
 
 def kind_of(template: Any, stacks: Stacks = NO_STACKS) -> StateKind:
-    """Return what a saver has to know; ``template`` is a tree of the state's shapes and dtypes.
+    """Return how to save a state; ``template`` is a tree of its shapes and dtypes.
 
-    Where arrays lie with several processes it says where too, or is a state itself. State of the
-    ``stacks`` is saved as that of the leaves that they hold.
+    For a state spread over several processes it also has shardings, or is a state itself. State of
+    the ``stacks`` is saved as state of the leaves that they hold.
     """
 
     def copied(name: str, array: Any) -> jax.Array:
@@ -103,7 +103,7 @@ def flat(state: Any, stacks: Stacks = NO_STACKS) -> dict[str, Any]:
 
 
 def _row_names(name: str, stacks: Stacks) -> list[str]:
-    """Return the names of what is held in a stack of a state; none for any other array."""
+    """Return the names of the leaves in a stack of a state; none for any other array."""
     for stack, leaves in stacks.items():
         if name == stack or name.endswith(f".{stack}"):
             return [name.removesuffix(stack) + leaf for leaf in leaves]
@@ -127,7 +127,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def shapes_here(arrays: Arrays) -> Shapes:
-    """Return the shapes of what lies with this process, named as by ``lying_here``."""
+    """Return the shapes of this process's parts, named as by ``lying_here``."""
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, array in arrays.items():
         for label, spans in _parts(name, array).items():
@@ -136,7 +136,7 @@ def shapes_here(arrays: Arrays) -> Shapes:
 
 
 def lying_here(arrays: Arrays) -> dict[str, Any]:
-    """Return arrays as far as they lie with this process: whole, or part by part."""
+    """Return this process's share of arrays, by name: whole arrays, or parts of them."""
     found: dict[str, Any] = {}
     for name, array in arrays.items():
         if _is_here(array):
@@ -151,7 +151,7 @@ def lying_here(arrays: Arrays) -> dict[str, Any]:
 
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]
-"""Of each dimension, from where to where."""
+"""The start and stop of a part in each dimension."""
 
 
 def _is_here(array: Any) -> bool:
@@ -160,7 +160,7 @@ def _is_here(array: Any) -> bool:
 
 
 def _parts(name: str, array: Any) -> dict[str, Spans]:
-    """Return which parts of an array lie with this process, each once, by label and in order."""
+    """Return the parts of an array that this process holds, each once, by label and in order."""
     if _is_here(array):
         return {name: _spans((), array.shape)}
     places = array.sharding.addressable_devices_indices_map(tuple(array.shape)).values()
@@ -174,7 +174,7 @@ def _spans(index: tuple[slice, ...], shape: Sequence[int]) -> Spans:
 
 
 def _label(name: str, spans: Spans, shape: Sequence[int]) -> str:
-    """Name a part of an array; all of it has the array's name."""
+    """Name a part of an array; the whole has the array's name."""
     if spans == _spans((), shape):
         return name
     return f"{name}[{','.join(f'{start}:{stop}' for start, stop in spans)}]"
@@ -183,9 +183,9 @@ def _label(name: str, spans: Spans, shape: Sequence[int]) -> str:
 def restored(like: Any, tensors: Mapping[str, NDArray[Any]], stacks: Stacks = NO_STACKS) -> Any:
     """Return the state that was saved as ``tensors``, named as by ``lying_here``.
 
-    ``like`` is a tree of arrays, or of their shapes, dtypes and places, where they are to lie. They
-    are copied, tensor by tensor and to each device only its own part: what a step may write
-    into must be the device's own memory.
+    ``like`` is a tree of arrays, or of their shapes, dtypes and shardings, which the result gets.
+    Tensors are copied one by one, to each device only its own part: a step may write into the
+    result, so it must be the device's own memory.
     """
     named, tree = jax.tree_util.tree_flatten_with_path(like)
     leaves = list[jax.Array]()
@@ -218,7 +218,7 @@ def _placed(name: str, like: Any, tensors: Mapping[str, NDArray[Any]]) -> jax.Ar
         jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), like)
         keys: jax.Array = jax.random.wrap_key_data(_placed(name, leaf, tensors), impl=impl[0])
         return keys
-    if not getattr(leaf, "committed", True):  # it goes wherever the others are
+    if not getattr(leaf, "committed", True):  # JAX moves it to where the others are
         return jnp.array(tensors[name])
     if _is_here(leaf):
         return meshes.put(tensors[name], leaf.sharding)

@@ -1,4 +1,4 @@
-"""A JAX training loop of one's own as a learner: ``skerry.join``."""
+"""Makes a user's JAX training loop a learner: ``skerry.join``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from skerry.settings.models import RunConfig
 class JaxIsland(LoopIsland):
     """One learner of a run, whose parameters are a tree of JAX arrays.
 
-    Where they lie with several processes each sends and reads its own part.
+    If several processes hold them, each sends and reads its own part.
     """
 
     def __init__(
@@ -77,25 +77,24 @@ class JaxIsland(LoopIsland):
     ) -> Params:
         """Take the parameters that a step has made, and return those to go on with.
 
-        It answers and adopts; it never waits, but in a blocking mode. The arrays passed in are
-        given up; ModelError unless they are a tree like that of ``join``. The first step of a loop
-        that has not asked for ``params`` was taken from its own initial ones: it counts for
-        nothing, and the log's are returned. ``state`` is the optimizer's after this step, to be
-        saved on this machine now and then; ``restored`` gives it back after a restart. Of several
-        processes each calls it: ``tokens`` are those of all. ``JoinedIsland.boundary`` says the
-        rest.
+        It answers and adopts; it waits only in a blocking mode. The arrays passed in are donated;
+        ModelError unless they are a tree like that of ``join``. If a loop has not read ``params``,
+        its first step started from its own initial ones: the step is discarded, and the log's are
+        returned. ``state`` is the optimizer's after this step, to be saved on this machine now and
+        then; ``restored`` gives it back after a restart. If a learner has several processes, each
+        calls it: ``tokens`` are those of all. ``JoinedIsland.boundary`` says the rest.
         """
         if self._taken:
             self._held.take(params)
             held = None if state is None else lambda: state
-            with jax.transfer_guard("allow"):  # a guard of the loop's is not about these
+            with jax.transfer_guard("allow"):  # a guard of the loop is not meant for ours
                 self._boundary(tokens=tokens, loss=loss, cursor=cursor, routed=routed, state=held)
         return self.params
 
     def restored(self, state: Any) -> Any:
         """Return an optimizer's state as an earlier start of this learner saved it, or as given.
 
-        ``state`` is a fresh one, of the shapes that steps will pass, where they will lie.
+        ``state`` is a fresh one, with the shapes and shardings that steps will pass.
         """
         tensors = self._resume(jax_inner.kind_of(state))
         if not tensors:
@@ -111,7 +110,7 @@ class JaxIsland(LoopIsland):
     def _follow(
         self, process: FollowingProcess, place: Assignment, plan: Plan, config: RunConfig
     ) -> Obey:
-        """Hold what lies with this process, and serve the first one from a thread."""
+        """Hold this process's part, and serve the first process from a thread."""
         shared = SharedFragments(self._copied(plan, config), plan, config.sync)
         thread = LoopThread("skerry")
         self._around.callback(thread.close)
@@ -129,9 +128,9 @@ class JaxIsland(LoopIsland):
         return following.do
 
     def _copied(self, plan: Plan, config: RunConfig) -> JaxFragments:
-        """Hold a copy: adopting writes into it, and the caller's arrays are the caller's.
+        """Hold a copy, because adopting writes into it and the caller keeps its own arrays.
 
-        It is committed to its devices, as what is adopted is: so programs are compiled once.
+        It is committed to its devices, as adopted arrays are: so programs are compiled once.
         """
         given = self._held.params if self._given is None else self._given  # None: it joins again
         check_values(given)
@@ -155,9 +154,9 @@ def join(
 ) -> JaxIsland:
     """Return one learner of a run, for a ``with`` block around a training loop of your own.
 
-    The run is created where there is none: with these parameters as its first global state. Else
-    they only say what the tensors are, and the log's values come in their place. Where JAX runs in
-    several processes (``jax.distributed.initialize``), they are one learner: each joins, and the
+    If the run does not exist, it is created with these parameters as its first global state; else
+    they only give the tensors' names and shapes, and the log's values replace them. If JAX runs in
+    several processes (``jax.distributed.initialize``), these are one learner: each joins, and the
     first one decides.
 
     Args:
@@ -165,16 +164,16 @@ def join(
             run's ``skerry up`` in this folder.
         params: A tree of float32 arrays, of any structure. Names are its paths, joined by ``.``.
         run: The run's id.
-        name: The learner's own, which no other learner of the run has; by default the host's.
+        name: The learner's name, unique in the run; by default the host's.
         config: Settings by table, such as ``{"train": {"steps": 5000}}``, or a TOML file of them;
-            those of the run count if it is created here. Credentials are in table ``nats``.
+            the run's count only if it is created here. Credentials are in table ``nats``.
         embeddings: Name parts that mark embeddings, which are averaged and not merged by direction;
             by default those with ``embed`` in a part.
-        units: By the name of a stack of tensors, how many elements one of them has; by default
-            the experts of Hugging Face's models.
+        units: The elements of one tensor in each stack of tensors, by the stack's name; by default
+            those of the experts of Hugging Face's models.
 
     Raises:
-        ConfigError: a setting that is none, or does not fit.
+        ConfigError: a setting that is invalid, or does not fit.
         ModelError: parameters that are not float32, or have no names of their own or no values.
 
     Entering the block raises BrokerUnavailable where no broker answers, RunMismatch where the run

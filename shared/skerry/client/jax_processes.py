@@ -1,9 +1,9 @@
-"""JAX parameters that several processes hold together: what one does to fragments all do.
+"""JAX parameters that several processes hold together: all repeat what the first one does.
 
 Every process captures, quantises, sends, reads and adopts the blocks that lie on its own devices.
-A program that talks between devices must be run in one order by all of them, so the first process
-says what it is about to do before it does it; devices are a step behind what is dispatched, so
-that no device waits for these words.
+Programs that communicate between devices must run in the same order everywhere, so the first
+process announces each before it runs it; devices are a step behind what is dispatched, so no device
+waits for these messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # JAX names its coordinator nowhere else
+from jax._src import distributed  # JAX's public API does not name its coordinator
 from numpy.typing import NDArray
 
 from skerry.algorithm import quantise_jax
@@ -39,9 +39,9 @@ from skerry.protocol.contribution import GENESIS_SCHEME
 from skerry.settings.models import SyncConfig
 
 END_S = 20
-"""What a process waits at most, at its end, for the others."""
+"""Most seconds that a process waits at its end for the others."""
 PATIENCE_MS = 24 * 3600 * 1000
-"""What a process waits at most for the first one to join."""
+"""Most seconds that a process waits for the first one to join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Crew:
 
     @classmethod
     def of(cls, group: Group, run: str, learner: str) -> Crew:
-        """Wait until all processes have come; to be called before JAX looks at its devices."""
+        """Wait until all processes have come; call it before JAX looks at its devices."""
         if group.process:
             connection, address = come(group, run, learner)
             return cls(group, address, None, FollowingProcess(connection, number=group.process))
@@ -93,9 +93,9 @@ _meetings = count()
 
 
 def met(run: str, name: str | None) -> LeadProcess | FollowingProcess:
-    """Meet the other processes of a learner whose JAX they have initialised themselves.
+    """Meet the other processes of a learner after they have initialised JAX themselves.
 
-    They find each other by the coordinator that JAX has found them by.
+    They find each other through JAX's own coordinator.
     """
     world, key = distributed.global_state, f"skerry/{next(_meetings)}"
     store: Any = world.client
@@ -121,7 +121,7 @@ def _leave(code: object) -> None:
 
 
 def shares_of(cuts: Sequence[tuple[Piece, Cut]]) -> Shares:
-    """Return which blocks of a fragment lie with which process."""
+    """Return the blocks of a fragment that each process holds."""
     ranges: dict[Any, list[range]] = {n: [] for n in range(jax.process_count())}
     for piece, cut in cuts:
         blocks, before = padded(piece.size) // BLOCK, piece.offset // BLOCK
@@ -148,8 +148,8 @@ def _joined(ranges: list[range]) -> tuple[range, ...]:
 class SharedGradient:
     """A captured fragment, quantised where it lies as soon as all processes have captured it.
 
-    With error feedback each quantises its own blocks on the host. ``number`` counts captures, alike
-    in all of them.
+    With error feedback each quantises its own blocks on the host. ``number`` counts captures; it is
+    the same in all processes.
     """
 
     def __init__(self, vector: DeviceVector, scheme: str, shares: Shares, number: int) -> None:
@@ -170,7 +170,7 @@ class SharedGradient:
         raise TypeError(msg)
 
     def own(self) -> NDArray[np.float32]:
-        """Return the blocks that lie with this process, one after the other."""
+        """Return this process's blocks, one after the other."""
         whole = np.zeros(self._fragment.padded_size, np.float32)
         for piece, values in zip(self._pieces, self._values, strict=True):
             for shard in values.addressable_shards:
@@ -181,7 +181,7 @@ class SharedGradient:
         return whole.reshape(-1, BLOCK)[blocks].reshape(-1)
 
     def release(self) -> None:
-        """Give up the values on the devices: what is sent was made of them."""
+        """Free the values on the devices, once they are quantised."""
         self._values.clear()
 
     def quantise(self, scheme: str, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
@@ -205,10 +205,10 @@ class SharedGradient:
 
 
 class SharedFragments:
-    """What a session of the first process, or a follower of it, does to the fragments of all.
+    """The ``Fragments`` of a learner of several processes, in the first one and in the others.
 
-    ``lead`` is None in any other process than the first one: there ``adopt`` is given what that
-    process has read of the version, and ``gradients`` are the newest captures, by fragment.
+    ``lead`` is None in all but the first: there ``adopt`` takes what that process has read of the
+    version, and ``gradients`` are the newest captures, by fragment.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class SharedFragments:
         self._held.release(fragment)
 
     def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
-        """Take in a decoded global fragment, each process what lies with it."""
+        """Take in a decoded global fragment, f32 [padded_size]; each process adopts its part."""
         if self._lead is not None:
             self._say(Deed.ADOPT, fragment, self._lead.others.version_of(fragment, vector))
         self._held.adopt(fragment, vector)

@@ -1,6 +1,6 @@
-"""A learner in a training loop of one's own: that loop trains, a thread of ours meets the log.
+"""A learner in a user's training loop: the loop trains, a thread of ours talks to the log.
 
-Nothing here knows of JAX or torch: what parameters are is a ``Fragments`` of the caller's.
+Nothing here depends on JAX or torch: the caller's ``Fragments`` holds the parameters.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from skerry.settings.local import LearnerSettings, Settings
 from skerry.settings.models import RunConfig
 
 MOST_PENDING = 64
-"""Losses that are not known yet, at most; then the device is waited for."""
+"""Most losses still being computed; beyond that, a boundary waits for the device."""
 
 
 class PlannedLeaves:
@@ -66,10 +66,10 @@ def name_or_host(name: str | None) -> str:
 class Joining:
     """How a training loop, or its first process, becomes a learner of a run.
 
-    ``leaves`` are its tensors, perhaps of the model that a config.json has ``described``;
-    ``fragments`` makes what holds them, once the run's plan and config are known; ``machine`` is
-    what it computes on; ``lead`` speaks to its other processes. ConfigError for a run or a name
-    that is none.
+    ``leaves`` are its tensors; ``described`` is the text of their model's config.json, or empty.
+    ``fragments`` makes the object that holds them, once the run's plan and config are known;
+    ``machine`` is the one it computes on; ``lead`` talks to its other processes. Raises ConfigError
+    for an invalid run id or name.
     """
 
     settings: Settings
@@ -86,7 +86,7 @@ class Joining:
         checked_token(self.name, "learner")
 
     def join(self, around: ExitStack) -> JoinedIsland:
-        """Return the learner once it has the log's parameters; ``around`` leaves at its end."""
+        """Return the learner once it has the log's parameters; leaving ``around`` ends it."""
         local = self.settings.local
         if not structlog.is_configured():
             configure(local.log_level, service="learner")
@@ -139,8 +139,8 @@ class Joining:
 class JoinedIsland:
     """One learner of a run, for as long as a ``with`` block lasts, or its first process.
 
-    Errors of the network's thread are raised at the next step boundary. ``read_to`` is how far the
-    loop's batches have used the data, where it ``reads`` them or did since its last step.
+    Errors of the network's thread are raised at the next step boundary. ``read_to`` is the cursor
+    after the loop's last batch; steps use it while the loop ``reads`` batches, or just did.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class JoinedIsland:
         self._fell_back = False
 
     def begin(self) -> None:
-        """Offer the initial parameters where that falls to this learner, and adopt the log's."""
+        """Offer the initial parameters if that is up to this learner, and adopt the log's."""
         self._serving.wait(self._island.offer())
         self._serving.wait(self._island.catch_up())
         self._island.enter(LearnerPhase.TRAINING)
@@ -189,10 +189,10 @@ class JoinedIsland:
         )
 
     def resume(self, kind: StateKind) -> Mapping[str, NDArray[Any]]:
-        """Return the optimizer's state that an earlier start of this learner saved; empty: none.
+        """Return the optimizer's state that an earlier start of this learner saved, or nothing.
 
-        It waits for the disk. From now on boundaries save the state that they are given.
-        ConfigError once that is settled, by an earlier call or a step.
+        It waits for the disk. From now on boundaries save the state that they are given. Raises
+        ConfigError after an earlier call or a step.
         """
         island, local, restoring = self._island, self._local, self._serving.restored
         start = island.place.learner.incarnation, island.now.step
@@ -227,12 +227,12 @@ class JoinedIsland:
     ) -> None:
         """Count a step that was handed to the device; answer, and adopt what is due.
 
-        Nothing here waits, but in a blocking mode. ``tokens`` are those that the step trained on,
-        ``loss`` its mean loss, a number or a scalar that may still be computed; ``cursor`` is how
-        far the data is used, in sequences; by default as far as ``batches`` has read it, and
-        without these each step takes ``data.batch`` of them.
-        ``routed`` counts the tokens that reached each unit of a stack so far. ``state`` gives the
-        optimizer's state, to be saved when a save is due.
+        It waits only in a blocking mode. ``tokens`` is the number that the step trained on,
+        ``loss`` its mean loss, a number or a scalar that is still being computed; ``cursor`` is how
+        many sequences of the data are used: by default as many as ``batches`` has read, or without
+        ``batches`` another ``data.batch`` for each step.
+        ``routed`` counts the tokens that reached each unit of a stack so far. ``state`` returns the
+        optimizer's state, and is called when a save is due.
 
         Raises ConfigError for tokens that are not a whole number or are more than a step of the run
         may have, for a loss that is not one number, and for a cursor that goes back.
@@ -290,7 +290,7 @@ class JoinedIsland:
         return after
 
     def _read_losses(self, *, known: bool) -> None:
-        """Read the losses that are there; ``known``: wait for all of them."""
+        """Read the losses that are computed; ``known``: wait for all of them."""
         losses = self._losses
         while losses and (known or len(losses) > MOST_PENDING or is_known(losses[0])):
             loss = losses.popleft()
@@ -309,7 +309,7 @@ class JoinedIsland:
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """Answer the last rounds of a run that is over, then say goodbye; an earlier error wins."""
+        """Answer a finished run's last rounds, then say goodbye; an earlier error is raised."""
         try:
             if kind is None and self._island.done():
                 self._serving.wait(self._island.outlast())

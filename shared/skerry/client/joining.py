@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class Prepared(Protocol):
-    """What a config stands for on this machine: at least a plan."""
+    """What this machine makes of a config: at least a fragment plan."""
 
     @property
     def plan(self) -> Plan: ...
@@ -51,12 +51,11 @@ W = TypeVar("W", bound=Prepared)
 
 @dataclass(frozen=True, slots=True)
 class LearnerPlace:
-    """A learner's place in a run: who it is, which stream it reads, and where it goes on.
+    """A learner's place in a run: its identity, its data stream, and where it goes on.
 
-    ``member`` is its record with where it goes on, to be published once its inner state is known.
-    ``missing`` are the fragments that the log lacks and this learner can offer, ``recorded`` the
-    newest versions in the ledger.
-    ``seen`` is how far an earlier incarnation had read the same data, as its last pulse says.
+    ``member`` is its record, to be published once its inner state is known. ``missing`` are the
+    fragments that the log lacks and this learner can offer, ``recorded`` the newest versions in the
+    ledger. ``seen`` is the cursor in the last pulse of an earlier incarnation.
     """
 
     learner: LearnerIdentity
@@ -76,14 +75,14 @@ async def find_or_create(
     *,
     waits: bool = True,
 ) -> tuple[RunRecord, RunConfig, W]:
-    """Return the run's record, its config and what ``prepare`` makes of that.
+    """Return the run's record, its config and what ``prepare`` makes of the config.
 
-    The run is created from ``given`` where there is none, else the config in the ledger counts. A
+    A run that does not exist is created from ``given``; else the config in the ledger counts. A
     client that may not create it ``waits`` until another one has, or raises Denied.
-    ``model`` is what a new record says of the model of a training loop that joins, and that may
-    have data of its own: the run's is refused where it is read, if this machine does not offer it.
-    RunMismatch if this learner's tensors are cut differently, StateLost if the run's record is gone
-    while the log still holds state of it.
+    ``model`` is the model that a new record names for a training loop that joins; such a loop may
+    bring its own data, so the run's are checked only when they are read. Raises RunMismatch if this
+    learner's tensors are cut differently, StateLost if the run's record is gone while the log still
+    holds state of it.
     """
     record, work, chosen = await find_run(bus, run), None, given != RunConfig()
     if record is None and model is not None:
@@ -116,7 +115,7 @@ async def find_or_create(
     if work is None or wanted != config:
         check_payload(bus, config.sync.chunk_bytes)
         work = await in_thread(prepare, config)
-        with suppress(Denied):  # those who may keep the streams as they should be
+        with suppress(Denied):  # only some clients may correct the streams
             await bus.declare(specs(run, shards=record.shards, **config.log.model_dump()))
     if (work.plan.digest, work.plan.shards) != (record.plan_digest, record.shards):
         raise _mismatch(record, work.plan.specs)
@@ -165,9 +164,9 @@ def _described(leaf: LeafSpec | None) -> str:
 
 
 def _recorded(config: RunConfig, parameters: int, weights: str) -> RunConfig:
-    """Return the config as a run's record holds it: nothing is left open.
+    """Return the config as a run's record holds it, with no setting left open.
 
-    The contribution window has room for what a log should keep, where none was chosen.
+    An unset ``log.window_bytes`` becomes large enough for all contributions that a log should keep.
     """
     model = written_out(config.model).model_copy(update={"weights": weights})
     config = config.model_copy(update={"model": model, "data": with_tokenizer(config.data)})
@@ -179,7 +178,7 @@ def _recorded(config: RunConfig, parameters: int, weights: str) -> RunConfig:
 
 
 async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: int) -> RunRecord:
-    """Declare a run's streams and create its record; returns another's that was there first."""
+    """Declare a run's streams and create its record; return another client's if that came first."""
     folder = given.model.path
     weights = await asyncio.to_thread(digest_of, folder) if folder else ""
     config = _recorded(given, cut.parameters, weights)
@@ -206,7 +205,7 @@ async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: in
 def check_window(cut: Plan, config: RunConfig) -> None:
     """Raise ConfigError if the contribution window cannot hold the initial parameters, in f32.
 
-    What drops out of the window before a syncer has come is lost.
+    If they drop out of the window before a syncer reads them, they are lost.
     """
     # Shards have equal windows, and not quite as many parameters.
     largest = max(sum(f.size for f in cut.of_shard(shard)) for shard in range(cut.shards))
@@ -223,7 +222,7 @@ def offers(model: ModelConfig, folder: str) -> bool:
     """Return True if a learner has the initial parameters of a run with this model.
 
     A run that begins with weights gets them from learners that have their ``folder``; others wait.
-    Adapters (``lora_rank``) begin as every learner makes them.
+    Every learner can make initial adapters (``lora_rank``).
     """
     return bool(folder or model.lora_rank or not model.weights)
 
@@ -239,10 +238,10 @@ async def take_place(
     data: str = "",
     able: bool = True,
 ) -> LearnerPlace:
-    """Join the run, and read from the log how far it and this learner's stream are.
+    """Join the run, and read from the log how far the run and this learner's stream are.
 
-    ``data`` is the digest of the text that it reads, for the record. It is ``able`` to offer the
-    run's initial parameters, or not.
+    ``data`` is the digest of the text that it reads, for the record; ``able`` says whether it can
+    offer the run's initial parameters.
     """
     run = record.run
     last, taken = await both(
@@ -281,7 +280,7 @@ async def take_place(
 
 
 async def settle(bus: Bus, member: MemberRecord, restored: RestoredState) -> None:
-    """Put on record where this incarnation goes on, waiting for a broker that is away.
+    """Publish the record of where this incarnation goes on, waiting for a broker that is away.
 
     Raises Superseded when a newer incarnation has joined meanwhile.
     """

@@ -1,8 +1,7 @@
-"""A learner in a training loop of one's own, in one process or in several.
+"""A learner in a user's training loop, in one process or in several.
 
-Of several the first one leads: only it joins. At each boundary the others do what it says, until it
-says where the learner is then, so that all of them know the same. Nothing here knows of JAX or
-torch.
+With several, the first one leads: only it joins. At each boundary the others do what it says, until
+it sends them the learner's new standing. Nothing here depends on JAX or torch.
 """
 
 from __future__ import annotations
@@ -32,13 +31,14 @@ from skerry.settings.local import Settings
 from skerry.settings.models import RunConfig
 
 Obey: TypeAlias = Callable[..., None]
-"""Does to fragments what the first process does: a deed, a fragment, and perhaps a version."""
+"""Repeats what the first process does to fragments: takes a deed, a fragment, perhaps a version."""
 
 
 class Follower:
-    """Any other process of a learner: it does what the first one says, until that is done.
+    """A process of a learner other than the first: it does what the first one says.
 
-    ``hold`` makes what holds its part of the parameters. ``state`` gives the optimizer's state.
+    ``hold`` makes the object that holds its part of the parameters. ``state`` returns the
+    optimizer's state.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Follower:
                     self._obey(deed, *words)
 
     def begin_saving(self, kind: StateKind) -> None:
-        """Look for what an earlier start has saved, and save from now on."""
+        """Look for a state that an earlier start has saved, and save from now on."""
         local, place = self._settings.local.learner, self._place
         if not local.save_every_s:
             self._process.tell(Deed.FOUND)
@@ -119,9 +119,9 @@ def not_joined() -> ConfigError:
 
 
 class LoopIsland(StandingView):
-    """One learner of a run, for a ``with`` block around a training loop of one's own.
+    """One learner of a run, for a ``with`` block around a user's training loop.
 
-    Where several processes are one learner each has one, and calls what the others call.
+    If a learner has several processes, each has one of these, and all make the same calls.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class LoopIsland(StandingView):
     def batches(self, loader: Loader[Any] | None = None) -> Iterator[Any]:
         """Yield each process's batches until the run is over, as ``batches.until_done`` says.
 
-        While they are read, steps use the data as far as it was read, however many of them.
+        While they are read, a step's cursor is how far they were read, however many they are.
         """
         joined, begun = self._joined, loader is not None and loader is self._begun
         self._begun = loader
@@ -242,7 +242,7 @@ class LoopIsland(StandingView):
         )
 
     def _resume(self, kind: StateKind) -> Mapping[str, NDArray[Any]]:
-        """Return the optimizer's state that an earlier start has saved, as far as it lies here."""
+        """Return this process's part of the optimizer's state that an earlier start has saved."""
         if self._follower is not None:
             self._follower.begin_saving(kind)
         found = list[Mapping[str, NDArray[Any]]]()
@@ -250,9 +250,9 @@ class LoopIsland(StandingView):
         return found[0] if self._follower is None else self._follower.restored
 
     def _at_boundary(self, act: Callable[[], object], ends: BaseException | None = None) -> None:
-        """Have the first process act, and learn where this learner is then.
+        """Have the first process ``act``, and learn where this learner is then.
 
-        ``ends``: by an error, which the others hear of as they do of any in ``act``.
+        An error in ``act``, or ``ends``, which is raised instead, reaches the others too.
         """
         if self._follower is not None:
             self._standing = self._follower.follow()

@@ -1,8 +1,8 @@
-"""What the trainer and the network hand each other; no step ever waits for it.
+"""Passes values between the trainer and the network; no step ever waits for it.
 
-Slots hold the newest value only, and queues what one learner has asked for or sent: a trainer that
-compiles for minutes, or a broker that is away for a day, fills no memory. The lock is held for a
-few operations on dictionaries at most.
+Slots hold the newest value only, and queues only what one learner has ordered or sent: a trainer
+that compiles for minutes, or a broker that is away for a day, fills no memory. The lock is held for
+a few operations on dictionaries at most.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Gradient: TypeAlias = NDArray[np.float32] | DeviceGradient
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A global fragment on its way in: decoded, f32 [padded_size].
+    """A global fragment to be adopted: decoded, f32 [padded_size].
 
-    None: initial parameters, which a learner that has them compares before it reads them.
+    ``vector`` is None for initial parameters: a learner compares its own before it reads them.
     """
 
     manifest: Manifest
@@ -55,7 +55,7 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingContribution:
-    """A contribution on its way out: the header without norms, the gradient f32 [padded_size].
+    """A contribution to be sent: the header without norms, the gradient f32 [padded_size].
 
     ``routed`` are the tokens that reached each unit, at its origin and at its capture.
     """
@@ -76,7 +76,7 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A contribution that is not on its way any more: the log has it, or it was not finite."""
+    """A contribution that is no longer being sent: the log has it, or it was not finite."""
 
     header: ContributionHeader
     sent: bool
@@ -85,21 +85,21 @@ class Gone:
 Order: TypeAlias = OutgoingContribution | Initial | MissingCheck | Pulse
 """What the trainer asks the network to send, or to look for."""
 Event: TypeAlias = Gone | MissingCheck
-"""What has become of a contribution; a check that comes back is of one that is lost."""
+"""The fate of a contribution; a ``MissingCheck`` that comes back says that it is lost."""
 
 
 class Mailbox:
-    """The only thing that both threads touch.
+    """The only object that both threads touch.
 
     ``rounds`` are the newest of every fragment, by fragment. ``began_s`` is when the run's first
     commit was made, by the trainer's monotonic clock; None until that is known. ``to_offer`` are
-    the fragments whose initial parameters fall to this learner; None until that is known.
+    the fragments whose initial parameters this learner must offer; None until that is known.
     """
 
     def __init__(
         self, room: int, notify: Callable[[], None], wake: Callable[[], None] | None = None
     ) -> None:
-        """``room`` bounds the global fragments here; ``notify`` has the network take orders.
+        """``room`` bounds the global fragments held here; ``notify`` makes the network take orders.
 
         ``wake`` is called when there is news, for a trainer that waits for it in its own way.
         """
@@ -119,7 +119,7 @@ class Mailbox:
     # the network's side
 
     def post(self, event: Event) -> None:
-        """Report what has become of a contribution."""
+        """Report the fate of a contribution."""
         with self._lock:
             self._events.append(event)
         self._wake()
@@ -152,9 +152,9 @@ class Mailbox:
         self._wake()
 
     def has_room(self, fragment: int, reading: int) -> bool:
-        """Return True if a global fragment can be read without exceeding the bound.
+        """Return True if the bound allows to read a global fragment beside ``reading`` others.
 
-        ``reading`` are being read. One more than the bound may be, to replace one that waits here.
+        One beyond the bound is allowed if it replaces a version that waits here.
         """
         with self._lock:
             return len(self._fresh) + reading < self._room + (fragment in self._fresh)
@@ -174,7 +174,7 @@ class Mailbox:
         self._notify()
 
     def take_events(self) -> list[Event]:
-        """Take what has become of contributions since the last time."""
+        """Take the events since the last call."""
         with self._lock:
             taken, self._events = self._events, []
             return taken

@@ -1,6 +1,6 @@
-"""Where the processes of one learner find each other before it begins.
+"""How the processes of one learner find each other before it begins.
 
-The first one listens, and the others come and say whose they are. Nothing here knows of JAX or
+The first one listens; the others connect and name their learner. Nothing here depends on JAX or
 torch.
 """
 
@@ -30,15 +30,15 @@ HELLO_S = 5.0
 RETRY_S = 0.5
 MOST_HELLO = 4096
 NO_HELLO = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
-"""What a stranger's line may raise."""
+"""Errors that a line from a stranger may raise."""
 WILDCARD = "0.0.0.0"  # noqa: S104 - compared with, not listened on
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A learner's processes, as settings of each machine say.
+    """A learner's processes, as the settings of each machine name them.
 
-    Each proves to the other that it knows the ``secret``, which no line says.
+    Each proves to the other that it knows the ``secret``, without sending it.
     """
 
     processes: int
@@ -51,7 +51,7 @@ class Group:
     def of(cls, local: LearnerSettings | None) -> Group | None:
         """Return the group that a process belongs to, None for a learner of one process.
 
-        Raises ConfigError for settings that make none.
+        Raises ConfigError for settings that do not name a group.
         """
         if local is None or local.processes == 1:
             return None
@@ -76,10 +76,10 @@ class Group:
 def meet(
     share: Callable[[str], str], at: str, place: tuple[int, int], run: str, learner: str
 ) -> LeadProcess | FollowingProcess:
-    """Have processes meet that can share a text already: ``share`` gives all the first one's.
+    """Connect processes that can already share a text: ``share`` gives all of them the first's.
 
-    ``at`` is the host where the others reach the first one, ``place`` this one's number and how
-    many there are. ``learner`` may be empty in the others.
+    ``at`` is the host at which the others reach the first one, ``place`` this process's number and
+    how many there are. ``learner`` may be empty in all but the first.
     """
     process, processes = place
     if process:
@@ -129,7 +129,7 @@ def _all_come(
 
 
 def _proof(group: Group, *said: object) -> str:
-    """Return what only a process can say of what was said that knows the secret."""
+    """Return a proof, over what was ``said``, that only a process with the secret can make."""
     return hmac.new(group.secret.encode(), json.dumps(said).encode(), "sha256").hexdigest()
 
 
@@ -138,14 +138,14 @@ def _say(connection: socket.socket, **said: object) -> None:
 
 
 def own(address: str) -> bool:
-    """Return True for a host and port at which this machine, and not all of it, can listen."""
+    """Return True if the host of ``host:port`` is an address of this machine, not a wildcard."""
     host, _, _ = address.rpartition(":")
     with _listening(host, 0) as found:
         return str(found.getsockname()[0]) != WILDCARD
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Listen where the others come, and nowhere else if that address is this machine's own."""
+    """Listen at the coordinator's address only if that is this machine's own, else at every one."""
     try:
         return socket.create_server((host, port))
     except OSError as error:
@@ -155,7 +155,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -> tuple[int, str]:
-    """Return the number and the nonce of a process of this learner; ValueError if it is none."""
+    """Return the number and the nonce of a process; ValueError if it is not of this learner."""
     challenge = secrets.token_hex(16)
     _say(connection, nonce=challenge)
     hello = json.loads(_line(connection))
@@ -182,7 +182,7 @@ def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -
 def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
     """Connect to the first process, waiting for it; returns the connection and JAX's address.
 
-    Raises ConfigError if it is the first process of something else.
+    Raises ConfigError if it is the first process of another learner.
     """
     log.info("waits_for_first_process", address=f"{group.host}:{group.port}")
     while True:
@@ -212,7 +212,7 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
 
 
 def _line(connection: socket.socket, *, patient: bool = False) -> bytes:
-    """Read one short line, and not a byte more; ValueError or TimeoutError if there is none."""
+    """Read one short line, and not a byte more; ValueError or TimeoutError if none comes."""
     line, until_s = b"", time.monotonic() + HELLO_S
     while not line.endswith(b"\n"):
         connection.settimeout(None if patient else max(0.001, until_s - time.monotonic()))

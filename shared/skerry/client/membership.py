@@ -1,4 +1,4 @@
-"""One incarnation of a learner as its network's thread sees it: it settles in, and it leaves."""
+"""How one incarnation of a learner settles in and leaves, in the network's thread."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Membership:
     over: bool = False
 
     async def settle(self, restored: Awaitable[RestoredState]) -> None:
-        """Do what goes on while the trainer compiles, then be idle for ever.
+        """Load what the first contribution needs, while the trainer compiles; never return.
 
-        Load what the first contribution needs, and put on record how this incarnation goes on.
+        Also publish the record of how this incarnation goes on.
         """
         async with TaskGroup() as group:
             group.create_task(asyncio.to_thread(load_kernels))
@@ -45,7 +45,7 @@ class Membership:
         await self.network.sender.answered()
 
     async def leave(self) -> None:
-        """Send what was captured and say goodbye; for the end, after the trainer has stopped."""
+        """Send what was captured and say goodbye, after the trainer has stopped."""
         if not self.over:
             with suppress(RuntimeError):  # a program at its very end starts no work in threads
                 await self.network.flush()

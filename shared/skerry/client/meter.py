@@ -1,4 +1,4 @@
-"""Where the time goes: steps, tokens, seconds inside training steps; the material of pulses."""
+"""Counts a learner's steps, tokens and seconds per phase, for its pulses."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STEP_TIME_SHARE = 0.1
 class Meter:
     """Measures one incarnation; ``started_s`` is when its process began, by ``clock``.
 
-    ``step_time_s`` is an exponential moving average over whole steps, boundary included; busy time
-    leaves boundaries, compilation and steps that only replay out. ``wait_s`` is time in which a
-    blocking mode held this learner up.
+    ``step_time_s`` is an exponential moving average over whole steps, boundaries included; busy
+    time excludes boundaries, compilation and replayed steps. ``wait_s`` is the time for which a
+    blocking mode held this learner.
     """
 
     started_s: float
@@ -40,7 +40,7 @@ class Meter:
         self._entered_s = self.started_s
 
     def enter(self, phase: LearnerPhase) -> None:
-        """Note that the learner does something else from now on."""
+        """Begin another phase now."""
         self._spent_s[self.phase] = self.spent_s(self.phase)
         self.phase, self._entered_s = phase, self.clock()
 
@@ -52,7 +52,7 @@ class Meter:
     def trained(self, busy_s: float, *, replayed: bool = False) -> None:
         """Count the training of one step, before any pulse can be sent after it.
 
-        What was ``replayed`` an earlier incarnation had done before, and it was lost.
+        A ``replayed`` step is one that an earlier incarnation took, and whose result was lost.
         """
         if replayed:
             self.replay_s += busy_s
@@ -61,10 +61,10 @@ class Meter:
         self.steps += 1
 
     def stepped(self, whole_s: float) -> None:
-        """Note how long a step took altogether, its boundary included.
+        """Note how long a whole step took, its boundary included.
 
-        The outcome of a step is read during the next one, so the first only says how long it takes
-        to hand work to the device: it tells nothing of the step time.
+        The outcome of a step is read during the next one, so the first only measures how long it
+        takes to hand work to the device: it is left out.
         """
         if self.steps > 1:
             share = STEP_TIME_SHARE if self.step_time_s else 1.0
@@ -78,7 +78,7 @@ class Meter:
         return due
 
     def pulse(self, learner: LearnerIdentity, now: TrainingProgress) -> Pulse:
-        """Return what training has to say at this instant; the sync session adds the rest."""
+        """Return a pulse with the progress of training now; the sync session adds the rest."""
         return Pulse(
             run=learner.run,
             learner=learner.name,

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 NANOSECONDS = 1e9
 ALONE_S = 15.0
-"""Seconds without a syncer after which that is said, also while the trainer compiles."""
+"""Seconds without a syncer after which a warning is logged, even while the trainer compiles."""
 PREPARING = {LearnerPhase.STARTING, LearnerPhase.CATCHING_UP}
 
 
@@ -70,7 +70,7 @@ class Network:
         self._pulse_ordered = asyncio.Event()
 
     def take_orders(self) -> None:
-        """Hand on what the trainer has asked for; of pulses only the newest is sent."""
+        """Pass on the trainer's orders; send only the newest pulse."""
         for order in self.link.mailbox.take_orders():
             if isinstance(order, Pulse):
                 self._pulse = order
@@ -109,12 +109,12 @@ class Network:
         log.info("run_finished")
 
     async def flush(self) -> None:
-        """Send what is left; for the end, after ``run`` and the trainer have stopped."""
+        """Send what is left, after ``run`` and the trainer have stopped."""
         self.take_orders()
         await self.sender.flush()
 
     async def offer(self) -> None:
-        """Have the trainer offer what the log lacks, once that falls to no other learner."""
+        """Have the trainer offer what the log lacks, once no other learner is to do so."""
         link, pulse_s = self.link, self.link.config.liveness.pulse_s
         before, changed_s = list[int](), link.clock()
         while missing := [f for f in self._missing if f not in self.receiver.announced]:
@@ -134,8 +134,8 @@ class Network:
     async def genesis(self) -> None:
         """Post when the run's first commit was made, on the trainer's clock.
 
-        How long ago that is the broker's clock tells, once: those of machines differ, and jump.
-        Where none comes and no syncer has said anything, it is said once what is missing.
+        Its age is computed once by the broker's clock, as machines' clocks differ and jump. If
+        there is neither a commit nor a sign of a syncer, a warning is logged once.
         """
         async with TaskGroup() as group:
             alone = group.create_task(self._say_alone())
@@ -155,7 +155,7 @@ class Network:
                 log.warning("waits_for_syncer", seconds=ALONE_S, hint=hint)
 
     async def _broker_time(self) -> tuple[int, float]:
-        """Return what the broker's clock and the trainer's show, to within a round trip."""
+        """Return the broker's time and the trainer's, in step to within a round trip."""
         link = self.link
         while True:
             with suppress(BrokerUnavailable):
@@ -164,8 +164,8 @@ class Network:
     async def pulses(self) -> None:
         """Publish the newest pulse whenever there is one; a lost pulse is replaced by the next.
 
-        Before a step is measured the last one is said again: a trainer that compiles, or runs what
-        it has compiled for the first time, has no step boundaries.
+        Before the first step is measured, the last pulse is repeated: a trainer that compiles, or
+        runs a compiled program for the first time, has no step boundaries.
         """
         repeat = False
         while True:
@@ -175,9 +175,9 @@ class Network:
             repeat = not await happens(self._pulse_ordered, pulse_s)
 
     async def pulse(self, *, repeat: bool = False) -> None:
-        """Publish the pulse that waits, if one does.
+        """Publish the pulse that waits, if there is one.
 
-        ``repeat``: where none waits, say the last one once more.
+        ``repeat``: if none waits, publish the last one again.
         """
         link = self.link
         self.take_orders()

@@ -1,6 +1,6 @@
-"""What the processes of one learner say to each other, and the line over which they say it.
+"""The messages between the processes of one learner, and their connections.
 
-One line of JSON per message, over TCP, in order. Nothing here knows of JAX or torch.
+One line of JSON per message, over TCP, in order. Nothing here depends on JAX or torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 BEAT_S = 1.0
 SILENCE_S = 15.0
-"""A process that has said nothing for that long is gone; each says something every ``BEAT_S``."""
+"""A process that was silent for ``SILENCE_S`` is gone; each sends something every ``BEAT_S``."""
 MOST_LINE = 16 << 20
 
 Words: TypeAlias = list[Any]
@@ -53,7 +53,7 @@ class Deed(IntEnum):
 
 
 def end_at_once(sentence: str) -> None:
-    """End this process: what its other threads wait for will never come.
+    """End this process at once, because its other threads would wait for ever.
 
     An empty sentence says that nothing is wrong.
     """
@@ -86,23 +86,23 @@ class Peer:
             thread.start()
 
     def say(self, deed: Deed, words: Sequence[Any] = ()) -> None:
-        """Send a message; where none takes it any more, its end is found."""
+        """Send a message; a failure is left to the listening thread."""
         with self._lock, suppress(OSError):
             self._connection.sendall(json.dumps([deed, *words]).encode() + b"\n")
 
     def close(self, deed: Deed = Deed.END) -> None:
-        """Say that this is the end, which is no loss."""
+        """Send ``deed`` as the last message; after END the other process counts no loss."""
         self._over.set()
         self.say(deed)
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
     def await_end(self, within_s: float) -> None:
-        """Wait until the other one has hung up."""
+        """Wait until the other process has closed its connection."""
         self._listener.join(within_s)
 
     def break_off(self) -> None:
-        """End without a word, which the other one takes for a loss."""
+        """Close without a message; the other process then counts this one as lost."""
         self._over.set()
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

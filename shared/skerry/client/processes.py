@@ -1,8 +1,7 @@
-"""The processes of one learner: the first one decides, and says what to do to all others.
+"""The processes of one learner: the first one decides, and gives all others their orders.
 
-A learner is whole or it is not: a process that
-loses another one says so and ends at once, whatever its other threads wait for, and the log is
-where all begin again. Nothing here knows of JAX or torch.
+If one is lost, all end: a process that loses another says so and ends at once, whatever its other
+threads wait for, and all begin again from the log. Nothing here depends on JAX or torch.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from skerry.errors import BrokerUnavailable, Diverged, Overtaken, SkerryError, f
 from skerry.protocol.messages import ContributionHeader
 
 HEED_S = 5.0
-"""A process that has not looked that long after the first one has failed waits for its devices."""
+"""Seconds to notice that the first process has failed; one that does not is stuck on devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a learner's other processes have to know of its place in the run.
+    """What a learner's other processes must know of its place in the run.
 
     ``data`` is the digest of the text that it reads, if that is the run's. ``blank``: its
     parameters begin as zeros, for all of them come from the log.
@@ -52,9 +51,9 @@ class Assignment:
 
 
 REQUESTS = frozenset({Deed.READ, Deed.SEND, Deed.QUANTISE, Deed.FORGET})
-"""Deeds of the network's thread, each with an answer but the last."""
+"""Deeds of the network's thread; each but the last has an answer."""
 ERRORS: Mapping[str, type[SkerryError]] = {"Overtaken": Overtaken, "Diverged": Diverged}
-"""What a process fails by that means the same in the first one."""
+"""Errors of another process that mean the same in the first one."""
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ class _Asked:
 
 
 class OtherProcesses:
-    """All processes of a learner but the first, as that one's network has them do their parts."""
+    """All processes of a learner but the first, as the first one's network uses them."""
 
     def __init__(self, count: int, post: Callable[..., None]) -> None:
         self._count = count
@@ -96,23 +95,23 @@ class OtherProcesses:
         return values
 
     async def read(self, fragment: int, version: int) -> int:
-        """Have them read what is theirs of a version; returns the bytes that they read."""
+        """Have them read their parts of a version; return the bytes that they read."""
         return sum(await self.ask(Deed.READ, fragment, version))
 
     async def send(self, number: int, header: ContributionHeader) -> int:
-        """Have them send what is theirs of a capture; returns the bytes sent."""
+        """Have them send their parts of a capture; return the bytes sent."""
         whose = header.fragment, header.identity, header.base_version
         return sum(await self.ask(Deed.SEND, number, *whose))
 
     async def quantise(
         self, number: int, header: ContributionHeader, squares: tuple[float, ...]
     ) -> tuple[float, ...]:
-        """Have them quantise theirs of a capture; returns the norms of all, by slice."""
+        """Have them quantise their parts of a capture; return the norms over all, by slice."""
         theirs = await self.ask(Deed.QUANTISE, number, header.fragment, header.identity)
         return tuple(math.sqrt(sum(each)) for each in zip(squares, *theirs, strict=True))
 
     def forget(self, fragment: int, identity: int) -> None:
-        """Have them forget what a contribution did not hold, as ``Residuals.unmerged``."""
+        """Have them forget the residual of a contribution, as ``Residuals.unmerged``."""
         self._post(Deed.FORGET, 0, fragment, identity)
 
     def hold(self, fragment: int, version: int, vector: Any) -> None:
@@ -120,7 +119,7 @@ class OtherProcesses:
         self._read.setdefault(fragment, []).append((version, vector))
 
     def version_of(self, fragment: int, vector: Any) -> int:
-        """Return the version of a vector that is adopted, and forget it and those before it."""
+        """Return the version of an adopted vector, and forget it and those before it."""
         read = self._read.get(fragment, [])
         version = next(version for version, held in read if held is vector)
         self._read[fragment] = [(v, held) for v, held in read if v > version]
@@ -145,7 +144,7 @@ class OtherProcesses:
 class LeadProcess:
     """The first process of a learner, and its connections to the others.
 
-    ``on_stop`` is called, in a thread, when another one was asked to end.
+    ``on_stop`` is called, in a thread, when another process was asked to end.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class LeadProcess:
 
     @property
     def processes(self) -> int:
-        """How many the learner has, this one included."""
+        """The number of processes of this learner."""
         return len(self._peers) + 1
 
     def post(self, deed: Deed, *words: Any) -> None:
@@ -177,8 +176,8 @@ class LeadProcess:
     def meet(self, tick: Callable[[], None] = lambda: None) -> None:
         """Wait until the others have done all that was asked of them, calling ``tick`` meanwhile.
 
-        Devices that wait for each other give up, on a CPU after half a minute: nothing that takes
-        long on one of them may be going on.
+        Devices that wait for each other give up, on a CPU after half a minute: so long work on one
+        of them must be over first.
         """
         self.post(Deed.MEET)
         for _ in self._peers:
@@ -186,7 +185,7 @@ class LeadProcess:
                 tick()
 
     def all_found(self, within_s: float) -> list[set[Point]]:
-        """Return when what each of the others finds saved was; one that is silent finds nothing."""
+        """Return the points of the saves that each other process finds; none if it is silent."""
         ends_s, found = time.monotonic() + within_s, list[set[Point]]()
         for _ in self._peers:
             try:
@@ -210,7 +209,7 @@ class LeadProcess:
             peer.close()
 
     def abandon(self) -> None:
-        """End the others at once, whatever they compile, and wait until they are gone."""
+        """End the others at once, even while they compile, and wait until they are gone."""
         self.abandoned = True
         for peer in self._peers:
             peer.close(Deed.STOP)
@@ -231,10 +230,11 @@ class LeadProcess:
 
 
 class FollowingProcess:
-    """Any other process of a learner, and its connection to the first one.
+    """A process of a learner other than the first, and its connection to the first.
 
-    ``orders`` are what that says, in order, END the last, taken by ``next_order``; requests of its
-    network's thread go to whom ``take_requests`` names, in a thread. ``number`` is its own.
+    ``orders`` are those of the first process, END the last; ``next_order`` takes them. Requests of
+    the first one's network go to the function given to ``take_requests``, in a thread. ``number``
+    is this process's index.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class FollowingProcess:
         self._peer = Peer(connection, "0", self._heard, lost)
 
     def next_order(self) -> tuple[Deed, Words]:
-        """Wait for what the first process says next; SkerryError if that is that it has failed."""
+        """Wait for the first process's next order; SkerryError if it says that it has failed."""
         deed, words = self.orders.get()
         if deed is Deed.FAIL:
             self._heeds.set()
@@ -264,7 +264,7 @@ class FollowingProcess:
         return deed, words
 
     def take_requests(self, take: Callable[[Deed, Words], None]) -> None:
-        """Hand on requests from now on, those that have come before first."""
+        """Hand on requests from now on, beginning with those that came before."""
         with self._turn:
             for deed, words in self._early:
                 take(deed, words)
@@ -279,7 +279,7 @@ class FollowingProcess:
         self._peer.say(deed, words)
 
     def meet(self) -> None:
-        """Say that all is done that the first process has said so far."""
+        """Report that all orders of the first process so far are done."""
         self._peer.say(Deed.MEET)
 
     def ask_stop(self) -> None:
@@ -313,7 +313,7 @@ def failed(words: Words) -> str:
 
 @asynccontextmanager
 async def leading(lead: LeadProcess | None) -> AsyncGenerator[None]:
-    """Have the others end as this process does; None has no others."""
+    """End the other processes as this one ends, in order or by an error; None has none."""
     try:
         yield
     except BaseException as error:
@@ -326,10 +326,10 @@ async def leading(lead: LeadProcess | None) -> AsyncGenerator[None]:
 
 
 def await_own_end(error: BaseException) -> None:
-    """Return once it is plain that an error is not what another process's end brings about.
+    """Return only if an error was not caused by another process's end.
 
-    A process that computes with one that dies fails too, within the same moment: its own end is
-    then under way, with a sentence that says why.
+    A process that computes with one that dies fails at the same moment; it is then ended meanwhile,
+    with a sentence that says why.
     """
     if not isinstance(error, SkerryError):
         time.sleep(2 * BEAT_S)

@@ -1,4 +1,4 @@
-"""What comes from the log: rounds, manifests, and the global fragments that they announce."""
+"""Reads from the log: rounds, manifests, and the global fragments that these announce."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from skerry.telemetry.spans import Interval
 log = structlog.get_logger()
 
 FAR = 0.05
-"""Of the length of initial parameters: devices round differently, and by far less than that."""
+"""Share of the norm by which initial parameters may differ: devices round by far less."""
 STRANGE = (
     "this run begins with what another learner offered, and not with what is made here: that one"
     " has another random seed (in a loop of your own), release or model, or is hostile; find out"
@@ -40,11 +40,11 @@ STRANGE = (
 class FragmentReceiver:
     """Follows rounds and manifests, and reads what they announce.
 
-    ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions by
-    the manifests, ``recorded`` by the ledger when it was last looked at; ``leaps`` wait to be borne
-    out by it. ``changed`` is to be set when there may be room for another fragment. ``others``
-    read too. ``unasked`` are fragments whose initial parameters the
-    trainer has and was not asked for, ``initial`` those that it gave.
+    ``wanted`` is to be read, ``reading`` is being read; ``announced`` are the newest versions in
+    manifests, ``recorded`` those in the ledger when it was last read; ``leaps`` are manifests that
+    the ledger must confirm first. Set ``changed`` when there may be room for another fragment.
+    ``others`` read their own parts. ``unasked`` are fragments whose initial parameters the trainer
+    has and was not asked for, ``initial`` those that it gave.
     """
 
     link: LearnerConnection
@@ -62,7 +62,7 @@ class FragmentReceiver:
     _reported_lost: dict[int, int] = field(default_factory=dict[int, int])
 
     async def rounds(self) -> None:
-        """Post every round that is believed."""
+        """Post every round that the door admits."""
         link = self.link
         rounds = run_records.follow(link.bus, link.run, Round, link.plan.digest)
         async with aclosing(rounds):
@@ -72,9 +72,9 @@ class FragmentReceiver:
                 link.mailbox.post_rounds(link.door.rounds)
 
     async def deltas(self) -> None:
-        """Hold what the log sends of small fragments: to ask for it takes a round trip.
+        """Hold deltas of small fragments that the log pushes, as asking takes a round trip.
 
-        A region's learners read from its cache, which the link to the hub fills once for all.
+        A region's learners read from its cache instead, which reads from the hub once for all.
         """
         link = self.link
         none = self.reader.own or link.config.sync.delta_scheme == "none"
@@ -86,10 +86,10 @@ class FragmentReceiver:
                 link.traffic.bytes_down += self.reader.pushed.put(record)
 
     async def manifests(self) -> None:
-        """Want the newest version of every fragment; StateLost once the log has gone back.
+        """Want the newest version of every fragment; raise StateLost if the log has gone back.
 
-        All that is known here is of versions that the log does not have any more: rounds towards
-        them would count as answered, and what was captured as part of them.
+        This learner would then hold versions that the log lacks: it would take new rounds towards
+        them for answered, and its captures for merged.
         """
         link = self.link
         manifests = state.follow_manifests(link.bus, link.run, link.plan)
@@ -110,14 +110,14 @@ class FragmentReceiver:
                     self._want(manifest)
 
     def _is_recorded(self, commit: Commit) -> bool:
-        """Return True if the ledger is known to bear out a manifest.
+        """Return True if the ledger confirms a manifest: it has the version before, or a later one.
 
         A commit is in the ledger soon after its manifest, and before the manifest that follows it.
         """
         return self.recorded.get(commit.fragment, 0) >= commit.version - 1
 
     def _want(self, manifest: Manifest) -> None:
-        """Have a version read; nothing of ours that it refuses comes back with the next one."""
+        """Have a version read; forget residuals of our contributions that its commit refused."""
         link, commit = self.link, manifest.commit
         link.door.take_manifest(commit)
         self.announced[commit.fragment] = commit.version
@@ -129,7 +129,7 @@ class FragmentReceiver:
         self.changed.set()
 
     async def prove(self) -> None:
-        """Have the ledger bear out every manifest that is not the next one of its fragment."""
+        """Check in the ledger every manifest that skips versions of its fragment."""
         while True:
             self._leaped.clear()
             if not self.leaps:
@@ -148,7 +148,7 @@ class FragmentReceiver:
                     self._want(manifest)
 
     async def _read_ledger(self) -> None:
-        """Note which versions the ledger has; a broker that is away is waited for."""
+        """Note which versions the ledger has; wait for a broker that is away."""
         while True:
             try:
                 commits = await run_records.newest_each(self.link.bus, self.link.run, Commit)
@@ -159,10 +159,10 @@ class FragmentReceiver:
                 return
 
     async def fragments(self) -> None:
-        """Read what is wanted, as many fragments at once as the mailbox has room for.
+        """Read wanted fragments, as many at once as the mailbox has room for.
 
-        One does not wait for those before it: commits may follow each other faster than a distant
-        broker answers.
+        None waits for the one before: commits may follow each other faster than a distant broker
+        answers.
         """
         async with TaskGroup() as group:
             while True:
@@ -174,15 +174,15 @@ class FragmentReceiver:
                 await self.changed.wait()
 
     async def fetch(self, manifest: Manifest) -> None:
-        """Read a global fragment and post it; what cannot be read is wanted again."""
+        """Read a global fragment and post it; if it cannot be read, want it again."""
         commit = manifest.commit
         try:
             self.link.mailbox.post_fresh(await self._read(manifest))
         except Overtaken:
             pass  # the newer manifest is announced, or about to be
         except (BrokerUnavailable, WireError, StateLost) as error:
-            # Training goes on. What is lost the next commit makes whole, or somebody who restores
-            # the store: it is reported once per version.
+            # Training goes on. The next commit repairs the loss, or an operator restores the
+            # store; it is reported once per version.
             if not isinstance(error, StateLost):
                 log.warning("fragment_unread", fragment=commit.fragment, error=str(error))
             elif self._reported_lost.get(commit.fragment) != commit.version:
@@ -197,7 +197,7 @@ class FragmentReceiver:
             self.changed.set()
 
     def take_initial(self, initial: Initial) -> None:
-        """Read a fragment, unless what the trainer has is what was committed."""
+        """Read a fragment, unless the trainer's own parameters are those that were committed."""
         fragment = initial.manifest.commit.fragment
         self.initial[fragment] = initial
         self.wanted.setdefault(fragment, initial.manifest)
@@ -237,10 +237,10 @@ class FragmentReceiver:
 
 
 def _are_others(own: NDArray[np.float32], committed: NDArray[np.float32]) -> bool:
-    """Return True if the committed initial parameters cannot be what was made here."""
+    """Return True if the committed initial parameters differ from our own by more than rounding."""
     return bool(np.linalg.norm(committed - own) > FAR * np.linalg.norm(own))
 
 
 def _negated(gradient: Gradient) -> NDArray[np.float32]:
-    """Return the parameters that an outer gradient relative to zero stands for, as replay does."""
+    """Return the parameters for an outer gradient relative to zero, computed as replay does."""
     return np.subtract(np.float32(0), np.asarray(gradient))

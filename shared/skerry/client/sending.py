@@ -1,6 +1,6 @@
-"""What goes to the log: contributions, each until the log has it, and the search for missing ones.
+"""Sends contributions until the log has each, and looks for missing ones.
 
-Trouble with the broker is waited out here; the step loop does not notice it.
+It waits while the broker is away; the step loop does not notice.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from skerry.telemetry.spans import Interval
 log = structlog.get_logger()
 
 ANSWERED_S = 1.0
-"""What a run's end waits at most for the log's answers to what is on its way."""
+"""Most seconds that a run's end waits for the log to acknowledge what is being sent."""
 
 
 class ContributionSender:
-    """Sends what the trainer offers, and looks for what a round asks for again.
+    """Sends what the trainer offers, and checks whether the log still has what it sent.
 
     ``unsent`` are the contributions that the log does not have yet, by fragment.
     """
@@ -56,9 +56,9 @@ class ContributionSender:
         self._orders.put_nowait(order)
 
     async def run(self) -> None:
-        """Do what was taken, for ever; what is sent begins in the order it was made.
+        """Do what was taken, for ever; contributions start in the order they were made.
 
-        One does not wait until the log has those before it: rounds may begin more often than a
+        None waits for the log to acknowledge the one before: rounds may begin more often than a
         distant broker answers.
         """
         async with TaskGroup() as group:
@@ -73,15 +73,15 @@ class ContributionSender:
                 del order  # else its gradient would be held until the next one comes
 
     async def flush(self) -> None:
-        """Send what is left; for the end, after ``run`` and the trainer have stopped."""
+        """Send what is left, after ``run`` and the trainer have stopped."""
         for outgoing in list(self.unsent.values()):
             await self.send(outgoing)
 
     async def answered(self, within_s: float = ANSWERED_S) -> None:
-        """Return once what is on its way has come to an end, or after that long.
+        """Return once all that is being sent has ended, or after ``within_s`` seconds.
 
-        The last commits may be here before the log's answers to what they merged: without these it
-        would count as never sent, and be missing from its round's trace.
+        The last commits may arrive before the log acknowledges the contributions they merged; these
+        would then count as never sent, and their spans would be missing from traces.
         """
         if self._sending:
             await asyncio.wait(self._sending, timeout=within_s)
@@ -100,9 +100,9 @@ class ContributionSender:
             link.mailbox.post(check)
 
     async def send(self, outgoing: OutgoingContribution) -> None:
-        """Send one contribution, again and again until the log has it.
+        """Send one contribution, repeatedly until the log has it.
 
-        One that is not finite is dropped; ModelError if it is of the initial parameters.
+        One that is not finite is dropped; if it holds initial parameters, ModelError is raised.
         """
         header, link, sent = outgoing.header, self._link, False
         place = link.identity.publishing(header.fragment, header.round_version, header.identity)
@@ -126,7 +126,7 @@ class ContributionSender:
         link.mailbox.post(Gone(header, sent=sent))
 
     async def _encode_and_send(self, outgoing: OutgoingContribution) -> None:
-        """Encode and send once; raises what keeps it from that."""
+        """Encode and send once; errors are the caller's to retry."""
         link, fragment = self._link, outgoing.header.fragment
         async with self._encoding:  # one at a time: the rest of the machine trains
             began_ns = link.wall_ns()
@@ -163,10 +163,10 @@ class ContributionSender:
 
 
 async def is_lost(bus: Bus, run: str, plan: Plan, check: MissingCheck) -> bool:
-    """Return True if a contribution is neither resolved nor whole in the log: it will never be.
+    """Return True if a contribution is neither resolved nor whole in the log, so never will be.
 
-    Reads what the learner sent after the fragment's floor. False while that is uncertain: a
-    contribution that is given up and merged after all would count its data twice. Raises
+    Reads what the learner sent after the fragment's floor. Returns False while it is uncertain: a
+    contribution that is given up but merged all the same would count its data twice. Raises
     BrokerUnavailable.
     """
     manifest = await state.read_manifest(bus, run, plan, check.fragment)

@@ -1,4 +1,4 @@
-"""The network's side of a learner in a training loop of one's own: a thread beside that loop."""
+"""The network's side of a learner in a user's training loop: a thread beside that loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOOK_PAUSE_S = 0.05
 class Serving:
     """Serves the log in a thread for as long as a loop trains; ``shutdown_s`` bounds its goodbye.
 
-    ``restored`` is to be set once it is known how the optimizer begins.
+    Set ``restored`` once it is known how the optimizer begins.
     """
 
     def __init__(
@@ -40,20 +40,20 @@ class Serving:
         self._served: Future[None] = thread.begin(self._serve())
 
     def wait(self, pauses: Iterable[float]) -> None:
-        """Wait at each pause until the network has news; raise what ``check`` does."""
+        """Wait at each pause until the network has news; raise what ``check`` raises."""
         for pause in pauses:
             self.check()
             self._member.network.link.mailbox.wait(pause)
         self.check()
 
     def check(self) -> None:
-        """Raise what has ended the network's thread, if anything has."""
+        """Raise the error that ended the network's thread, if it has ended."""
         if self._served.done() and (error := self._served.exception()) is not None:
             cause = first_cause(error)
             raise cause if isinstance(cause, SkerryError) else error
 
     def end(self, error: BaseException | None) -> None:
-        """Say goodbye, now that the loop stands still; ``error``, which ended that, wins."""
+        """Say goodbye after the loop has ended; log its failure if an ``error`` ended the loop."""
         for event in (self._still, self._stop):
             self._thread.call(event.set)
         try:
@@ -68,7 +68,7 @@ class Serving:
                 log.warning("goodbye_unsent", error=str(cause))
 
     async def _serve(self) -> None:
-        """Serve until the run or this learner is over, and leave once its loop stands still."""
+        """Serve until the run or this learner is over, and leave once its loop has ended."""
         network = self._member.network
         loops = {
             "network": network.run,

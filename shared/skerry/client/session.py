@@ -68,7 +68,7 @@ class Session:
         self._unsent: set[int] = set()
         self._skipped = 0
         self.merged_tokens = 0
-        """Of all learners, as far as a commit bears out."""
+        """Tokens of all learners that commits have merged."""
         self.resets = 0
 
     @property
@@ -81,10 +81,7 @@ class Session:
         return all(self.versions)
 
     def clock(self) -> int:
-        """Return the newest step of the global clock that a commit bears out.
-
-        What a round says does not count: it is only a question.
-        """
+        """Return the newest step of the global clock in any commit; rounds do not count."""
         fresh = [fresh.manifest.commit.step for fresh in self.mailbox.fresh()]
         return max([*fresh, *(state.commit_step for state in self._states.values())])
 
@@ -98,9 +95,9 @@ class Session:
         return any(state.must_wait(now, self._policy) for state in self._states.values())
 
     def report(self, pulse: Pulse) -> None:
-        """Publish how far training is, with the versions that it is based on.
+        """Publish how far training is, with the adopted versions.
 
-        Its staleness is by how many versions the oldest fragment is behind what was announced.
+        ``max_staleness`` is the most versions by which a fragment is behind the newest announced.
         """
         newest = dict(enumerate(self.versions))
         for opened in self.mailbox.rounds:
@@ -113,7 +110,7 @@ class Session:
         self.mailbox.order(replace(pulse, syncs_skipped=self._skipped))
 
     def boundary(self, now: TrainingProgress, loss: float, *, idle: bool = False) -> None:
-        """Adopt and answer; ``idle`` says that no step will follow for the time being."""
+        """Adopt and answer; ``idle`` says that no step follows for now."""
         self._take_events(now)
         for fresh in self.mailbox.fresh():
             self.merged_tokens = max(self.merged_tokens, tokens_of([fresh.manifest.commit]))
@@ -125,7 +122,7 @@ class Session:
     def offer_genesis(self, fragment: int, now: TrainingProgress) -> bool:
         """Offer the initial parameters of a fragment that the log has no version of.
 
-        Return False where that must wait: there is room for a few at a time.
+        Return False if that must wait, because MOST_UNSENT_GENESIS are being sent.
         """
         self._take_events(now)
         if len(self._unsent) >= MOST_UNSENT_GENESIS:
@@ -136,18 +133,18 @@ class Session:
         return True
 
     def reset(self, now: TrainingProgress) -> None:
-        """Fall back to the global state; what was learnt since is gone and not contributed."""
+        """Fall back to the global state; local progress since is dropped, not contributed."""
         self.resets += 1
         self._fragments.reset()
         for index, state in self._states.items():
             self._states[index] = state.after_reset(now)
 
     def _take_events(self, now: TrainingProgress) -> None:
-        """Take note of what has become of contributions.
+        """Act on what has happened to contributions.
 
-        One that was not finite never left: start from the global state again, free to answer the
-        round that got nothing. What left the log unmerged goes into the next contribution, unless
-        it is too late: once a newer version is adopted the anchor has moved, and it is gone.
+        One that was not finite was never sent: go back to the global state, free to answer the same
+        round again. The progress of one that left the log unmerged goes into the next, unless a
+        newer version was adopted since: then the anchor has moved, and that progress is lost.
         """
         for event in self.mailbox.take_events():
             if isinstance(event, MissingCheck):

@@ -1,4 +1,4 @@
-"""Where a learner is, as all of its processes know it after a boundary."""
+"""Where a learner is after a boundary, equal in all of its processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Standing:
 
 
 class StandingView(ABC):
-    """What a training loop may ask of where its learner is."""
+    """The properties by which a training loop reads where its learner is."""
 
     @property
     @abstractmethod
@@ -64,9 +64,9 @@ class StandingView(ABC):
 
     @property
     def fell_back(self) -> bool:
-        """True if the last step put the global state in the place of values not finite.
+        """True if the last step replaced values that were not finite by the global state.
 
-        The optimizer's state is to begin afresh.
+        The optimizer's state must then start afresh.
         """
         return self._now.fell_back
 

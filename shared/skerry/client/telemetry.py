@@ -26,7 +26,7 @@ MOST_FAILURES = 16
 
 @dataclass(frozen=True, slots=True)
 class LearnerIdentity:
-    """One incarnation in one run; ``created_ns`` tells the run from others of its id."""
+    """One incarnation in one run; ``created_ns`` tells the run from others with the same id."""
 
     run: str
     name: str
@@ -59,9 +59,9 @@ class LearnerIdentity:
 
 @dataclass(slots=True)
 class Sending:
-    """A contribution on its way: since when, and what held it up.
+    """A contribution being sent: since when, and which failures delayed it.
 
-    Of perhaps a day of failures the first ones and the newest are kept.
+    The first failures and the newest are kept, since there may be a day of them.
     """
 
     began_ns: int | None = None
@@ -73,7 +73,7 @@ class Sending:
 class LearnerTelemetry:
     """Reports one learner's rounds, from both of its threads.
 
-    ``facts`` are what the line of a round will say, by fragment and version, until it is adopted.
+    ``facts`` are the fields of a round's log line, by fragment and version, until it is adopted.
     """
 
     identity: LearnerIdentity
@@ -91,17 +91,17 @@ class LearnerTelemetry:
         self._emit_own(spans.CAPTURE, header, took, {spans.STEPS: steps})
 
     def quantised(self, header: ContributionHeader, scheme: str, took: Interval) -> None:
-        """Report that it was read off the device and quantised."""
+        """Report that an outer gradient was read off the device and quantised."""
         self._note(header.fragment, header.round_version, {"quantise_ms": _ms(took)})
         self._emit_own(spans.QUANTISE, header, took, {spans.SCHEME: scheme})
 
     def begins(self, fragment: int, now_ns: int) -> None:
-        """Note that a contribution is on its way, unless it has been already."""
+        """Note that a fragment's contribution is being sent, unless that was noted before."""
         sending = self.sending.setdefault(fragment, Sending())
         sending.began_ns = now_ns if sending.began_ns is None else sending.began_ns
 
     def failed(self, fragment: int, error: Exception, now_ns: int) -> None:
-        """Note that it could not be sent yet."""
+        """Note that a fragment's contribution could not be sent yet."""
         sending = self.sending.setdefault(fragment, Sending())
         sending.failures += 1
         del sending.events[MOST_FAILURES - 1 :]
@@ -109,11 +109,11 @@ class LearnerTelemetry:
         sending.events.append(SpanEvent("not_sent", now_ns, about))
 
     def dropped(self, fragment: int) -> None:
-        """Note that it never will be sent."""
+        """Note that a fragment's contribution never will be sent."""
         self.sending.pop(fragment, None)
 
     def published(self, header: ContributionHeader, size_bytes: int, now_ns: int) -> None:
-        """Report that the log has all of it."""
+        """Report that the log has all of a contribution."""
         learner, fragment = self.identity, header.fragment
         sending = self.sending.pop(fragment, Sending())
         took = Interval(now_ns if sending.began_ns is None else sending.began_ns, now_ns)
@@ -134,9 +134,9 @@ class LearnerTelemetry:
         self._emit_global(spans.RECEIVE, commit, took, size)
 
     def adopted(self, commit: Commit, before: int, adoption: str, took: Interval) -> None:
-        """Report that the parameters have taken it in: the round is over for this learner.
+        """Report that a commit was adopted: its round is over for this learner.
 
-        Its line says what is known of it and of the fragment's earlier rounds, which are over too.
+        The log line also has what is known of the fragment's earlier rounds, which are over too.
         """
         fragment, version = commit.fragment, commit.version
         known: dict[str, object] = {}
@@ -200,7 +200,7 @@ class LearnerTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How long the parts of a training step took, in seconds; ``data_s``: until its batch came."""
+    """Seconds that each part of a training step took; ``data_s`` is the wait for its batch."""
 
     data_s: float
     train_s: float

@@ -4,8 +4,8 @@ Used by one thread. What is read and written are flat views of the parameters' o
 tensors as they are, DTensors by the rows that lie here. Anchors have the bits of the run's global
 scheme, so those of a run in bf16 take two bytes a parameter.
 
-A parameter of 16 bits cannot hold every adopted value. What it leaves over is kept in f32 beside it
-and counted whenever the parameter is read, so that a contribution is made of f32 values.
+A parameter of 16 bits cannot hold every adopted value. The remainder is kept in f32 beside it and
+added whenever the parameter is read, so a contribution is computed from f32 values.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def parameters_of(model: torch.nn.Module) -> dict[str, Any]:
 def leaves_of(model: object, embeddings: tuple[str, ...] | None = None) -> tuple[LeafSpec, ...]:
     """Name a module's parameters, sorted by name, those that are frozen last.
 
-    Tied parameters count once, by their first name; a constant of a block is frozen where the
-    block's norm is. ``embeddings`` are name parts of tensors to be averaged; None: those of
-    ``names.averaged``. Of frozen ones nothing is asked: they may be integers. Raises ModelError if
-    it is not a module, has no parameters to train, or has one of them that is no float of 16 or 32
-    bits, is sharded along anything but its rows, or has no values yet.
+    Tied parameters count once, by their first name; a block's constant is frozen if the block's
+    norm is. ``embeddings`` are name parts of tensors to be averaged; None: those of
+    ``names.averaged``. Frozen ones may have any type, integers included. Raises ModelError if
+    ``model`` is not a module, has no parameters to train, or one of these is not a float of 16 or
+    32 bits, is sharded along anything but its rows, or has no values yet.
     """
     if not isinstance(model, torch.nn.Module):
         msg = f"The model must be a torch.nn.Module, not {model!r:.80}."
@@ -114,9 +114,9 @@ def trained(model: torch.nn.Module) -> dict[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LocalRange:
-    """Elements of a parameter that lie here, flat ``[start, stop)``, and where in the fragment.
+    """This process's elements of a parameter, flat ``[start, stop)``, and their fragment offset.
 
-    ``owned`` where this process speaks for them: a copy elsewhere does not count twice.
+    ``owned`` if this process contributes them; other processes may hold copies.
     """
 
     leaf: int
@@ -131,9 +131,9 @@ class LocalRange:
 
 
 class Parameter:
-    """A parameter as the flat memory of it that lies here; ``first`` is its first element's place.
+    """This process's flat memory of a parameter; ``first`` is the place of its first element.
 
-    The tensor is asked for its memory each time: FSDP may have put another in its place.
+    The memory is looked up each time, because FSDP may have replaced it.
     """
 
     def __init__(self, tensor: Tensor, rank: int) -> None:
@@ -165,7 +165,7 @@ class Parameter:
         return self._local().device
 
     def read(self) -> Tensor:
-        """Return the flat elements that lie here; a view wherever that is possible."""
+        """Return this process's flat elements; a view wherever that is possible."""
         return self._local().reshape(-1)
 
     def write(self, start: int, stop: int, values: Tensor) -> None:
@@ -182,7 +182,7 @@ class Parameter:
 
 
 def ranges_of(fragment: Fragment, leaves: list[Parameter]) -> Iterator[LocalRange]:
-    """Yield what of a fragment lies here."""
+    """Yield this process's ranges of a fragment."""
     for piece, offset in zip(fragment.slices, fragment.offsets, strict=False):
         leaf = leaves[piece.leaf]
         start, stop = max(piece.start, leaf.first), min(piece.stop, leaf.first + leaf.size)
@@ -194,8 +194,8 @@ def ranges_of(fragment: Fragment, leaves: list[Parameter]) -> Iterator[LocalRang
 class TorchGradient:
     """An outer gradient f32 (padded_size,) on a CUDA device, to be quantised where it lies.
 
-    Another thread reads it, on a stream of its own: training does not wait for the copies. So it
-    does any tensor that no longer changes.
+    Another thread reads it on a stream of its own, so training does not wait for the copies. It
+    may be any tensor that no longer changes.
     """
 
     def __init__(self, vector: Tensor) -> None:
@@ -237,7 +237,7 @@ def quantised(
 
 
 def _to_host(*tensors: Tensor, stream: Any = None) -> list[NDArray[Any]]:
-    """Copy tensors to the host, into memory that the device writes by itself."""
+    """Copy tensors to the host, into pinned memory on a CUDA device."""
     on_device = stream is not None
     hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=on_device) for t in tensors]
     for host, tensor in zip(hosts, tensors, strict=True):
@@ -248,10 +248,10 @@ def _to_host(*tensors: Tensor, stream: Any = None) -> list[NDArray[Any]]:
 
 
 class TorchFragments:
-    """A module's parameters, through which a learner meets the others; they change in place.
+    """A module's parameters as the fragments of a learner; they change in place.
 
-    ``rank`` is the process's among those of this learner. Each holds the anchors of what lies with
-    it; a captured vector is zero where others speak for the parameters: their sum is the capture.
+    ``rank`` is the process's among those of this learner. Each process holds the anchors of its own
+    part; a captured vector is zero where other processes contribute: the sum of all is the capture.
     """
 
     def __init__(
@@ -281,11 +281,11 @@ class TorchFragments:
         return handed_over(self.progress(fragment))
 
     def initial(self, fragment: int) -> Tensor:
-        """Return the negated parameters as far as this process speaks for them."""
+        """Return the negated parameters that this process contributes, zero elsewhere."""
         return self._owned(fragment, 0.0 - self._local(fragment))
 
     def progress(self, fragment: int) -> Tensor:
-        """Return ``anchor - local`` as far as this process speaks for it."""
+        """Return ``anchor - local`` where this process contributes it, zero elsewhere."""
         local = self._local(fragment)
         if self._sync.adoption == "rebase":
             self._captured[fragment] = local
@@ -303,13 +303,13 @@ class TorchFragments:
         self.take(fragment, self.to_device(vector))
 
     def to_device(self, vector: NDArray[np.float32]) -> Tensor:
-        """Return a vector where the parameters lie; the device copies it when it comes to that."""
+        """Return a vector on the parameters' device; the copy may be asynchronous."""
         host = torch.from_numpy(vector if vector.flags.writeable else vector.copy())
         on_cuda = self.device.type == "cuda"
         return (host.pin_memory() if on_cuda else host).to(self.device, non_blocking=on_cuda)
 
     def take(self, fragment: int, whole: Tensor) -> None:
-        """Adopt a vector that lies on the parameters' device, as far as it lies here."""
+        """Adopt this process's part of a vector that is on the parameters' device."""
         new = torch.cat([whole[r.place] for r in self._ranges[fragment]] or [whole[:0]])
         anchor = self._anchors.get(fragment)
         if anchor is None or self._sync.adoption == "overwrite":
@@ -335,7 +335,7 @@ class TorchFragments:
                 self._captured[fragment] = whole
 
     def _local(self, fragment: int) -> Tensor:
-        """Return what lies here of a fragment, f32, one range after another."""
+        """Return this process's part of a fragment, f32, one range after another."""
         parts = [
             self._leaves[r.leaf].read()[r.start : r.stop].to(self.device, torch.float32)
             for r in self._ranges[fragment]
@@ -345,7 +345,7 @@ class TorchFragments:
         return local if left_over is None else local + left_over
 
     def _write(self, fragment: int, values: Tensor) -> None:
-        """Put f32 values into the parameters, and keep what some of them cannot hold."""
+        """Write f32 values into the parameters, and keep the remainder of those of 16 bits."""
         self._left_over.pop(fragment, None)
         at = 0
         for r in self._ranges[fragment]:
@@ -356,7 +356,7 @@ class TorchFragments:
             self._left_over[fragment] = values - self._local(fragment)
 
     def _owned(self, fragment: int, local: Tensor) -> Tensor:
-        """Return the padded vector of what this process speaks for, zero elsewhere."""
+        """Return the padded vector of what this process contributes, zero elsewhere."""
         size = self._plan.fragments[fragment].padded_size
         vector = torch.zeros(size, dtype=torch.float32, device=self.device)
         at = 0
@@ -368,5 +368,5 @@ class TorchFragments:
 
 
 def handed_over(vector: Tensor) -> Any:
-    """Return a vector as the network's thread takes it."""
+    """Return a vector in the form that the network's thread reads."""
     return TorchGradient(vector) if vector.device.type == "cuda" else vector.cpu().numpy()

@@ -17,7 +17,7 @@ from skerry.models.presets import arch_of
 from skerry.settings.models import RunConfig
 
 UNSHIFTED = ("ForMaskedLM", "ForTokenClassification")
-"""Losses of transformers' that compare a label with the score at its own place."""
+"""Losses of transformers that compare each label with the score at its own position."""
 
 
 def model_of(config: RunConfig) -> Any:
@@ -34,7 +34,7 @@ def model_of(config: RunConfig) -> Any:
 
 
 def counted(model: Any, labels: Any) -> Any:
-    """Return how many labels count in a model's loss; shifted ones lack the first of each row."""
+    """Return how many labels count in a model's loss; shifting drops the first of each row."""
     whole = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     whole |= labels.dim() == 1 or getattr(model, "loss_type", "") in UNSHIFTED
     return (labels if whole else labels[..., 1:]).ne(-100).sum()
@@ -43,11 +43,11 @@ def counted(model: Any, labels: Any) -> Any:
 class SkerryCallback(TrainerCallback):  # type: ignore[misc] # transformers counts as untyped
     """Makes a ``transformers.Trainer`` one learner of a run: ``Trainer(callbacks=[...])``.
 
-    Training ends with the run, or with the Trainer's own last step. The Trainer says nothing when
-    its training fails: the learner then leaves at the end of the program, or of a block around the
-    training, ``with callback: trainer.train()``. The model computes its loss
-    from ``labels``, of which those that are not -100 are counted. The Trainer reads its data in its
-    own order: started again, it begins with it afresh.
+    Training ends with the run, or with the Trainer's own last step. The Trainer does not tell its
+    callbacks when training fails: the learner then leaves at the end of the program, or of a block
+    around the training, ``with callback: trainer.train()``. The model computes its loss from
+    ``labels``; those that are not -100 count as tokens. The Trainer reads its data in its own
+    order, and from the beginning after a restart.
     """
 
     def __init__(

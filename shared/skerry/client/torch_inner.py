@@ -1,4 +1,4 @@
-"""The state of a torch optimizer, as it is saved and read: by the names of parameters."""
+"""Saves and restores the state of a torch optimizer, by the names of parameters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from skerry.client.inner_state import Arrays, StateKind
 from skerry.client.torch_fragments import Parameter, handed_over, parameters_of
 
 State = dict[str, Any]
-"""By ``optimizer|parameter|key|type``, and for a shard ``|first``, the place of its first element:
-tensors, and numbers as tensors without dimensions."""
+"""Tensors, and numbers as scalar tensors, by ``optimizer|parameter|key|type``; the name of a shard
+also has ``|first``, the place of its first element."""
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool)
 
 
 def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
-    """Return what a saver has to know of an optimizer's state of a module's parameters."""
+    """Return how to save an optimizer's state of a module's parameters."""
     held = parameters_of(model)
     shapes = {name: tuple(lying_here(p).shape) for name, p in held.items()}
     places = {name: _place(p) for name, p in held.items()}
@@ -41,7 +41,7 @@ def kind_of(optimizer: Any, model: torch.nn.Module) -> StateKind:
 
 
 def lying_here(tensor: Any) -> Any:
-    """Return what of a tensor lies with this process."""
+    """Return this process's part of a tensor."""
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
@@ -53,7 +53,7 @@ def _place(tensor: Any) -> list[str]:
 def state_of(optimizer: Any, model: torch.nn.Module) -> State:
     """Return an optimizer's state of a module's parameters, as it is.
 
-    It is empty if a part of it is neither a plain tensor nor a number: half a state is none.
+    It is empty if a part of it is neither a plain tensor nor a number: half a state is useless.
     """
     found: State = {}
     for name, parameter in parameters_of(model).items():
@@ -85,7 +85,7 @@ def restore(optimizer: Any, model: torch.nn.Module, tensors: Mapping[str, NDArra
 
 
 def _spread(local: Any, parameter: Any) -> Any:
-    """Return this process's part as a tensor that lies as a parameter does."""
+    """Return this process's part as a tensor that is sharded like the parameter."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -115,7 +115,7 @@ def _copied(state: Arrays) -> Arrays:
 
 
 def _handed(state: Arrays) -> Arrays:
-    """Return what numpy can hold of each tensor: the bits of a bfloat16 as integers."""
+    """Return each tensor in a type that numpy has: the bits of a bfloat16 as integers."""
     found = dict[str, Any]()
     for name, tensor in state.items():
         local = lying_here(tensor)

@@ -1,4 +1,4 @@
-"""A torch training loop of one's own as a learner: ``skerry.torch.join``."""
+"""Makes a user's torch training loop a learner: ``skerry.torch.join``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from skerry.settings.models import RunConfig
 
 
 class PendingLoss:
-    """A loss that a device still computes: read once it is there, without waiting for it."""
+    """A loss that a device still computes; it is read once it is there, without waiting."""
 
     def __init__(self, loss: torch.Tensor) -> None:
         self._host = torch.empty((), dtype=loss.dtype, device="cpu").pin_memory()
@@ -103,12 +103,12 @@ class TorchIsland(LoopIsland):
     ) -> None:
         """Count a step that the optimizer has taken; answer, and adopt into the parameters.
 
-        It never waits, but in a blocking mode. Where several processes train the module each calls
-        it: ``tokens`` are those of all, and the first one's ``loss`` counts. Once values that were
-        not finite gave way to the global state, the optimizer's state of the parameters is cleared.
-        It is saved on this machine now and then.
-        ``JoinedIsland.boundary`` says the rest. ModelError where the module has other parameters to
-        train than it had at ``join``.
+        It waits only in a blocking mode. If several processes train the module, each calls it:
+        ``tokens`` are those of all, and the first one's ``loss`` counts. If the global state
+        replaced values that were not finite, the optimizer's state of the parameters is cleared.
+        That state is saved on this machine now and then.
+        ``JoinedIsland.boundary`` says the rest. Raises ModelError if the module has other
+        parameters to train than it had at ``join``.
         """
         reshard(self._sharded)
         if not trained(self._model).items() <= self._trained.items():
@@ -126,7 +126,7 @@ class TorchIsland(LoopIsland):
             forget(self._optimizer, self._model)
 
     def _at_boundary(self, act: Callable[[], object], ends: BaseException | None = None) -> None:
-        reshard(self._sharded)  # else a module goes on with what FSDP gathered before
+        reshard(self._sharded)  # else a module goes on with parameters that FSDP gathered before
         super()._at_boundary(act, ends)
 
     def _hold(self, plan: Plan, config: RunConfig) -> TorchFragments | LeadFragments:
@@ -141,13 +141,13 @@ class TorchIsland(LoopIsland):
 
 
 def bare(model: Any) -> torch.nn.Module:
-    """Return a module without what torch.compile and DistributedDataParallel put around it."""
+    """Return a module without the wrappers of torch.compile and DistributedDataParallel."""
     model = getattr(model, "_orig_mod", model)
     return model.module if isinstance(model, (DataParallel, DistributedDataParallel)) else model
 
 
 def machine_of(model: torch.nn.Module, processes: int) -> Machine:
-    """Return what a module's loop computes on: a device for each of its processes."""
+    """Return the machine of a module's loop: one device for each of its processes."""
     at = next(model.parameters()).device
     name = torch.cuda.get_device_name(at) if at.type == "cuda" else at.type
     return Machine(socket.gethostname(), f"processes={processes}" if processes > 1 else "", name)
@@ -160,7 +160,7 @@ def described(model: Any) -> str:
 
 
 def named_beside(model: torch.nn.Module, known: Mapping[Any, Any]) -> str:
-    """Return the name of a parameter to train that is not among those known, or not so shaped."""
+    """Return the name of a parameter to train that is not known, or known in another shape."""
     named = model.named_parameters()
     return str(next(n for n, p in named if p.requires_grad and known.get(p) != p.shape))
 
@@ -173,7 +173,7 @@ def forget(optimizer: Any, model: torch.nn.Module) -> None:
 
 
 def check(optimizer: Any, model: torch.nn.Module) -> None:
-    """Raise ConfigError for what is no optimizer of a module."""
+    """Raise ConfigError unless ``optimizer`` is None or a torch optimizer of the module."""
     if optimizer is None:
         return
     if not hasattr(optimizer, "param_groups"):
@@ -201,9 +201,9 @@ def join(
 ) -> TorchIsland:
     """Return one learner of a run, for a ``with`` block around a training loop of your own.
 
-    The run is created where there is none: with this module's parameters as its first global state.
-    Else the log's values come in their place. Where ``torch.distributed`` runs, its processes are
-    one learner: each joins, and the first one talks to the log.
+    If the run does not exist, it is created with this module's parameters as its first global
+    state; else the log's values replace them. If ``torch.distributed`` runs, its processes are one
+    learner: each joins, and the first one talks to the log.
 
     Args:
         url: The broker; by default that of the settings (``SKERRY_NATS__URL``), or that of the
@@ -211,15 +211,15 @@ def join(
         model: The module: its parameters that require gradients take part, by their names. They
             are float32, bfloat16 or float16, whole or sharded by rows (``fully_shard``).
         run: The run's id.
-        name: The learner's own, which no other learner of the run has; by default the host's.
-        optimizer: What trains the module: its state is saved on this machine, given back after a
+        name: The learner's name, unique in the run; by default the host's.
+        optimizer: The module's optimizer: its state is saved on this machine, given back after a
             restart, and cleared when training falls back. Give one of several, or none.
         config: Settings by table, such as ``{"train": {"steps": 5000}}``, or a TOML file of them;
-            those of the run count if it is created here. Credentials are in table ``nats``.
+            the run's count only if it is created here. Credentials are in table ``nats``.
         embeddings: Name parts that mark embeddings, which are averaged and not merged by direction;
             by default those of Hugging Face's models.
-        units: By the name of a stack of tensors, how many elements one of them has; by default
-            the experts of Hugging Face's models.
+        units: The elements of one tensor in each stack of tensors, by the stack's name; by default
+            those of the experts of Hugging Face's models.
 
     Raises:
         ConfigError: a setting or an optimizer that is invalid, or does not fit.

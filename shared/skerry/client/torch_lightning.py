@@ -16,8 +16,8 @@ from skerry.errors import ConfigError
 class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as untyped
     """Makes a ``lightning.Trainer`` one learner of a run: ``Trainer(callbacks=[...])``.
 
-    ``tokens`` counts what a batch trains on, over all processes. ``module`` names the part of the
-    LightningModule that is the run's model, so that leaf names are that model's own.
+    ``tokens`` counts the tokens of a batch over all processes. ``module`` names the part of the
+    LightningModule that is the run's model; leaf names are then that model's own.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
             msg = "LightningCallback reports the loss: return it from training_step."
             raise ConfigError(msg)
         self._tokens += self._count(batch)
-        self._losses.append(loss * trainer.accumulate_grad_batches)  # which has divided it
+        self._losses.append(loss * trainer.accumulate_grad_batches)  # the trainer has divided it
         if trainer.global_step > self._steps and not alone:
             self.island.step(tokens=self._tokens, loss=sum(self._losses) / len(self._losses))
             self._losses, self._tokens, self._steps = [], 0, trainer.global_step

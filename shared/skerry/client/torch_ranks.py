@@ -1,7 +1,7 @@
 """The processes that train one sharded torch module together: the first one talks to the log.
 
-What it does to fragments the others do to what lies with them. Vectors go through the default
-group, where they lie.
+The others repeat what it does to fragments, each on its own part. Vectors go through the default
+group, on the devices that hold them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skerry.client.torch_fragments import TorchFragments, handed_over
 
 
 def met(run: str, name: str | None) -> LeadProcess | FollowingProcess | None:
-    """Meet the other processes of the default group; None where there is none, or this is all."""
+    """Meet the other processes of the default group; None if there is no group or no other."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     place = distributed.get_rank(), distributed.get_world_size()
@@ -42,7 +42,7 @@ def met(run: str, name: str | None) -> LeadProcess | FollowingProcess | None:
 
 
 class LeadFragments:
-    """What a session of the first process does to the parameters of all."""
+    """The first process's ``Fragments``, which act on the parameters of all processes."""
 
     def __init__(self, held: TorchFragments, lead: LeadProcess) -> None:
         self._held = held
@@ -64,7 +64,7 @@ class LeadFragments:
         self._held.release(fragment)
 
     def adopt(self, fragment: int, vector: NDArray[np.float32]) -> None:
-        """Take in a decoded global fragment, each process what lies with it."""
+        """Take in a decoded global fragment, f32 (padded_size,); each process adopts its part."""
         self._lead.post(Deed.ADOPT, fragment)
         whole = self._held.to_device(vector)
         distributed.broadcast(whole, src=0)
@@ -77,7 +77,7 @@ class LeadFragments:
 
 
 class FollowerFragments:
-    """What any other process does to its part of them."""
+    """Another process's part of the parameters, on which it repeats the first one's deeds."""
 
     def __init__(self, held: TorchFragments, plan: Plan) -> None:
         self._held = held

@@ -20,7 +20,7 @@ from skerry.settings.models import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class FolderWeights:
-    """A folder's weights as outer gradients from zero; no more than a fragment is in memory."""
+    """A folder's weights as outer gradients relative to zero; at most a fragment is in memory."""
 
     plan: Plan
     tensors: Mapping[str, LazyTensor]
@@ -58,7 +58,7 @@ class FolderWeights:
 
 
 def _read(tensor: LazyTensor, leaf: LeafSpec, piece: Slice) -> NDArray[np.float32]:
-    """Return a slice of a leaf, read by the rows that it lies in."""
+    """Return a slice of a leaf; only the rows that hold it are read."""
     if not leaf.shape:
         return tensor.read(()).reshape(-1)
     row = math.prod(leaf.shape[1:])
