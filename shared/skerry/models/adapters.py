@@ -76,7 +76,7 @@ class _Merged(dict[str, Any]):
 def write_peft(
     folder: str | Path, model: ModelConfig, adapters: Mapping[str, Any], base: str = ""
 ) -> None:
-    """Write adapters as the peft library loads them; ``base`` is what it calls the weights."""
+    """Write adapters as the peft library loads them; ``base`` is its name of the weights."""
     tensors = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in adapters.items()}
     config = {
         "peft_type": "LORA",
@@ -100,9 +100,9 @@ def alpha_of(model: ModelConfig) -> float:
 
 
 def base_folder(model: ModelConfig) -> Path | None:
-    """Return this machine's copy of a run's frozen weights; None if it began with none.
+    """Return this machine's copy of a run's frozen weights; None if the run began without.
 
-    Raises ModelError if the run has some and no folder that this process was given holds them.
+    Raises ModelError if the run has such weights and no folder given to this process holds them.
     """
     if model.path:
         return Path(model.path).expanduser()

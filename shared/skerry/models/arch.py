@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 from skerry.errors import ModelError
 
 MOST_BYTES = 4 << 20
-"""Of a ``config.json``; real ones have a few thousand."""
+"""Largest ``config.json`` that is read; real ones have a few thousand bytes."""
 MOST_LAYERS = 4096
 MOST_WIDTH = 1 << 20
 MOST_VOCAB = 1 << 24
@@ -73,7 +73,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one block has that others may not."""
+    """The properties in which blocks of one model may differ."""
 
     kind: Kind
     kv_heads: int
@@ -109,9 +109,9 @@ class Arch:
     qk_norm: bool = False
     value_norm: bool = False
     sandwich: bool = False
-    """Norms behind attention and MLP too, before their results are added."""
+    """Whether results of attention and MLP are also normed before they are added."""
     gain_offset: float = 0.0
-    """What a norm adds to its weight."""
+    """Constant that a norm adds to its weight."""
     scaled_embedding: bool = False
     """Whether embeddings are multiplied by the square root of the width."""
     score_scale: float | None = None
@@ -120,7 +120,7 @@ class Arch:
     logit_cap: float | None = None
     experts: Experts | None = None
     per_layer: int = 0
-    """Width of the embeddings that each layer gets of its own; 0: none."""
+    """Width of each layer's own embeddings; 0: none."""
     per_layer_vocab: int = 0
 
     @property
@@ -150,11 +150,11 @@ FAMILIES: Mapping[str, str] = {
 """``model_type`` of ``config.json``, and the class that transformers loads an export with."""
 
 MULTIMODAL = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
-"""Those whose ``text_config`` is one of ours: the text model of them is read and written."""
+"""Families whose ``text_config`` is one of ours: only their text model is read and written."""
 
 
 def refuse(problem: str) -> NoReturn:
-    """Raise the ModelError of a config that cannot be used."""
+    """Raise ModelError with the ``problem`` of a config that cannot be used."""
     msg = f"The model's config.json {problem}"
     raise ModelError(msg, path="model.config")
 
@@ -227,7 +227,7 @@ class Keys:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the table of a ``config.json``; ModelError if it is none."""
+    """Return the table in a ``config.json``; ModelError if it does not hold one."""
     if len(text) > MOST_BYTES:
         refuse(f"has {len(text)} bytes, more than {MOST_BYTES}: is it a config?")
     try:
@@ -371,7 +371,7 @@ def _sparse_layers(keys: Keys, family: str, count: int) -> list[bool]:
 
 
 def _kinds(keys: Keys, family: str, count: int) -> list[Kind]:
-    """Return how each layer attends: to all that came before, or within the window only."""
+    """Return whether each layer attends to all tokens before, or within the window only."""
     given = keys.listed("layer_types", count)
     if given is not None and family in {"qwen2", "qwen3", *_GEMMAS}:
         if any(kind not in {FULL, SLIDING} for kind in given):

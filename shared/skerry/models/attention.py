@@ -1,8 +1,8 @@
 """Causal attention: cuDNN's fused kernel where it fits, else XLA over chunks of queries.
 
-Grouped queries (arXiv 2305.13245), sliding windows, soft caps and packed sequences. A chunk looks
-at no key that it could not see. Of long texts XLA's scores of one chunk are alive at a time and are
-computed again for the gradient, so that memory grows with ``CHUNK * seq``.
+Grouped queries (arXiv 2305.13245), sliding windows, soft caps and packed sequences. A chunk skips
+the keys that it cannot see. For long texts XLA holds the scores of one chunk at a time and computes
+them again for the gradient, so memory grows with ``CHUNK * seq``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 MOST_CHUNKS = 16
 CPU_CHUNK = 128
-"""Queries of a chunk of a short text on a CPU, whose caches then hold the scores."""
+"""Queries in a chunk of a short text on a CPU, whose caches can hold their scores."""
 HIDDEN = -1e30
 """Score of a key that a query must not see."""
 HOPPER, AMPERE = 9.0, 8.0
@@ -37,11 +37,11 @@ def attention(
     segments: jax.Array | None = None,
     fused: bool = False,
 ) -> jax.Array:
-    """Mix values: [batch, seq, heads, d] and keys of [batch, seq, kv_heads, d] -> like query.
+    """Mix values: query [batch, seq, heads, d]; keys, values [batch, seq, kv_heads, d] -> as query.
 
-    ``window``: a query sees this many tokens, itself the last. ``cap``: scores are bent to lie
-    within it. ``segments`` i32 [batch, seq]: only equal ones see each other. ``fused`` asks for
-    cuDNN, which takes neither cap nor segments.
+    ``window``: a query sees this many tokens, itself the last. ``cap``: a soft bound of scores.
+    ``segments`` i32 [batch, seq]: tokens see only their own segment. ``fused`` asks for cuDNN,
+    which takes neither cap nor segments.
     """
     if fused and cap is None and segments is None and fits_cudnn(query):
         return _cudnn(query, key, value, scale, window)
@@ -65,7 +65,7 @@ def attention(
 
 
 class Seen(NamedTuple):
-    """How queries that begin ``offset`` keys after the first key see them."""
+    """Which keys are visible to queries that begin ``offset`` keys after the first key."""
 
     offset: int
     scale: float
@@ -84,7 +84,7 @@ def _mixed(
     batch, count, heads, dim = query.shape
     seen, groups = key.shape[1], key.shape[2]
     grouped = query.reshape(batch, count, groups, heads // groups, dim)
-    # As the product has its axes: others would have XLA on a CPU transpose all scores.
+    # In the product's own order of axes: with any other, XLA on a CPU would transpose all scores.
     scores = jnp.einsum("bqkgd,bskd->bkqgs", grouped, key, preferred_element_type=jnp.float32)
     scores = scores * jnp.float32(how.scale)
     if how.cap is not None:
@@ -102,7 +102,7 @@ def _mixed(
 
 
 def fits_cudnn(query: Any, device: Any = None) -> bool:
-    """Return True if cuDNN has a kernel: bfloat16 heads of at most 256, before Hopper 128."""
+    """Return True if cuDNN has a kernel: bfloat16, heads of at most 256, or 128 before Hopper."""
     device = device or jax.devices()[0]
     try:
         capability = float(str(getattr(device, "compute_capability", "")))

@@ -32,7 +32,7 @@ RULES: Mapping[str, str] = MappingProxyType(
 SHARDED = ("fsdp", "tensor", "expert")
 """The axes that split parameters; over ``data`` they are copied."""
 BY_ROWS = ("data", "fsdp")
-"""Those over which the rows of a batch lie."""
+"""The axes over which the rows of a batch are split."""
 SMALL = 1024
 """Elements below which a tensor is copied to every device."""
 AUTO = "auto"
@@ -41,7 +41,7 @@ SETTING = "learner.mesh"
 Split: TypeAlias = tuple[str, ...]
 """The mesh axes over which one dimension is split, outermost first."""
 LogicalAxes: TypeAlias = Mapping[str, Sequence[str | None]]
-"""By a pattern that matches whole names: what each dimension of a tensor is."""
+"""The logical axis of each dimension, by a pattern that matches a tensor's whole name."""
 
 
 class MeshSizes(NamedTuple):
@@ -58,14 +58,14 @@ class MeshSizes(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """In how many parts a batch goes onto the mesh."""
+        """Number of parts into which the mesh splits a batch."""
         return self.data * self.fsdp
 
 
 def sizes_of(setting: str, devices: int) -> MeshSizes:
     """Return the devices along each of ``AXES``: "auto" is all of them on fsdp.
 
-    Raises ConfigError for what is no mesh, or one of more devices than there are.
+    Raises ConfigError for a setting that is not a mesh, or needs more devices than there are.
     """
     if setting == AUTO:
         setting = f"fsdp={devices}"
@@ -90,7 +90,7 @@ def sizes_of(setting: str, devices: int) -> MeshSizes:
 
 
 def check_batch(sizes: MeshSizes, batch: int) -> None:
-    """Raise ConfigError if the rows of a batch do not go evenly onto the mesh."""
+    """Raise ConfigError if the mesh does not split the rows of a batch evenly."""
     if batch % sizes.rows:
         msg = (
             f"The mesh splits a batch {sizes.rows} ways (data times fsdp), and data.batch = {batch}"
@@ -105,8 +105,8 @@ def splits(
 ) -> tuple[tuple[Split | None, ...], ...]:
     """Return how each tensor is split, by a model's logical axes where they match its name.
 
-    An axis that the model's names leave unused, or that does not divide, splits the largest
-    dimension that it divides; a small tensor, or one that nothing divides, is copied.
+    A mesh axis that these leave unused, or that does not divide their dimension, splits the largest
+    dimension that it divides; a small tensor, or one that no axis divides, is copied.
     """
     compiled = [(re.compile(pattern), logical) for pattern, logical in axes.items()]
 

@@ -26,7 +26,7 @@ Params: TypeAlias = Any
 """A pytree of float32 arrays, of any structure."""
 
 Frozen: TypeAlias = Mapping[str, jax.Array]
-"""Leaves by name that are not trained: no part of a run's fragments."""
+"""Leaves by name that are not trained, and so not part of a run's fragments."""
 
 Batch: TypeAlias = Mapping[str, jax.Array]
 """``tokens`` i32 [batch, seq + 1]; optional ``segments`` i32 [batch, seq + 1] (0: padding; the
@@ -38,14 +38,14 @@ AMPERE = 8.0
 
 
 class Aux(NamedTuple):
-    """What a loss says besides its value; everything is summed over the batch."""
+    """What a loss returns besides its value; every field is summed over the batch."""
 
     tokens: jax.Array
     """Targets that count in the loss: the sum of their weights, an f32 scalar."""
     expert_tokens: Mapping[str, jax.Array] = MappingProxyType({})
     """By the name of a tensor of units: the tokens routed to each unit, f32 [units]."""
     balance: jax.Array | float = 0.0
-    """What the balance of experts adds to the loss."""
+    """The part of the loss that balances experts."""
 
 
 @runtime_checkable
@@ -60,14 +60,14 @@ class Model(Protocol):
     - ``logits(params, tokens)``, int32 ``[batch, seq]`` -> f32 ``[batch, seq, vocab]``: for
       ``skerry sample``.
     - ``vocab``, an int: lets the data pipeline refuse tokens out of range.
-    - ``embeddings``, name parts that mark tensors which merges average, never merge by direction;
+    - ``embeddings``, name parts of tensors that are averaged and never merged by direction;
       default: embeddings, output heads and routers by the names of ``skerry.models.names``.
-    - ``trainable(name) -> bool``: a tensor that is not is no part of the run's fragments.
-    - ``unit(name, shape) -> int``: elements of one tensor to a merge by direction, where a leaf
-      stacks several (an expert each); 0: the whole leaf.
+    - ``trainable(name) -> bool``: tensors that are not trainable are not in the run's fragments.
+    - ``unit(name, shape) -> int``: for a leaf that stacks several tensors, such as experts, the
+      elements of one, which is merged by itself; 0: the whole leaf.
     - ``frozen``, specs of more leaves, which are not trained. ``frozen_leaves(places)`` returns
-      them by name where ``places`` say, in ``frozen_dtype`` (default: float32); ``loss`` and
-      ``logits`` get them among the parameters, as ``whole`` has them.
+      them by name with the shardings ``places``, in ``frozen_dtype`` (default: float32); ``loss``
+      and ``logits`` get them among the parameters, as ``whole`` returns them.
     - ``stacks``, ``{name: (leaf, leaf, ...)}``: leaves of one shape, of a flat dict of parameters,
       that may be held as one array of that name; ``loss`` then gets the array in their place.
     - ``axes``, ``{regex: (logical axis or None, ...)}``: the axes of the tensors whose whole name
@@ -159,7 +159,7 @@ def leaf_specs(params: Params, embeddings: tuple[str, ...] | None = None) -> tup
 
 @lru_cache(maxsize=2)
 def shapes_of(init: Callable[[jax.Array], Params]) -> Params:
-    """Return what a model's ``init`` makes as shapes and dtypes; a deep model's takes a while."""
+    """Return the shapes and dtypes of a model's ``init``; tracing a deep one takes a while."""
     return jax.eval_shape(init, jax.random.key(0))
 
 
@@ -183,9 +183,9 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
 
 
 def whole(params: Params, frozen: Frozen | None) -> Params:
-    """Return what a model's loss and logits take: its parameters, and frozen leaves beside them.
+    """Return the argument of a model's loss and logits: parameters, with frozen leaves if any.
 
-    A program gets both as arguments: what it closes over is written into it as a constant.
+    Pass both to a program as arguments: an array that it closes over is compiled as a constant.
     """
     return {**frozen, **params} if frozen else params
 
@@ -193,7 +193,7 @@ def whole(params: Params, frozen: Frozen | None) -> Params:
 def batch_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, Aux]]:
     """Return the loss of a batch, ``(params, batch) -> (loss, Aux)``, of a model of either kind.
 
-    It raises ModelError where the model's own does not give one number.
+    It raises ModelError if the model's own loss is not one number.
     """
     if getattr(model, "takes_batch", False):
         return model.loss  # type: ignore[no-any-return] # the port of such a model says so
@@ -227,7 +227,7 @@ def judged_loss(model: Any) -> Callable[[Params, Batch], tuple[jax.Array, jax.Ar
 
 
 def mean_loss(judged: Sequence[tuple[Any, Any]]) -> float:
-    """Return the loss per target of batches, each with its mean loss and what its targets weigh."""
+    """Return the loss per target over batches, given each one's mean loss and summed weights."""
     weights = [float(weight) for _, weight in judged]
     losses = [float(loss) * weight for (loss, _), weight in zip(judged, weights, strict=True)]
     return sum(losses) / sum(weights) if sum(weights) else math.nan
@@ -242,7 +242,7 @@ def token_loss(model: Any) -> Callable[[Params, jax.Array], jax.Array]:
 class TrainedPart:
     """A model whose parameters are only those that are trained, a flat dict by name.
 
-    The other leaves are what the model's ``init`` makes of the run's seed on every machine.
+    Every machine makes the other leaves with the model's ``init`` from the run's seed.
     """
 
     stacks = NO_STACKS
@@ -276,7 +276,7 @@ class TrainedPart:
         return {name: named[name] for name in names}
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the model has: ``logits``, ``vocab``, ``axes``, ``unit`` and so on."""
+        """Return any other attribute of the model: ``logits``, ``vocab``, ``axes``, ``unit``."""
         found = getattr(self._model, name)
         if name != "logits":
             return found
@@ -284,7 +284,7 @@ class TrainedPart:
 
 
 def without_frozen(model: Any, seed: int) -> Model:
-    """Return the model, or what is trained of it where its ``trainable`` excludes leaves."""
+    """Return the model, or its ``TrainedPart`` if its ``trainable`` excludes leaves."""
     if not hasattr(model, "trainable"):
         return model  # type: ignore[no-any-return] # a Model, as far as it can be seen
     specs = specs_of(model)
@@ -296,8 +296,8 @@ def without_frozen(model: Any, seed: int) -> Model:
 def has_bfloat16(device: Any) -> bool:
     """Return True if a device multiplies fast in bfloat16: no CPU does, nor NVIDIA before Ampere.
 
-    A device without a compute capability like NVIDIA's (``"7.5"``) is a TPU or another GPU: all
-    that JAX supports do.
+    A device without a compute capability like NVIDIA's (``"7.5"``) is a TPU or another GPU; all of
+    these that JAX supports do.
     """
     capability = str(getattr(device, "compute_capability", ""))
     try:
@@ -310,8 +310,8 @@ def build_model(config: ModelConfig, train: TrainConfig) -> Model:
     """Return the model that a run trains: a preset with overrides, or ``module:function``'s.
 
     With precision ``auto`` its arithmetic is bfloat16 where the hardware has it; a factory that
-    takes ``precision`` gets ``bfloat16`` or ``float32``. Raises ModelError if the settings make
-    no model.
+    takes ``precision`` gets ``bfloat16`` or ``float32``. Raises ModelError if the settings do not
+    describe a model.
     """
     fast = train.precision == "auto" and has_bfloat16(jax.devices()[0])
     precision = "bfloat16" if fast or train.precision == "bfloat16" else "float32"

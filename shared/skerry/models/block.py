@@ -1,8 +1,8 @@
 """One block of a decoder: attention, then an MLP or experts.
 
 RMSNorm (arXiv 1910.07467), gated MLP (2002.05202), grouped queries (2305.13245), experts
-(2101.03961). Between blocks are rows ``[batch * seq, d]``: where a weight's gradient sums over two
-axes, batch and position, XLA on a CPU takes twice as long for it.
+(2101.03961). Blocks pass rows ``[batch * seq, d]``: XLA on a CPU takes twice as long for a weight's
+gradient that sums over two axes, batch and position.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
 }
 SAVED = ("attention", "mlp")
-"""What a block can keep for its gradient: attention's mix, and what the MLP sums over."""
+"""Activations that a block can keep for its gradient: the inputs of o_proj and of down_proj."""
 
 
 class KeysValues(NamedTuple):
-    """Of one layer: [batch, seq, kv_heads, head_dim] each."""
+    """Keys and values of one layer: [batch, seq, kv_heads, head_dim] each."""
 
     keys: jax.Array
     values: jax.Array
@@ -42,7 +42,7 @@ class KeysValues(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What all blocks of one pass share; ``angles`` are cosines and sines by kind of layer."""
+    """The inputs that all blocks of a pass share; ``angles``: cosines, sines by kind of layer."""
 
     batch: int = field(metadata={"static": True})
     seq: int = field(metadata={"static": True})
@@ -92,7 +92,7 @@ class Block:
         shared: KeysValues | None,
         extra: jax.Array | None,
     ) -> tuple[jax.Array, KeysValues, experts.Routed | None]:
-        """Add one block to rows [n, d]; ``extra`` [n, e] is what this layer knows of the tokens."""
+        """Add one block to rows [n, d]; ``extra`` [n, e] are this layer's own token embeddings."""
         arch = self.arch
         mixed, held = self._attention(text, p, self._named(p, "input_layernorm", x), shared)
         after = "post_attention_layernorm"
@@ -144,7 +144,7 @@ class Block:
     ) -> tuple[jax.Array, experts.Routed | None]:
         """Return what MLP and experts add for ``rows``, which are x normed.
 
-        Gemma 4's experts see x by a norm of their own.
+        Gemma 4's experts have a norm of their own for x.
         """
         if not self.layer.experts:
             return self._mlp(p, rows), None
@@ -183,5 +183,5 @@ class Block:
 
 
 def router_scores(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return the experts' scores f32 [n, experts]: ties must not be decided by rounding."""
+    """Return the experts' scores, f32 [n, experts], so that rounding does not decide ties."""
     return project(x.astype(jnp.float32), weight)

@@ -34,11 +34,11 @@ T = TypeVar("T")
 class Decoder:
     """A model by the port; master parameters are float32, arithmetic is done in ``compute``.
 
-    ``remat`` says what a block keeps for its gradient: ``none`` recomputes nothing, ``blocks``
+    ``remat`` says what a block recomputes for its gradient: ``none`` nothing, ``blocks``
     everything, and names of ``block.SAVED`` joined by commas all but those. ``fused`` asks for
     cuDNN. ``scanned`` computes layers that repeat in a loop over stacks of their parameters, in the
-    type of the arithmetic; of ``none`` such a loop keeps what products give. Where parameters come
-    by leaf, and not by ``stacks``, it makes them for one pass.
+    type of the arithmetic; with ``none`` such a loop keeps the results of products. If parameters
+    come by leaf, not by ``stacks``, it stacks them for one pass.
     """
 
     arch: Arch
@@ -58,7 +58,7 @@ class Decoder:
         *,
         scanned: bool = False,
     ) -> Decoder:
-        """Return the decoder with the fastest attention that this machine can be trusted with."""
+        """Return the decoder with the fastest attention that is correct on this machine."""
         kinds = {
             (
                 layer.kv_heads,
@@ -76,7 +76,7 @@ class Decoder:
 
     @property
     def stacks(self) -> Stacks:
-        """What the loops go over."""
+        """The stacks of parameters that the loops go over."""
         loops = [run for run in runs_of(self.arch.layers) if run.repeats > 1]
         parts = _by_layer(tensors_of(self.arch), len(self.arch.layers))
         return {
@@ -90,7 +90,7 @@ class Decoder:
         return names.unit_of(name, shape)
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Return fresh parameters: every tensor from its own name, whatever else there is."""
+        """Return fresh parameters; each tensor depends only on ``key`` and its own name."""
         tensors = tensors_of(self.arch)
         keys = jax.random.split(key, len(tensors))
         return {
@@ -106,7 +106,7 @@ class Decoder:
         return scores_of(self.arch, rows, self._head(params)).reshape(*tokens.shape, -1)
 
     def loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Aux]:
-        """Return the mean loss per target in nats with the experts' balance, and what is in it."""
+        """Return the mean loss per target in nats, with the experts' balance, and its ``Aux``."""
         tokens = batch["tokens"]
         cut = {name: batch[name][:, :-1] for name in ("segments", "positions") if name in batch}
         rows, routed = self._rows(params, cut, tokens[:, :-1])
@@ -200,7 +200,7 @@ class Decoder:
     def _stacked(
         self, params: Params, parts: Sequence[Mapping[str, jax.Array]], layers: range
     ) -> dict[str, jax.Array]:
-        """Return the leaves of equal layers stacked, those of matrices as arithmetic takes them."""
+        """Return the leaves of equal layers stacked, matrices in the type of the arithmetic."""
 
         def cast(name: str, leaf: jax.Array, more: int = 0) -> jax.Array:
             matrix = leaf.ndim > 1 + more and not names.averaged(f".{name}")
@@ -220,7 +220,7 @@ class Decoder:
         }
 
     def remembering(self, layer: Layer, *, looped: bool = False) -> Callable[..., Any]:
-        """Return the block of a layer, which keeps for its gradient what ``remat`` says."""
+        """Return the block of a layer, which recomputes for its gradient what ``remat`` says."""
         block = Block(self.arch, layer, self.fused)
         if self.remat == "none":
             return jax.checkpoint(block, policy=_product, prevent_cse=False) if looped else block
@@ -241,7 +241,7 @@ class Decoder:
         return replace(text, counted=(text.segments.reshape(-1) > 0).astype(jnp.float32))
 
     def _per_layer(self, params: Params, tokens: jax.Array, x: jax.Array) -> jax.Array:
-        """Return what each layer gets of each token: [n, layers, e]."""
+        """Return each layer's own embeddings of the tokens: [n, layers, e]."""
         arch, shape = self.arch, (tokens.size, len(self.arch.layers), self.arch.per_layer)
         table = params["model.embed_tokens_per_layer.weight"]
         own = table[tokens].astype(x.dtype).reshape(shape) * jnp.asarray(shape[2] ** 0.5, x.dtype)
@@ -255,7 +255,7 @@ class Decoder:
 
 
 def _product(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Return True for what takes long to compute again: products, and attention's kernels."""
+    """Return True for operations that take long: matrix products and attention's kernels."""
     return "dot" in primitive.name
 
 
@@ -276,7 +276,7 @@ def _stack(layers: range) -> str:
 
 
 def _by_layer(params: Mapping[str, T], layers: int) -> list[dict[str, T]]:
-    """Return the parameters of each layer under the names within it; stacks are of none."""
+    """Return each layer's parameters by their names within it; stacks are left out."""
     parts: list[dict[str, T]] = [{} for _ in range(layers)]
     for name, leaf in params.items():
         if name.startswith(LAYERS):

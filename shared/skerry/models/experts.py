@@ -60,7 +60,7 @@ def mix(
 ) -> jax.Array:
     """Send rows [n, d] through their experts: gate_up [E, 2 i, d] and down [E, d, i].
 
-    On a mesh each device sorts and sends its own rows: left alone, each computes those of all.
+    On a mesh each device handles its own rows; by default XLA would have each compute all rows.
     """
     mixed = partial(_mix, activate)
     if on_mesh():

@@ -37,9 +37,9 @@ def export_hf(
     ``source`` is a folder whose tokenizer and generation settings are copied beside them;
     ``dtype`` None: that of the model's config.json, float32 where it names none.
 
-    Raises StoreError for a checkpoint that cannot be read, ModelError for a model that is none of
-    Hugging Face's, and ConfigError for a folder that holds anything or cannot be written, or for
-    a tokenizer that is not the run's.
+    Raises StoreError for a checkpoint that cannot be read, ModelError for a model that Hugging Face
+    does not have, and ConfigError for a folder that is not empty or cannot be written, or for a
+    tokenizer that is not the run's.
     """
     target = Path(out)
     if source is not None and not any(Path(source, name).is_file() for name in hf.COMPANIONS):
@@ -80,7 +80,7 @@ def export_peft(
 ) -> Path:
     """Write a checkpoint's adapters as the peft library loads them, and return the folder.
 
-    ``source`` is the folder of the weights that they stand beside. Raises as ``export_hf``.
+    ``source`` is the folder of the weights that they adapt. Raises as ``export_hf``.
     """
     if dtype not in (None, "float32"):
         msg = f"Adapters are stored in float32, not in {dtype}: leave --dtype out."
@@ -109,9 +109,9 @@ def export_tensors(
     source: str | Path | None = None,
     dtype: str | None = None,
 ) -> Path:
-    """Write the parameters of any checkpoint by their names, without a config; returns the folder.
+    """Write the parameters of any checkpoint by name, without a config; return the folder.
 
-    Raises StoreError as ``export_hf``, and ConfigError for a folder that holds anything.
+    Raises StoreError as ``export_hf``, and ConfigError for a folder that is not empty.
     """
     del source
     target, (_, tensors) = Path(out), checkpoint.params(*locate(where, access))
@@ -122,4 +122,4 @@ def export_tensors(
 
 
 FORMS = {"hf": export_hf, "peft": export_peft, "tensors": export_tensors}
-"""What writes a checkpoint in each form."""
+"""The function that writes each form of export."""

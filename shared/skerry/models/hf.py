@@ -1,8 +1,8 @@
 """Folders of Hugging Face weights: read lazily by slices, written so that transformers loads them.
 
 A folder has ``config.json`` and ``model.safetensors``, or shards with ``model.safetensors.index
-.json``. Leaf names are those on disk, but for experts, which a layer's leaf stacks, and for the
-text model inside of a multimodal one. Without JAX, but for ``load``.
+.json``. Leaf names are those on disk, except for experts, which one leaf stacks, and for the text
+model inside a multimodal one. Only ``load`` needs JAX.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""What is copied beside exported weights, where the source has it."""
+"""Files that are copied beside exported weights, if the source has them."""
 
 FLOATS = {"F32", "F16", "BF16", "F64"}
 DTYPES: Mapping[str, Any] = {
@@ -58,13 +58,13 @@ EXPERT_PARTS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "mixtral": (".block_sparse_moe.", ("w1", "w3"), ("w2",)),
     "qwen3_moe": (".mlp.", ("gate_proj", "up_proj"), ("down_proj",)),
 }
-"""By family: the module that holds the experts on disk, the names of gate and up, and of down."""
+"""For each family the module of its experts on disk, the names of gate and up, and of down."""
 
 TOWERS = re.compile(
     r"(?:^|\.)(?:vision_tower|audio_tower|multi_modal_projector|embed_\w+|vision_\w+)\."
 )
 USELESS = re.compile(r"\.rotary_emb\.inv_freq$|\.self_attn\.[kv]_(?:proj|norm)\.weight$")
-"""Tensors that may lie in a folder without being used, beside a tied head."""
+"""Tensors that a folder may hold unused, besides a tied head."""
 
 Read: TypeAlias = Callable[[tuple[slice, ...]], NDArray[np.float32]]
 
@@ -89,8 +89,8 @@ def read_config(folder: str | Path) -> Arch:
 def read_tensors(folder: str | Path, arch: Arch) -> dict[str, LazyTensor]:
     """Return every leaf of a model by name, unread.
 
-    Raises ModelError for a tensor that is missing, unknown, of another shape or no float, and for
-    an index or a file that cannot be trusted.
+    Raises ModelError for a tensor that is missing, unknown, of another shape or not a float, and
+    for an index or a file that is not valid.
     """
     where = Path(folder)
     stored = _stored(where)
@@ -108,9 +108,9 @@ def read_tensors(folder: str | Path, arch: Arch) -> dict[str, LazyTensor]:
 
 
 def disk_names(arch: Arch, name: str, count: int) -> list[list[str]]:
-    """Return the tensors on disk that make a leaf: for each expert those that follow in its rows.
+    """Return the tensors on disk that make a leaf: for each expert, those that its rows join.
 
-    A leaf that is no stack of experts is one tensor of one row.
+    Any other leaf is one tensor.
     """
     if arch.family not in EXPERT_PARTS:
         return [[name]]
@@ -149,7 +149,7 @@ def write(
 
 
 def digest(folder: str | Path) -> str:
-    """Return xxh3-128 over a folder's config and weights: which weights a run began with."""
+    """Return the xxh3-128 over a folder's config and weights, which a run's record names."""
     where, state = Path(folder), xxhash.xxh3_128()
     for name in (CONFIG, *sorted(set(_files(where).values()))):
         state.update(name.encode() + b"\0")
@@ -174,7 +174,7 @@ def load(
 
 
 def _block(tensor: LazyTensor, dtype: np.dtype[Any], at: Any) -> NDArray[Any]:
-    """Return a device's part of a tensor, given the slices that JAX names it by."""
+    """Return a device's part of a tensor, given JAX's slices for it."""
     return tensor.read(tuple(at)).astype(dtype, copy=False)
 
 
@@ -206,7 +206,7 @@ def _reason(path: Path, error: Exception) -> str:
             if file.read(len(POINTER)) == POINTER:
                 pull = "`git lfs pull` in the folder fetches the weights"
                 return f"it is a pointer of Git LFS; {pull}"
-    except OSError as unread:  # safetensors calls whatever it may not open missing
+    except OSError as unread:  # safetensors says "missing" for any file that it cannot open
         return unread.strerror or str(unread)
     return str(error)
 

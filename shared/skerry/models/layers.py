@@ -9,7 +9,7 @@ from skerry.algorithm.presets import INNERS
 from skerry.models.arch import Layer
 
 DEEP = 12
-"""Layers from which on loops are worth their stacks (docs/results/restart.md)."""
+"""Number of layers from which loops are worth their stacks (docs/results/restart.md)."""
 
 
 class Run(NamedTuple):
@@ -25,10 +25,10 @@ class Run(NamedTuple):
 
 
 def scanned(setting: str, layers: Sequence[Layer], *, adapters: bool) -> bool:
-    """Return True if loops compute the layers, by ``train.layers``; ``auto`` has them where deep.
+    """Return True if loops compute the layers, by ``train.layers``; ``auto``: in deep models.
 
-    Beside adapters the weights are frozen in the type of the arithmetic: a stack would be a copy
-    that nothing else makes.
+    With adapters the weights are frozen in the type of the arithmetic: stacks would be an extra
+    copy of them.
     """
     if setting != "auto":
         return setting == "scanned"
@@ -37,7 +37,7 @@ def scanned(setting: str, layers: Sequence[Layer], *, adapters: bool) -> bool:
 
 
 def trains_stacks(inner: str) -> bool:
-    """Return True if an inner optimizer trains a stack as the leaves in it; others get leaves."""
+    """Return True if an inner optimizer treats a stack like its leaves; others get leaves."""
     return inner in INNERS
 
 
@@ -47,9 +47,9 @@ def apart(layers: Sequence[Layer]) -> list[Run]:
 
 
 def runs_of(layers: Sequence[Layer]) -> list[Run]:
-    """Return the layers as runs, from the front each as long as can be, its period short.
+    """Return the layers as runs, each as long as possible from the front, with a short period.
 
-    A layer whose keys and values another one uses repeats no other.
+    A layer whose keys and values another one uses counts as equal to no other.
     """
     sources = {layer.source for layer in layers}
     kinds = [(layer, number if number in sources else None) for number, layer in enumerate(layers)]

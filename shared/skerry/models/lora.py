@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) beside frozen weights: the only fragments of a run.
 
 A matrix ``W [out, in]`` acts as ``W + alpha / rank * B A``; A begins random and B with zeros. Leaf
-names are those that the peft library stores. The frozen weights are no part of the log: every
-machine reads them from its own copy of the folder that the run's digest names.
+names are those that the peft library stores. The frozen weights are not in the log: every machine
+reads its own copy of the folder, which must have the digest in the run's record.
 """
 
 from __future__ import annotations

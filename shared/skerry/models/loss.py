@@ -1,4 +1,4 @@
-"""What a decoder is trained on: the nats of each next token."""
+"""The loss that a decoder is trained on: the nats of each next token."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _chunked(x: jax.Array, chunks: int) -> jax.Array:
 def target_weights(batch: Batch) -> jax.Array | None:
     """Return the targets' weights f32 [batch, seq], or None if all count.
 
-    No sequence of a row predicts another.
+    Targets across a boundary between sequences of a row weigh 0.
     """
     weights, segments = batch.get("weights"), batch.get("segments")
     if segments is None:

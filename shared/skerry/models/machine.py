@@ -1,4 +1,4 @@
-"""What a learner computes on, and how fast that could train a model; without JAX."""
+"""A learner's devices, and how fast they could train a model; without JAX."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PEAK_TFLOPS = {
     "TPU v5p": 459.0,
     "TPU v6 lite": 918.0,
 }
-"""Dense bf16 by a part of the device's name, as their makers say; the first that fits counts."""
+"""Dense bf16 FLOP/s from data sheets, by a part of the device's name; the first match counts."""
 
 
 class Machine(NamedTuple):
     """A learner's host, its devices by mesh axis (``data=2,fsdp=4``; empty: one), and their name.
 
-    ``device`` is what its driver calls one of them.
+    ``device`` is the driver's name of one of them.
     """
 
     host: str
@@ -40,7 +40,7 @@ class Machine(NamedTuple):
         return math.prod(int(size) for size in re.findall(r"=([0-9]{1,6})", self.mesh))
 
     def peak_tokens_per_s(self, config: RunConfig) -> float:
-        """Return how many tokens a second its devices' peak would train; 0 if that is not known."""
+        """Return the tokens a second that its devices would train at their peak; 0: not known."""
         peak, model = peak_flops(self.device), config.model
         if peak is None or model.factory or model.preset == OWN:
             return 0.0
@@ -48,5 +48,5 @@ class Machine(NamedTuple):
 
 
 def peak_flops(device: str) -> float | None:
-    """Return the FLOP/s that a device has by its name; None where no table has it."""
+    """Return a device's peak FLOP/s by its name; None for an unknown one."""
     return next((1e12 * flops for name, flops in PEAK_TFLOPS.items() if name in device), None)

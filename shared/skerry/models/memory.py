@@ -1,4 +1,4 @@
-"""What a learner holds on each of its devices: one formula, for its own check and for a plan.
+"""The memory that a learner needs on each device: one formula, for its own check and for a plan.
 
 Without JAX. Parameters, moments and anchors are exact; activations are an estimate.
 """
@@ -20,12 +20,11 @@ from skerry.settings.models import SyncConfig, TrainConfig
 
 F32, BF16 = 4, 2
 MOMENTS = {"gradient": 0, "muon": 4}
-"""Bytes per parameter of an inner optimizer's state; AdamW, and whatever is not known, has 8. Muon
-keeps one moment of matrices; of embeddings, which AdamW trains here, it has two."""
+"""Bytes per parameter of an inner optimizer's state; AdamW, and any other, has 8. Muon keeps one
+moment of matrices; embeddings, which AdamW trains here, have two."""
 ADAM = 8
 CHUNK = 1024
-"""Queries whose scores attention holds at once, where no fused kernel takes them; for long texts
-more."""
+"""Queries whose scores attention holds at once without a fused kernel; more for long texts."""
 LOGITS = 1 << 27
 """Scores of the vocabulary that the loss holds at once, in f32."""
 
@@ -39,7 +38,7 @@ loops over stacks that the learner holds."""
 class MemoryNeed:
     """Bytes on one device.
 
-    ``flight`` are fragments on their way in and out, ``frozen`` parameters that are not trained.
+    ``flight`` are fragments being sent or adopted, ``frozen`` parameters that are not trained.
     """
 
     parameters: float
@@ -52,12 +51,12 @@ class MemoryNeed:
 
     @property
     def state(self) -> float:
-        """What is there between steps, when nothing is in flight."""
+        """Bytes between steps, when nothing is in flight."""
         return self.parameters + self.frozen + self.moments + self.anchors
 
     @property
     def total(self) -> float:
-        """The most that is there at once."""
+        """Peak bytes."""
         return self.state + self.gradients + self.activations + self.flight
 
     def __str__(self) -> str:
@@ -84,12 +83,12 @@ def learner_memory(
     moments: float | None = None,
     activations: float = 0.0,
 ) -> MemoryNeed:
-    """Return what each device of a mesh holds of a model of so many trained parameters.
+    """Return the memory that each device of a mesh needs for a number of trained parameters.
 
     ``held`` are the parameters that a device has (``axes.held_elements``), by default an even
-    share; ``fragment`` those of the largest fragment, by default an even one. ``moments`` are the
-    bytes of the inner optimizer's state on a device, where they are known. A fragment in flight is
-    two vectors, spread over all devices: the outer gradient, and what was captured.
+    share; ``fragment`` those of the largest fragment, by default an even share too. ``moments`` are
+    the bytes of the inner optimizer's state on a device, if known. A fragment in flight is two
+    vectors, spread over all devices: the outer gradient, and the captured values.
     """
     held = parameters * sizes.data / sizes.devices if held is None else held
     fragment = parameters / sync.fragments if fragment is None else fragment
@@ -111,7 +110,7 @@ def learner_memory(
 def moment_bytes(
     train: TrainConfig, leaves: Sequence[LeafSpec], axes: LogicalAxes, sizes: MeshSizes
 ) -> float:
-    """Return what each device holds of the inner optimizer's state, by its tensors."""
+    """Return the bytes of the inner optimizer's state on each device, from its tensors."""
     held = held_elements(leaves, axes, sizes)
     if train.inner != "muon":
         return held * MOMENTS.get(train.inner, ADAM)
@@ -130,13 +129,13 @@ def activation_bytes(
     fused: bool = True,
     loops: Loops = "none",
 ) -> float:
-    """Estimate what a device holds for the gradient of one part of a batch, besides gradients.
+    """Estimate a device's bytes for the gradient of one part of a batch, besides gradients.
 
     ``width`` is the bytes of a number in the model's arithmetic, ``fused`` says whether a kernel
     computes attention without its scores in memory, ``loops`` how layers that repeat are
-    computed. What one block needs while its gradient is computed comes on top of what every block
-    keeps, and so do the loss with the head's gradient, not yet spread, and the matrices that fsdp
-    gathers. The numbers are fitted to what XLA holds on CPUs (docs/results/memory.md).
+    computed. To what every block keeps come the needs of one block while its gradient is computed,
+    the loss with the head's gradient before it is spread, and the matrices that fsdp gathers. The
+    numbers are fitted to measurements of XLA on CPUs (docs/results/memory.md).
     """
     rows = batch / train.accumulate / sizes.rows
     tokens = rows * seq
@@ -159,7 +158,7 @@ def activation_bytes(
 class _Block:
     """Bytes per token of one block's activations; ``chunk`` is per row of a batch.
 
-    ``products`` are what matrix products and attention give.
+    ``products`` are the results of matrix products and attention.
     """
 
     stream: float
@@ -213,13 +212,13 @@ def _weights(
     *,
     own: bool,
 ) -> float:
-    """Return activations with what they meet of the weights.
+    """Return the bytes of activations with those of gathered, stacked or copied weights.
 
-    Of layers by themselves those are the matrices that fsdp gathers: one block's, or all where no
-    block is computed again, as XLA keeps them from the forward pass for the backward pass; stacks
-    of experts it keeps transposed as well. A loop gathers one block's. Where its stacks are not the
-    parameters themselves, it holds two, of weights and of gradients, before there are the gradients
-    that are counted elsewhere; one stack beside these. Muon turns a copy of its gradients.
+    Unrolled layers need the matrices that fsdp gathers: one block's, or all if no block is computed
+    again, because XLA keeps them from the forward pass for the backward pass; it keeps stacks of
+    experts transposed as well. A loop gathers one block's. If its stacks are not the parameters
+    themselves, it holds two, of weights and of gradients, before the gradients that are counted
+    elsewhere exist, and one stack beside these. Muon transposes a copy of its gradients.
     """
     blocks: dict[int, int] = {}
     within: list[LeafSpec] = []

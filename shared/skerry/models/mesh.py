@@ -37,13 +37,13 @@ def sizes_on(mesh: Mesh) -> MeshSizes:
 
 
 def machine_of(mesh: Mesh, host: str) -> Machine:
-    """Return what a mesh's learner says that it computes on."""
+    """Return the machine that a mesh's learner reports."""
     axes = ",".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
     return Machine(host, axes, mesh.devices.flat[0].device_kind)
 
 
 def machine_of_arrays(arrays: Any, host: str) -> Machine:
-    """Return what a training loop computes on, by where the first of its arrays lies."""
+    """Return the machine of a training loop, by the devices of its first array."""
     where = getattr(jax.tree.leaves(arrays)[0], "sharding", None)
     if isinstance(where, NamedSharding) and isinstance(where.mesh, Mesh):
         return machine_of(where.mesh, host)
@@ -53,11 +53,11 @@ def machine_of_arrays(arrays: Any, host: str) -> Machine:
 
 
 def in_turn(made: T) -> T:
-    """Return the arrays that a program makes, on a CPU with several devices once they are there.
+    """Return a program's results; on a CPU with several devices, wait until they are computed.
 
-    Those devices share the CPU's threads: of two programs in flight at once each may hold the
-    threads that the other one waits for, until XLA gives up. Every program that a learner
-    dispatches to its mesh goes through here; accelerators have a queue each, and go on.
+    Those devices share the CPU's threads: two programs in flight may each hold the threads that the
+    other one waits for, until XLA gives up. Every program that a learner dispatches to its mesh
+    goes through here; accelerators have a queue each, and do not wait.
     """
     first = next((leaf for leaf in jax.tree.leaves(made) if isinstance(leaf, jax.Array)), None)
     if first is not None and first.sharding.num_devices > 1 and on_cpu(first):
@@ -75,7 +75,7 @@ def one_device() -> Mesh:
 
 
 def copied(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of what every device holds whole."""
+    """Return the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -56,7 +56,7 @@ _LONG: dict[str, Any] = {
 }
 
 OWN: Literal["own"] = "own"
-"""In the place of a preset: a model of training loops that joined."""
+"""The preset in the record of a run whose training loops brought a model of their own."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -87,7 +87,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def arch_of(config: ModelConfig) -> Arch:
     """Return the shape that settings name: a config's, a folder's or a preset's, with overrides.
 
-    Raises ModelError for one that the decoder does not compute.
+    Raises ModelError for a shape that the decoder does not compute.
     """
     if config.config:
         table = text_table(config.config)
@@ -109,7 +109,7 @@ def arch_of(config: ModelConfig) -> Arch:
 
 
 def written_out(config: ModelConfig) -> ModelConfig:
-    """Return the settings as a run records them: the config's text in the place of a folder."""
+    """Return the settings as a run records them: with the config's text instead of a folder."""
     if not config.path or config.factory:
         return config
     if config.config:

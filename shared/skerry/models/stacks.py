@@ -1,7 +1,7 @@
-"""Equal leaves held as one array, so that a program is as long for many layers as for a few.
+"""Equal leaves held as one array, so that a program does not grow with the number of layers.
 
-``Stacks`` are what a model names in its ``stacks``: leaves of one shape, by the name of the array
-that may hold them, in order along its first dimension.
+``Stacks`` is the type of a model's ``stacks``: for the name of an array, the leaves of one shape
+that it may hold, in order along its first dimension.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_STACKS: Stacks = MappingProxyType({})
 
 
 def stacked(params: Mapping[str, Any], stacks: Stacks) -> Any:
-    """Return parameters by name with stacks in the place of the leaves that they hold."""
+    """Return parameters by name, with stacks replacing the leaves that they hold."""
     if not stacks:
         return params
     held = {name for names in stacks.values() for name in names}
@@ -29,7 +29,7 @@ def stacked(params: Mapping[str, Any], stacks: Stacks) -> Any:
 
 
 def places_of(places: Mapping[str, NamedSharding], stacks: Stacks) -> dict[str, NamedSharding]:
-    """Return where leaves and stacks lie: each row of a stack as the leaf that it is."""
+    """Return the shardings of leaves and stacks: each row of a stack is sharded as its leaf."""
     rows = {
         stack: NamedSharding(places[names[0]].mesh, PartitionSpec(None, *places[names[0]].spec))
         for stack, names in stacks.items()
@@ -38,7 +38,7 @@ def places_of(places: Mapping[str, NamedSharding], stacks: Stacks) -> dict[str, 
 
 
 def row_place(place: Sharding) -> Sharding:
-    """Return where each row of a stack lies, whose first dimension is never split."""
+    """Return the sharding of each row of a stack, whose first dimension is never split."""
     if not isinstance(place, NamedSharding):
         return place
     return NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
