@@ -1,8 +1,8 @@
 """A corpus cut into pieces, each of them for training or held out by its own content.
 
-Machines need neither the same text nor a message to agree: equal pieces are on the same side on all
-of them, so that no machine trains on text that another holds out. That needs corpora that are cut
-alike. Two kinds are not: small ones (below ``FEWEST_PIECES`` of full size) of different
+Machines agree on this without the same text and without a message: equal pieces are on the same
+side on all of them, so no machine trains on text that another holds out. That requires corpora that
+are cut alike. Two kinds are not: small ones (below ``FEWEST_PIECES`` of full size) of different
 length, and those without a low hash, of which the pieces with the lowest are held out.
 
 Text is cut after lines whose last bytes hash low, as deduplicating backups do: a file that is
@@ -45,7 +45,7 @@ LINE_BYTES = 32
 LINE = 10
 """The byte that ends a line."""
 SEARCHED = 1 << 24
-"""Bytes of text that are searched for line ends at once: what is kept of each line takes room."""
+"""Bytes of text that are searched for line ends at once, which bounds memory."""
 WINDOW_WORDS = 6
 """Words of 8 bytes before a line's end that decide whether a cut follows it."""
 MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -70,8 +70,8 @@ class Stretch:
 class Sequences:
     """Stretches of tokens as numbered sequences of ``seq_len + 1``; none crosses a stretch's end.
 
-    Neighbours share one token, so that every token but a stretch's first is predicted once.
-    ``apart`` keeps the documents in a row from seeing each other.
+    Neighbours share one token: every token but a stretch's first is predicted once. With ``apart``,
+    documents in one row do not see each other.
     """
 
     def __init__(self, stretches: Iterable[Stretch], seq_len: int, *, apart: bool = False) -> None:
@@ -151,9 +151,9 @@ def targets_in(batch: HostBatch) -> int:
 class Corpus:
     """The training text and the held-out text of a run.
 
-    ``digest`` is of all its text, in order. ``mixed`` are its parts where those are read by weight,
-    one for each of ``data.paths``. ``bytes_per_token`` are those of the text that a target of the
-    held-out text writes, ``vocab`` is that of its tokenizer; 0 where that is not known.
+    ``digest`` is of all its text, in order. ``mixed`` are its parts if they are read by weight, one
+    for each of ``data.paths``. ``bytes_per_token`` are the bytes of text per target in the held-out
+    text, ``vocab`` is that of its tokenizer; 0 if not known.
     """
 
     train: Sequences | Packed
@@ -166,7 +166,7 @@ class Corpus:
 
     @property
     def needs_batches(self) -> bool:
-        """True where tokens alone do not say what there is to learn."""
+        """True if batches need more arrays than tokens: segments or weights."""
         return self.config.packing != "stream" or self.train.weighted or self.held_out.weighted
 
     @cached_property
@@ -175,7 +175,7 @@ class Corpus:
         return len(self.train) // self.config.streams
 
     def held_out_batches(self, batch: int, limit: int) -> Iterator[HostBatch]:
-        """Yield at most ``limit`` batches, spread evenly over the held-out text, always equal."""
+        """Yield at most ``limit`` batches, the same each time, spread over the held-out text."""
         total = len(self.held_out)
         batch = min(batch, total)
         batches = min(limit, total // batch)
@@ -187,8 +187,8 @@ class Corpus:
 def load_corpus(config: DataConfig) -> Corpus:
     """Read the text and split it; CorpusError when it is unreadable, empty or too short.
 
-    The parts of a mixture are cut and held out as its whole text is: what is trained on of a part
-    is nowhere held out, and a small part need hold out nothing.
+    The parts of a mixture are cut and held out as its whole text is: no text is trained on in one
+    and held out in another, and a small part need hold out nothing.
     """
     config = with_tokenizer(tokenised(config))
     named = [(path,) for path in config.paths] if config.weights else [config.paths]
@@ -262,7 +262,7 @@ def _digest(cuts: Sequence[_Cut]) -> str:
 
 
 def _bytes_per_token(cuts: Sequence[_Cut], bound: np.uint64) -> float:
-    """Return the bytes that a target of held-out text writes; 0 where that is not known."""
+    """Return the bytes of text per target of the held-out text; 0 if not known."""
     written, targets = 0, 0
     for cut in cuts:
         held, whole = cut.hashes <= bound, cut.document
@@ -299,7 +299,7 @@ def _usable(stretches: Sequence[Stretch], seq_len: int) -> list[Stretch]:
 
 
 def _one(stretches: Sequence[Stretch]) -> Stretch:
-    """Join stretches; each is a document of its own at least."""
+    """Join stretches; the end of each is the end of a document."""
     begins = accumulate((len(s) for s in stretches[:-1]), initial=0)
     ends = [
         begin + (np.array([len(s)]) if s.ends is None else s.ends)
@@ -370,7 +370,7 @@ def _lines(text: Tokens, files: Places, size: int) -> Places:
 
 
 def _lines_in(text: Tokens, files: Places, size: int, at: int) -> Places:
-    """Return those of them in the SEARCHED bytes from ``at`` on."""
+    """Return what ``_lines`` does, for the SEARCHED bytes from ``at`` on."""
     window = 8 * WINDOW_WORDS
     lines: Places = np.flatnonzero(text[at : at + SEARCHED] == LINE) + at + 1
     begun = np.concatenate([[0], files])[np.searchsorted(files, lines, side="right")]

@@ -21,9 +21,9 @@ MESSAGES = "messages"
 FIELD = "--field, or data.field in a run's settings"
 MOST_LINE_BYTES = 256 << 20
 MOST_FILE_BYTES = 1 << 30
-"""Of a text file, which is one document."""
+"""Most bytes of a text file, which is one document."""
 ROWS = 1_024
-"""Rows of a table that are held at once."""
+"""Rows of a table that are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Article:
 
 
 def find_sources(sources: Sequence[str], text: Sequence[str] = TEXT) -> list[Path]:
-    """Return the files with documents that sources name; in folders, text ends in ``text``."""
+    """Return the files that sources name; in folders, text files are those that end in ``text``."""
     return find_files(sources, (*text, *LINES, *TABLES))
 
 
 def fingerprint(files: Sequence[Path], field: str) -> str:
-    """Return what changes when one of these files does, without reading them.
+    """Return a text that changes when one of these files does, without reading them.
 
     Raises CorpusError for one that is gone.
     """

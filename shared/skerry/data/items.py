@@ -1,7 +1,7 @@
-"""Datasets of one's own: anything with ``__len__`` and ``__getitem__``, whosever it is.
+"""Users' datasets: any object with ``__len__`` and ``__getitem__``.
 
-Sources of grain, map-style datasets of Hugging Face and of torch are such. An item is text, the
-messages of a conversation, or tokens.
+Examples are sources of grain, and map-style datasets of Hugging Face and of torch. An item is text,
+the messages of a conversation, or tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skerry.settings.models import DataConfig
 
 MOST_ITEMS = 1 << 30
 SAMPLED = 64
-"""Items by which a dataset is known besides its length."""
+"""Items that a dataset's fingerprint reads."""
 IGNORED = -100
 """The label of a token that is no target, as Hugging Face and torch have it."""
 TOKENS = ("tokens", "input_ids")
@@ -37,7 +37,7 @@ class Dataset(Protocol):
 def open_dataset(config: DataConfig) -> Dataset:
     """Return the dataset that ``data.factory`` makes.
 
-    Raises CodeRefused for code that this machine does not allow, CorpusError for what is none.
+    Raises CodeRefused for code that this machine does not allow, CorpusError if it is not one.
     """
     made: Any = code.build(config.factory, "data.factory", config.options, CorpusError)
     if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
@@ -55,13 +55,13 @@ def open_dataset(config: DataConfig) -> Dataset:
 
 
 def read_items(dataset: Dataset, field: str) -> Iterator[Article]:
-    """Yield the items of a dataset as documents; CorpusError names one that is none."""
+    """Yield the items of a dataset as documents; CorpusError names one that cannot be."""
     for index in range(len(dataset)):
         yield from _read(dataset, index, field)
 
 
 def fingerprint(dataset: Dataset, config: DataConfig) -> str:
-    """Return what changes with a dataset: its factory, its length, and items spread over it."""
+    """Return a text of a dataset's factory, length and some items, which changes when they do."""
     known = [config.factory, config.options, config.field, len(dataset)]
     own = str(getattr(dataset, "_fingerprint", ""))  # as Hugging Face's have one
     digest = xxhash.xxh3_128(json.dumps([*known, own]).encode())
@@ -100,7 +100,7 @@ def _article(item: Any, place: str, field: str) -> Iterator[Article]:
 
 
 def _tokens(given: Any, item: Mapping[str, Any], place: str) -> Iterator[Article]:
-    """Yield a document of tokens; what its attention mask leaves out is padding."""
+    """Yield a document of tokens, without the padding that its attention mask marks."""
     tokens = _row(given, place)
     if tokens.dtype.kind not in "iu" or (tokens.size and int(tokens.min()) < 0):
         msg = f"{place} is neither text nor a row of token ids: it holds {tokens.dtype}."
@@ -131,7 +131,7 @@ def _tokens(given: Any, item: Mapping[str, Any], place: str) -> Iterator[Article
 
 
 def _row(given: Any, place: str) -> NDArray[Any]:
-    """Return numbers as one row: of a list, an array, a tensor, or the only one of a tuple."""
+    """Return a list, an array, a tensor, or the only one in a tuple, as one row of numbers."""
     row = np.asarray(given)
     if row.ndim == 2 and len(row) == 1:  # a tensor of a TensorDataset's tuple
         row = row[0]

@@ -25,7 +25,7 @@ LEAST = 2
 
 
 class Pieces(NamedTuple):
-    """Pieces of documents: of which stretch, from which token on, and how many tokens each."""
+    """Pieces of documents: the stretch, the first token and the number of tokens of each."""
 
     stretch: Counts
     start: Counts
@@ -118,8 +118,8 @@ def digest_of(stretches: Sequence[Stretch]) -> str:
 class Packed:
     """Stretches as numbered rows of ``seq_len + 1`` tokens, each with the documents that fit.
 
-    A document that a row can hold is in one row, and sees no other; what is left of a row is
-    padding, of segment 0.
+    A document that a row can hold is in one row, and does not see the others; the rest of a row is
+    padding, with segment 0.
     """
 
     def __init__(self, stretches: Sequence[Stretch], seq_len: int) -> None:

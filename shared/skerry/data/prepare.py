@@ -1,7 +1,7 @@
-"""Documents to token shards, in a folder that is whole or not there.
+"""Turns documents into token shards, in a folder that appears whole or not at all.
 
-What a killed preparation has written lies beside its folder, and the next one of the same sources
-goes on from there.
+A killed preparation leaves its shards beside the folder, and the next one of the same sources goes
+on from there.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from skerry.tasks import end_if_cancelled
 log = structlog.get_logger()
 
 UNFINISHED = "unfinished.json"
-"""The manifest of what a draft holds so far."""
+"""The manifest of the shards that a draft holds so far."""
 SHARD_TOKENS = 1 << 26
 TOGETHER, TOGETHER_CHARACTERS = 512, 1 << 18
-"""Documents that are tokenised at once, on all cores, and most of their text: an interrupt waits
-for them."""
+"""Most documents, and most of their text, that are tokenised at once on all cores; an interrupt
+waits for them."""
 
 Progress = Callable[[int, int], None]
 """Called with how many documents and tokens there are so far."""
 
 
 class _Tokenised(NamedTuple):
-    """A document's tokens, what it is known by, what its targets write, and their weights."""
+    """A document's tokens, the bytes to hash, the bytes of its targets' text, tokens' weights."""
 
     tokens: NDArray[Any]
     content: bytes
@@ -91,7 +91,7 @@ class _Writer:
         return self.manifest.documents + len(self._waiting), self.manifest.tokens + self._size
 
     def flush(self) -> None:
-        """Write what waits as a shard, and then that it is there."""
+        """Write what waits as a shard, then note it in the manifest."""
         if not self._waiting:
             return
         known, some = self.manifest, self._waiting
@@ -122,7 +122,7 @@ class _Writer:
         self._waiting, self._size = [], 0
 
     def _note(self, shard: ShardEntry, most: int) -> None:
-        """Say in the folder that a shard is there; ``most`` is its largest token."""
+        """Note a shard in the folder's manifest; ``most`` is its largest token."""
         known = self.manifest
         more = {
             "vocab": max(known.vocab, most + 1),
@@ -138,7 +138,7 @@ class _Writer:
 
 
 def key_of(sources: str, words: Words | None) -> str:
-    """Return what tells prepared folders apart: their sources, and all that makes tokens of them.
+    """Return the key of a prepared folder: a hash of its sources and its tokenizer.
 
     ``sources`` is what ``documents.fingerprint`` returns, or ``items.fingerprint``.
     """
@@ -159,10 +159,10 @@ def prepare(
 ) -> PreparedManifest:
     """Tokenise documents into a new folder, each ended by the tokenizer's end-of-text token.
 
-    Conversations are rendered by the tokenizer's chat template; only what assistants say are
-    targets. Documents that are tokens already are taken as they are; ``words`` None: all are. What
-    an earlier preparation with the same ``key`` has written is not made again. Raises CorpusError
-    for a folder that is there, or for no documents at all.
+    Conversations are rendered by the tokenizer's chat template; only the words of assistants are
+    targets. Documents that are tokens already are taken as they are; ``words`` None: all are. The
+    shards of an interrupted preparation with the same ``key`` are kept. Raises CorpusError for a
+    folder that is not empty, or for no documents at all.
     """
     wide = words is None or words.size > np.iinfo(np.uint16).max + 1
     blank = PreparedManifest(
@@ -202,9 +202,9 @@ def prepare(
 
 @contextmanager
 def _draft(target: Path, blank: PreparedManifest) -> Generator[tuple[Path, PreparedManifest]]:
-    """Yield a draft of a folder, which appears when it is whole, and what it holds already.
+    """Yield a draft, which becomes the folder when it is whole, and what it holds already.
 
-    Raises CorpusError for a folder that holds anything, and while another process writes it.
+    Raises CorpusError for a folder that is not empty, and while another process writes it.
     """
     taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if taken or not target.name:  # the working directory cannot be replaced
@@ -235,7 +235,7 @@ def _draft(target: Path, blank: PreparedManifest) -> Generator[tuple[Path, Prepa
 
 
 def _resumed(draft: Path, blank: PreparedManifest) -> PreparedManifest:
-    """Return what a draft holds of the same sources; one of others, or damaged, is emptied."""
+    """Return what a draft of the same sources holds; empty a draft of others, or a damaged one."""
     with suppress(CorpusError):
         held = read_manifest(draft, UNFINISHED)
         if blank.key and held.key == blank.key:
@@ -295,7 +295,7 @@ def _ending(words: Words | None) -> Words:
 
 
 def _given(article: Article, words: Words | None) -> _Tokenised:
-    """Take a document that is tokens already; what it writes says the tokenizer, if any."""
+    """Take a document that is tokens already; the tokenizer, if any, gives its text."""
     tokens = article.tokens
     assert tokens is not None  # the caller has seen them
     most = int(tokens.max())
@@ -313,7 +313,7 @@ def _given(article: Article, words: Words | None) -> _Tokenised:
 
 
 def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Tokenised:
-    """Return a conversation's tokens, of which those are targets that an assistant says."""
+    """Return a conversation's tokens; the targets among them are those that an assistant says."""
     messages = [{**one, "content": words.escaped(one["content"])} for one in article.messages]
     parts = _turns(messages, template)
     pieces = [words.encode_rendered(text) for text, _ in parts]
@@ -328,8 +328,8 @@ def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Tokenise
 def _turns(messages: Sequence[Message], template: ChatTemplate) -> list[tuple[str, bool]]:
     """Return a conversation's text in parts, each with whether an assistant says it.
 
-    A template writes a conversation's beginning the same whatever follows: what a turn adds is what
-    its text has beyond that of the turns before. Where a template does not, all of it are targets.
+    Most templates render the beginning of a conversation the same whatever follows: a turn's text
+    is what it adds to that of the turns before. With any other template, all tokens are targets.
     """
     parts: list[tuple[str, bool]] = []
     before = ""

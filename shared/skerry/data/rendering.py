@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own, which ends where a template takes too much.
+"""Renders a chat template in a process of its own, which ends if a template takes too much.
 
 A template comes with a tokenizer from anywhere. Jinja's sandbox keeps it from running code, and
 this process from running for ever: the system ends it once it has used its CPU time. It reads a
@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_MEMORY = 1 << 30
 MOST_TEXT = 16 << 20
-"""Characters of one conversation."""
+"""Most characters of a rendered conversation."""
 
 
 class Generation(Extension):

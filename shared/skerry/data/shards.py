@@ -1,9 +1,9 @@
 """A corpus as tokens in a folder of its own: shards that are mapped into memory, and a manifest.
 
 ``data.source = "prepared"`` trains on such folders, ``skerry data prepare`` writes them. A shard
-has its tokens, the ends of its documents, of each document a hash of its text and the bytes that
-its targets write, and where not all tokens are targets alike, a weight for each. A folder is
-complete, or it has no manifest.
+has its tokens, the ends of its documents, for each document a hash of its text and the bytes of its
+targets, and, if tokens differ as targets, a weight for each. A folder without a manifest is not
+complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skerry.errors import CorpusError
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 64 << 20
 SUFFIXES = (".json", ".jinja", ".tokens", ".ends", ".hashes", ".bytes", ".weights")
-"""Of all files of a folder."""
+"""Suffixes of all files of a folder."""
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 
 
@@ -44,8 +44,7 @@ class ShardEntry(BaseModel):
 class PreparedManifest(BaseModel):
     """What a folder holds. ``weights`` is the type of each token's weight as a target, if any.
 
-    ``text_bytes`` are those that its targets write; ``key`` tells what it was made of from other
-    sources, where that is known.
+    ``text_bytes`` are the bytes of its targets; ``key`` identifies its sources, if known.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,7 +66,7 @@ class PreparedShard:
     """A shard's arrays.
 
     Tokens, the ends of its documents (the last is the length), the hashes of their texts, the bytes
-    that their targets write, and the weights of tokens as targets.
+    of their targets, and the weights of tokens as targets.
     """
 
     tokens: NDArray[np.unsignedinteger[Any]]
@@ -78,7 +77,7 @@ class PreparedShard:
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> PreparedManifest:
-    """Return a prepared folder's manifest; CorpusError for a folder that is none, or not whole."""
+    """Return a prepared folder's manifest; CorpusError if it has none, or an invalid one."""
     path = folder / name
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
@@ -128,9 +127,9 @@ def digest_of(arrays: Iterable[NDArray[Any]]) -> str:
 def verify(
     folder: Path, progress: Callable[[int, int], None] = lambda *_: None
 ) -> PreparedManifest:
-    """Read all shards of a folder; CorpusError where they are not those that were prepared.
+    """Read all shards of a folder; CorpusError if they are not as they were prepared.
 
-    ``progress`` gets how many documents and tokens have been read.
+    ``progress`` is called with the numbers of documents and tokens read so far.
     """
     manifest, documents, tokens = read_manifest(folder), 0, 0
     for shard, opened in zip(manifest.shards, open_shards(folder, manifest), strict=True):

@@ -35,8 +35,8 @@ class Document:
     """Tokens in order; ``files`` are the ends of its text files, None for token shards.
 
     Zero bytes cannot mark the ends: text of two bytes a character is full of them. A prepared shard
-    also has of each file a hash of its text and the bytes that its targets write, and where not all
-    tokens are targets alike, what each weighs. ``vocab`` is that of its tokenizer, 0: unknown.
+    also has for each file a hash of its text and the bytes of its targets, and, if tokens differ as
+    targets, the weight of each. ``vocab`` is that of its tokenizer, 0: unknown.
     """
 
     tokens: Tokens
@@ -63,7 +63,7 @@ def read_source(config: DataConfig) -> list[Document]:
 
 
 def text_files(config: DataConfig) -> list[Path]:
-    """Return the files that are read byte by byte; CorpusError for one whose bytes are no text."""
+    """Return the files that are read byte by byte; CorpusError for a table or a compressed file."""
     files = find_files(config.paths, config.suffixes)
     for file in files:
         if file.suffix in TABLES:
@@ -79,7 +79,7 @@ def text_files(config: DataConfig) -> list[Path]:
 
 
 def _prepared(config: DataConfig) -> list[Document]:
-    """Open prepared folders, all of the tokenizer that the run names, if it does already."""
+    """Open prepared folders, all of one tokenizer, the run's if it names one; or CorpusError."""
     found: list[Document] = []
     wanted, whose = config.tokenizer, "this run's learners"
     for folder in prepared_folders(config.paths):

@@ -1,11 +1,11 @@
 """One learner's stream of sequences: deterministic, disjoint from the others', resumable.
 
-An epoch is a permutation of all training sequences. Of it, shard r of S reads the positions
-r, r + S, r + 2S, ...; a learner of rank S or above reads a reshuffle of shard ``rank mod S``. Under
+An epoch is a permutation of all training sequences. Shard r of S reads its positions r, r + S,
+r + 2S, ...; a learner of rank S or above reads a reshuffle of shard ``rank mod S``. Under
 ``data.partition = "contiguous"`` shard r is the r-th part of the text instead, in an order of its
-own each epoch, so that learners differ in what they read. The cursor counts the sequences
-consumed since the run began; a stream needs nothing else to resume. A thread reads batches ahead
-and puts them where the trainer wants them before it asks for them.
+own each epoch, so learners read different text. The cursor counts the sequences consumed since the
+run began; a stream needs nothing else to resume. A thread reads batches ahead and puts them on the
+trainer's devices before it asks for them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Stream:
         self._shard, self._reshuffle = rank % streams, rank // streams
 
     def order(self, cursor: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return which training sequences ``[cursor, cursor + count)`` of this stream are."""
+        """Return the numbers of the sequences at ``[cursor, cursor + count)`` of this stream."""
         config, per_epoch = self._corpus.config, self._corpus.sequences_per_shard
         contiguous = config.partition == "contiguous"
         shuffled = per_epoch if contiguous else len(self._corpus.train)
@@ -101,7 +101,7 @@ class Stream:
 
 
 PERIOD = 1_000
-"""Sequences after which a mixture has read its sources exactly by their weights."""
+"""Sequences in a period, over which a mixture reads its sources exactly by their weights."""
 
 
 class Mixture:
@@ -161,7 +161,7 @@ class Prefetch:
     """An endless iterator over a stream; a context manager that owns its thread.
 
     An error in the thread (a missing shard, a token out of range) is raised by the next ``next``.
-    Of each batch only the ``own`` rows are read, and their targets counted; None: all of them.
+    Only the ``own`` rows of each batch are read, and their targets counted; None: all rows.
     Every batch is a new array, because ``put``, such as ``jax.device_put``, may alias it.
     """
 
@@ -236,7 +236,7 @@ def check_tokens(rows: Batch, vocab: int | None) -> None:
 
 
 def check_readable(corpus: Corpus, model: object) -> None:
-    """Raise ConfigError for a model without all tokens of a corpus, or that sees tokens alone."""
+    """Raise ConfigError if a model lacks tokens of a corpus, or cannot take its batches."""
     vocab: int | None = getattr(model, "vocab", None)
     if vocab is not None and corpus.vocab > vocab:
         msg = (

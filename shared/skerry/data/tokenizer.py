@@ -23,15 +23,15 @@ COMPANIONS = (
 )
 END = "<|endoftext|>"
 ESCAPED = re.compile("\ufdd0([0-9]+)\ufdd1")
-"""Stands for the name of a special token inside a message, by the token's number."""
+"""Matches what replaces the name of a special token inside a message: the token's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A tokenizer; ``end`` is the id of the token that ends a document, alone or not at all.
+    """A tokenizer; ``end`` holds the id of the token that ends a document, or nothing.
 
-    ``plain`` is its size without tokens that were added to it. Text may never hold those: that of
-    Gemma 3 has one for images behind the embedding's end.
+    ``plain`` is its size without tokens that were added to it. A model's embedding may lack those,
+    as text need not hold them: Gemma 3's tokenizer has one for images beyond the embedding.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class Words:
             msg = f"{file} cannot be read as a tokenizer ({error}): name the folder that has one."
             raise ConfigError(msg, path="tokenizer") from error
         refuse_tokenizer(folder, digest)
-        made.no_truncation()  # which a tokenizer is often saved with after a training
+        made.no_truncation()  # a tokenizer is often saved with truncation after a training
         made.no_padding()
         size, plain = (made.get_vocab_size(with_added_tokens=added) for added in (True, False))
         if vocab is not None and plain > vocab:
@@ -80,15 +80,15 @@ class Words:
         return [path for name in COMPANIONS if (path := self.folder / name).is_file()]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return a text's tokens; ``special``: with what the tokenizer puts around every text."""
+        """Return a text's tokens; ``special``: with those that the tokenizer adds to every text."""
         ids: list[int] = self._made.encode(text, add_special_tokens=special).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str], *, named: bool = False) -> list[list[int]]:
-        """Return the tokens of several texts, made on all cores, and nothing around them.
+        """Return the tokens of several texts, made on all cores, without added special tokens.
 
-        ``named`` reads the names of special tokens as such. A text from a corpus must not: its
-        author could end documents, or speak for others.
+        ``named`` reads names of special tokens as these tokens. Leave it off for text of a corpus:
+        its author could end documents, or speak for others.
         """
         self._made.encode_special_tokens = not named
         try:
@@ -110,9 +110,9 @@ class Words:
         return ESCAPED.sub(lambda it: self._made.id_to_token(int(it[1])), rendered)
 
     def encode_rendered(self, rendered: str) -> list[int]:
-        """Return the tokens of what a template wrote.
+        """Return the tokens of a template's output.
 
-        Special tokens' names are special where the template wrote them, and text in a message.
+        Names of special tokens are special if the template wrote them, and text in a message.
         """
         parts = ESCAPED.split(rendered)
         special = self.encode_batch(parts[::2], named=True)
@@ -129,8 +129,8 @@ class Words:
 def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
     """Train byte-level BPE (arXiv 1508.07909) on texts and write its folder.
 
-    Every text has tokens in it. Raises ConfigError for a folder that holds anything or cannot be
-    written, before it trains, and for texts that hold nothing.
+    Every text then has tokens. Raises ConfigError for a folder that is not empty or cannot be
+    written, before it trains, and for texts that are all empty.
     """
     filled = filter(None, texts)
     if (first := next(filled, None)) is None:
