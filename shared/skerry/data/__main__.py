@@ -66,7 +66,7 @@ def prepare_command(
 ) -> None:
     """Write the tokens of text, JSON lines or Parquet, for data.source = "prepared".
 
-    Where it was killed, the same command goes on.
+    If it was killed, the same command goes on from there.
     """
     with exit_on_error():
         from skerry.data.prepare import key_of, prepare
@@ -100,9 +100,9 @@ def inspect(
 
 
 def _read(sources: list[str], field: str) -> tuple[str, Iterator[Article]]:
-    """Return what changes when sources do, and their documents.
+    """Return the fingerprint of sources, and their documents.
 
-    A person who names a function here allows its module.
+    A user who names a function here also allows its module.
     """
     from skerry import code
     from skerry.data import documents, items
@@ -120,7 +120,7 @@ def _read(sources: list[str], field: str) -> tuple[str, Iterator[Article]]:
 
 
 def _texts(articles: Iterable[Article]) -> Iterator[str]:
-    """Yield the text of documents and of what is said in conversations; say how far it is."""
+    """Yield the text of documents and of messages in conversations; print the progress."""
     say, characters = _progress("characters"), 0
     for number, one in enumerate(articles, 1):
         text = one.text or "\n".join(message["content"] for message in one.messages)
@@ -130,7 +130,7 @@ def _texts(articles: Iterable[Article]) -> Iterator[str]:
 
 
 def _progress(unit: str = "tokens") -> Callable[[int, int], None]:
-    """Return a function that prints how far the work is, every now and then."""
+    """Return a function that prints the progress now and then."""
     began_s = said_s = time.monotonic()
 
     begun: int | None = None

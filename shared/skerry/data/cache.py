@@ -25,9 +25,9 @@ from skerry.settings.models import DataConfig
 log = structlog.get_logger()
 
 MOST_BYTES = 8 << 30
-"""Of text that a learner tokenises itself: more takes hours, in which it would do nothing else."""
+"""Most text that a learner tokenises itself: more takes hours, in which it would not train."""
 MOST_KEPT_BYTES = 32 << 30
-"""Of tokens that are kept; the folders that were used longest ago go first."""
+"""Most bytes of tokens that are kept; the least recently used folders are removed first."""
 PROGRESS_S = 5.0
 
 _used: list[int] = []
@@ -35,7 +35,7 @@ _used: list[int] = []
 
 
 def tokenised(config: DataConfig) -> DataConfig:
-    """Return the config of the same text in prepared folders, made where they are not there yet.
+    """Return the config of the same text in prepared folders, which are made if missing.
 
     Each of ``data.paths`` has a folder of its own. Other sources are returned as they are.
     """
@@ -66,7 +66,7 @@ def _of_files(path: str, words: Words, config: DataConfig) -> Path:
 
 
 def _kept(articles: Iterable[Article], words: Words | None, key: str, source: str) -> Path:
-    """Return the folder of this key, made once however many processes of this machine want it."""
+    """Return the folder of this key; only one process of this machine makes it."""
     folder = COPIES / f"tokens-{key}"
     try:
         COPIES.mkdir(parents=True, exist_ok=True)
@@ -103,12 +103,12 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _lock_of(key: str) -> Path:
-    """Return the file that who makes or removes a folder of tokens holds a lock on."""
+    """Return the lock file that a process holds while it makes or removes a folder of tokens."""
     return COPIES / f".tokens-{key}.lock"
 
 
 def _tidy() -> None:
-    """Remove what was used longest ago, finished or not, beyond what is kept."""
+    """Remove the least recently used folders, finished or not, beyond MOST_KEPT_BYTES."""
     found = [path for path in COPIES.glob("*tokens-*") if path.is_dir()]
     with suppress(OSError):  # another process tidies as well
         known = [
@@ -120,7 +120,7 @@ def _tidy() -> None:
 
 
 def beyond(known: Iterable[tuple[Path, float, int]], most: int) -> list[Path]:
-    """Return which folders are too much, of each with when it was used last and its bytes."""
+    """Return the folders beyond ``most`` bytes; ``known``: folder, last use and bytes of each."""
     total, found = 0, list[Path]()
     for path, _, size in sorted(known, key=lambda one: one[1], reverse=True):
         total += size
@@ -145,7 +145,7 @@ def _remove(path: Path) -> None:
 
 
 def _progress() -> Progress:
-    """Return a function that logs how far tokenising is, every now and then."""
+    """Return a function that logs the progress of tokenising now and then."""
     said_s = time.monotonic()
 
     def say(documents: int, tokens: int) -> None:

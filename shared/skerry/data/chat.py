@@ -19,7 +19,7 @@ Message: TypeAlias = Mapping[str, str]
 """``role`` (``system``, ``user`` or ``assistant``) and ``content``."""
 TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 MOST_BYTES = 4 << 20
-"""Of each of the files."""
+"""Most bytes of each of the files."""
 LIMIT_S = 10.0
 
 
@@ -66,7 +66,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """How a model was taught to read a conversation; ``end`` is the token that ends an answer.
+    """The text format in which a model reads conversations; ``end`` is the token after an answer.
 
     ``limit_s`` is the CPU time that the template has for one conversation.
     """
@@ -90,7 +90,7 @@ class ChatTemplate:
         return cls(folder, template, begin, end)
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
-        """Return the text of a conversation, and where ``answer``, the beginning of the next turn.
+        """Return the text of a conversation, and if ``answer``, the beginning of the next turn.
 
         Raises ConfigError for a template that fails, takes too long or refuses these messages.
         """
@@ -106,7 +106,7 @@ class ChatTemplate:
 
 
 def end_of(folder: Path) -> str:
-    """Return the token that ends a text or an answer, as a tokenizer's settings say; or nothing."""
+    """Return the token that ends a text or an answer, by a tokenizer's settings; empty: none."""
     return _token(_settings(folder).get("eos_token"))
 
 
@@ -114,7 +114,7 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     try:
         found: object = json.loads(_read(folder / SETTINGS) or "{}")
     except (ValueError, RecursionError) as error:
-        msg = f"{folder / SETTINGS} is no JSON ({error}): name a tokenizer's folder."
+        msg = f"{folder / SETTINGS} is not JSON ({error}): name a tokenizer's folder."
         raise ConfigError(msg, path="tokenizer") from error
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
@@ -131,7 +131,7 @@ def _read(path: Path) -> str:
 
 
 def _default(found: object) -> str:
-    """Return the template among those that a tokenizer's settings hold, by name or alone."""
+    """Return the default template in a tokenizer's settings, which hold one, or several by name."""
     if isinstance(found, list):
         named = [t for t in cast("list[object]", found) if isinstance(t, dict)]
         table = {str(t.get("name")): t.get("template") for t in cast("list[dict[str, Any]]", named)}
@@ -140,7 +140,7 @@ def _default(found: object) -> str:
 
 
 def _token(found: object) -> str:
-    """Return the text of a special token, which is stored as it is or with how to match it."""
+    """Return the text of a special token, which is stored bare or in a table with options."""
     if isinstance(found, dict):
         found = cast("dict[str, Any]", found).get("content")
     return found if isinstance(found, str) else ""

@@ -96,10 +96,10 @@ def _lines(file: Path, field: str) -> Iterator[Article]:
             try:
                 found: object = json.loads(line)
             except (ValueError, RecursionError) as error:
-                msg = f"{file}, line {number} is no JSON ({error}): correct or remove it."
+                msg = f"{file}, line {number} is not JSON ({error}): correct or remove it."
                 raise CorpusError(msg, path="source") from error
             if not isinstance(found, dict):
-                msg = f"{file}, line {number} is no JSON object: correct or remove it."
+                msg = f"{file}, line {number} is not a JSON object: correct or remove it."
                 raise CorpusError(msg, path="source")
             yield from article(
                 cast("dict[str, Any]", found).get(field), f"{file}, line {number}", field

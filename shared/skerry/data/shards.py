@@ -85,7 +85,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> PreparedManifest:
             raise CorpusError(msg, path="data.paths")
         return PreparedManifest.model_validate_json(path.read_bytes())
     except OSError as error:
-        msg = f"{folder} is no prepared corpus ({error.strerror}): write one with `skerry data"
+        msg = f"{folder} is not a prepared corpus ({error.strerror}): write one with `skerry data"
         raise CorpusError(msg + " prepare`.", path="data.paths") from error
     except ValidationError as error:
         first = error.errors()[0]

@@ -68,12 +68,12 @@ def text_files(config: DataConfig) -> list[Path]:
     for file in files:
         if file.suffix in TABLES:
             msg = (
-                f"{file} is a table, whose bytes are no text: name a tokenizer's folder with"
+                f"{file} is a table, whose bytes are not text: name a tokenizer's folder with"
                 " data.tokenizer_folder, or prepare it with `skerry data prepare`."
             )
             raise CorpusError(msg, path="data.paths")
         if file.suffix in COMPRESSED:
-            msg = f"{file} is compressed, and its bytes are no text: unpack it first."
+            msg = f"{file} is compressed, and its bytes are not text: unpack it first."
             raise CorpusError(msg, path="data.paths")
     return files
 
@@ -110,7 +110,7 @@ def prepared_folders(paths: Sequence[str]) -> list[Path]:
             continue
         folders = [path for path in matching(named) if (path / MANIFEST).is_file()]
         if not folders:
-            msg = f"{named} is no prepared corpus: write one with `skerry data prepare`."
+            msg = f"{named} is not a prepared corpus: write one with `skerry data prepare`."
             raise CorpusError(msg, path="data.paths")
         found += folders
     return found

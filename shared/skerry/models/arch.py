@@ -233,9 +233,9 @@ def parse(text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        refuse(f"is no JSON ({str(error)[:80]}).")
+        refuse(f"is not JSON ({str(error)[:80]}).")
     if not isinstance(table, dict):
-        refuse("is no JSON object.")
+        refuse("is not a JSON object.")
     return table
 
 

@@ -85,14 +85,14 @@ def by_rows(mesh: Mesh) -> NamedSharding:
 
 
 def on_mesh() -> bool:
-    """Return True while a program is traced for a mesh that rows lie on, and not one of others."""
+    """Return True while a program is traced for a mesh that has the axes of rows."""
     return set(BY_ROWS) <= set(jax.sharding.get_abstract_mesh().axis_names)
 
 
 def rows_apart(rows: jax.Array) -> jax.Array:
-    """Have activations, ``[batch * seq, ...]``, lie by rows on the mesh that is traced for.
+    """Shard activations, ``[batch * seq, ...]``, by rows on the mesh that is traced for.
 
-    Left alone, XLA splits them like the weights that they meet, and holds them several times over.
+    By default XLA splits them like the weights they are multiplied by, and holds several copies.
     """
     if not on_mesh():
         return rows
@@ -106,13 +106,13 @@ def flat(mesh: Mesh) -> NamedSharding:
 
 
 def shardings(model: Any, specs: Sequence[LeafSpec], mesh: Mesh) -> tuple[NamedSharding, ...]:
-    """Return where each tensor lies, by the model's ``axes`` where it has them."""
+    """Return the sharding of each tensor, by the model's ``axes`` if it has them."""
     found = splits(specs, getattr(model, "axes", {}), mesh.shape)
     return tuple(NamedSharding(mesh, PartitionSpec(*names)) for names in found)
 
 
 def frozen_shapes(model: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the leaves of a model that are not trained, by name, as shapes and where they lie."""
+    """Return the shapes and shardings of a model's leaves that are not trained, by name."""
     specs: tuple[LeafSpec, ...] = getattr(model, "frozen", ())
     dtype = getattr(model, "frozen_dtype", "float32")
     return {
@@ -128,11 +128,11 @@ def frozen_leaves(model: Any, mesh: Mesh | None = None) -> Frozen:
 
 
 def with_params(state: Any, known: Mapping[tuple[str, tuple[int, ...]], NamedSharding]) -> Any:
-    """Return where each tensor of an optimizer's state lies: with the parameter that it is of.
+    """Return the sharding of each tensor of an optimizer's state: that of its parameter.
 
-    ``state`` holds arrays or their shapes; ``known`` is where parameters lie, by name and shape. A
-    tensor is of the parameter whose name ends its own and whose shape it has; any other, such as a
-    count, is copied.
+    ``state`` holds arrays or their shapes; ``known`` has the parameters' shardings, by name and
+    shape. A tensor belongs to the parameter of its shape whose name ends its own; any other, such
+    as a count, is copied.
     """
     elsewhere = NamedSharding(next(iter(known.values())).mesh, PartitionSpec())
 
@@ -145,7 +145,7 @@ def with_params(state: Any, known: Mapping[tuple[str, tuple[int, ...]], NamedSha
 
 
 def own_rows(mesh: Mesh, count: int) -> range:
-    """Return which of a batch's rows the devices of this process need."""
+    """Return the rows of a batch that this process's devices need."""
     places = by_rows(mesh).addressable_devices_indices_map((count,)).values()
     held = [range(count)[place[0]] for place in places if place is not None]
     return range(min(rows.start for rows in held), max(rows.stop for rows in held))
@@ -166,7 +166,7 @@ def put_rows(values: NDArray[Any], place: Sharding, first: int, count: int) -> j
 
 
 def put(values: NDArray[Any], place: Sharding) -> jax.Array:
-    """Return a copy of a host's values on the devices, each of which is given its own part only."""
+    """Return a copy of a host's values on the devices; each gets only its own part."""
     return put_parts(values.shape, place, lambda index: values[index])
 
 
@@ -192,9 +192,9 @@ def held_bytes(shapes: Any, places: Any = None) -> int:
 
 
 def check_memory(mesh: Mesh, need: MemoryNeed) -> None:
-    """Raise ConfigError if a device cannot hold what training needs, before anything is compiled.
+    """Raise ConfigError if training needs more memory than a device has, before compiling.
 
-    Nothing is raised where a device does not say what it has, as a CPU.
+    Nothing is raised if a device does not report its memory, such as a CPU.
     """
     for device in mesh.local_devices:
         limit = (device.memory_stats() or {}).get("bytes_limit", 0)

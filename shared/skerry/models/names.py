@@ -1,4 +1,4 @@
-"""What the name of a tensor says about it, for JAX and torch learners alike; without either.
+"""Properties of a tensor by its name, for JAX and torch learners alike; without either library.
 
 Names and shapes are those of Hugging Face's transformers in memory: ``[out, in]`` matrices, and
 the experts of a layer stacked into one tensor.
@@ -16,7 +16,7 @@ AVERAGED = re.compile(
     r"(?:^|\.)(?:embed|embed_tokens|embed_tokens_per_layer|lm_head|wte|wpe)(?:\.|$)"
     r"|\.mlp\.gate\.(?:weight|bias)$|\.router\."
 )
-"""Embeddings, output heads and routers: merges average them, never merge them by direction."""
+"""Embeddings, output heads and routers, which merges average and never merge by direction."""
 
 EXPERTS = re.compile(r"(?:^|\.)experts\.(?:gate_up_proj|down_proj)$")
 """Stacks whose first axis counts experts."""

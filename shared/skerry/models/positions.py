@@ -43,7 +43,7 @@ def frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
 
 
 def yarn_share(rope: Rope, half: int) -> NDArray[np.float64]:
-    """Return in how far YaRN divides the frequency of each pair: 0 to 1."""
+    """Return the degree to which YaRN divides each pair's frequency: 0 not at all, 1 by factor."""
 
     def pair_of(turns: float) -> float:
         return half * math.log(rope.original / (turns * 2 * math.pi)) / math.log(rope.theta)
@@ -58,7 +58,7 @@ def yarn_share(rope: Rope, half: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=16)
 def _counted(rope: Rope, head_dim: int, seq: int) -> Angles:
-    """Return cosines and sines f32 [1, seq, 1, half]; one array, so that a program has it once."""
+    """Return cosines and sines f32 [1, seq, 1, half], cached so that a program holds one copy."""
     angle = (np.arange(seq)[:, None] * frequencies(rope, head_dim))[None, :, None, :]
     cos, sin = rope.gain * np.cos(angle), rope.gain * np.sin(angle)
     return cos.astype(np.float32), sin.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Files of safetensors for other programs, by other users too."""
+"""Writes safetensors files for other programs, which other users may run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def save_tensors(tensors: Mapping[str, NDArray[Any]], path: Path) -> None:
     mode = path.stat().st_mode
     try:
         save_file({**tensors}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # its own name for an OSError
+    except SafetensorError as error:  # the library's name for an OSError
         raise OSError(str(error)) from error
-    path.chmod(mode)  # the library leaves it to its owner alone
+    path.chmod(mode)  # the library makes it readable to its owner alone

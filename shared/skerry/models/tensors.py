@@ -1,4 +1,4 @@
-"""The tensors of a decoder by name, with their shapes and how they begin; without JAX."""
+"""The tensors of a decoder by name, with their shapes and initial values; without JAX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skerry.settings.models import ModelConfig
 
 TABLE_STD = 0.02
 HEAD_SCORE = 0.5
-"""Deviation of a fresh model's scores where the head is a matrix of its own."""
+"""Standard deviation of a fresh model's scores if the head is a matrix of its own."""
 OWN_SCORE = 5.12
 """Bound on a fresh model's score for the token that it has just read: the width times the standard
 deviation of a tied table. It is the value at a width of 256."""
@@ -24,7 +24,7 @@ deviation of a tied table. It is the value at a width of 256."""
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's shape, and what it begins with: normal noise of ``std`` around ``mean``."""
+    """A tensor's shape and initial values: normal noise of ``std`` around ``mean``."""
 
     shape: tuple[int, ...]
     std: float = 0.0
@@ -39,8 +39,8 @@ class Tensor:
 def tensors_of(arch: Arch) -> Mapping[str, Tensor]:
     """Return every tensor of a decoder, sorted by name; ModelError if they are absurdly many.
 
-    Matrices begin with a deviation of one over the square root of what they sum over, those that
-    write to the residual stream shrunk with the depth.
+    Matrices begin with a standard deviation of one over the square root of their input width; those
+    that write to the residual stream have less, by depth.
     """
     found = dict(sorted(_tensors(arch)))
     total = sum(tensor.size for tensor in found.values())
@@ -59,9 +59,9 @@ def leaf_specs_of(arch: Arch) -> tuple[LeafSpec, ...]:
 
 
 def active_parameters(arch: Arch) -> float:
-    """Return the parameters that a token is multiplied by.
+    """Return the number of parameters that a token is multiplied by.
 
-    No table of embeddings but the head's, and of the experts those that it is routed to.
+    Counts the head but no other embeddings, and only the experts that it is routed to.
     """
     routed = arch.experts.chosen / arch.experts.count if arch.experts else 1.0
     active = sum(
@@ -82,7 +82,7 @@ def flops_per_token(arch: Arch, seq_len: int) -> float:
 
 
 def token_flops(config: ModelConfig, arch: Arch, seq_len: int) -> float:
-    """Return the same for the model that a config trains: frozen weights have no gradient."""
+    """Return ``flops_per_token`` for a config's model, whose frozen weights need no gradient."""
     return flops_per_token(arch, seq_len) * (4 / 6 if config.lora_rank else 1)
 
 

@@ -302,6 +302,6 @@ def secret_in(path: Path | None, setting: str) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         msg = f"{setting} is {path}, which cannot be read ({why}): name a file that you may read."
         raise ConfigError(msg, path=setting) from error

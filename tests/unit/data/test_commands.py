@@ -134,7 +134,7 @@ PREPARE = "prepare {} --tokenizer {} --out out"
         ),
         (None, PREPARE.format("file:///a.txt", "words"), "There is no file:///a.txt"),
         (None, PREPARE.format("nowhere:build", "words"), "No module named 'nowhere'"),
-        (None, "inspect words", "is no prepared corpus"),
+        (None, "inspect words", "is not a prepared corpus"),
         (damaged, "inspect corpus", "00000.tokens is damaged: prepare the folder again."),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_dataset_is_prepared_by_its_function(here: Path, monkeypatch: pytest.M
         (["train.accumulate=3"], "train.accumulate is 3 but data.batch is 8"),
         ([*TEXT, "data.streams=90000"], "training sequences for data.streams = 90000"),
         ([*TEXT, "data.seq_len=100000"], "too few"),
-        (['data.source="prepared"', 'data.paths=["words"]'], "is no prepared corpus"),
+        (['data.source="prepared"', 'data.paths=["words"]'], "is not a prepared corpus"),
         (
             ['data.source="prepared"', 'data.paths=["corpus"]', "model.vocab=256"],
             "tokenizer has 300 tokens, the model's embedding 256: set model.vocab to 300",

@@ -97,8 +97,8 @@ def test_text_lines_and_tables_give_the_same_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "field", "said"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"text"', "text", "line 2 is no JSON"),
-        ("a.jsonl", b"[1]", "text", "line 1 is no JSON object"),
+        ("a.jsonl", b'{"text": "x"}\n{"text"', "text", "line 2 is not JSON"),
+        ("a.jsonl", b"[1]", "text", "line 1 is not a JSON object"),
         ("a.jsonl", b'{"body": "x"}', "text", "line 1 has no text in 'text'"),
         ("a.jsonl", b'{"messages": [{"role": 1}]}', "messages", "line 1 has no list of messages"),
         ("a.txt", b"\xff\xfe", "text", r"is not UTF-8 text \(byte 0\)"),
@@ -284,7 +284,7 @@ def test_what_a_folder_says_must_be_so(tmp_path: Path, words: Words) -> None:
     with pytest.raises(CorpusError, match="is not valid"):
         load_corpus(config_of(folder))
     (folder / MANIFEST).unlink()
-    with pytest.raises(CorpusError, match="is no prepared corpus"):
+    with pytest.raises(CorpusError, match="is not a prepared corpus"):
         load_corpus(config_of(folder))
 
 
@@ -340,7 +340,7 @@ def test_a_killed_preparation_goes_on_where_it_was(
     for most in (20, 41):
         with pytest.raises(KeyboardInterrupt):
             prepare(reading(most), words, tmp_path / "a", key="k")
-        with pytest.raises(CorpusError, match="no prepared corpus"):
+        with pytest.raises(CorpusError, match="not a prepared corpus"):
             load_corpus(config_of(tmp_path / "a"))
     prepare(reading(-1), words, tmp_path / "a", key="k")
     assert max(read.values()) <= 2  # only what was not written yet

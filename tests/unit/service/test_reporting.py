@@ -138,7 +138,7 @@ MISTYPED = b"SUACIADQ7YPC4LJXBYHG6TL7UVKQRQY4NHNPAHBGGVIWC4ZCXGOGZWCFTA"
     ("setting", "content", "why"),
     [
         ("password_file", None, r"read \(No such file"),
-        ("password_file", b"\xff\xfe", r"read \(it is no text"),
+        ("password_file", b"\xff\xfe", r"read \(it is not text"),
         ("credentials", None, r"used \(No such file"),
         ("credentials", b"\xff\xfe", r"used \(what it holds is damaged"),
         ("credentials", MISTYPED, r"used \(what it holds is damaged"),
