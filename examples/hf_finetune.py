@@ -4,8 +4,8 @@
     skerry syncer --run tune                                          # once, anywhere
     python examples/hf_finetune.py nats://127.0.0.1:4222 site-a tiny  # on each island
 
-The last argument is a folder of a causal language model; a tiny one of random weights is made where
-there is none. It learns the bytes of this program: put your own tokenizer and data in their place.
+The last argument is the folder of a causal language model; if there is none, a tiny one of random
+weights is made there. It learns the bytes of this program: replace them by your tokenizer and data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def make(folder: str) -> None:
 
 
 def rows() -> list[dict[str, torch.Tensor]]:
-    """Return what to learn: ``input_ids``, and ``labels`` that are -100 where none is learnt."""
+    """Return the examples: ``input_ids``, and ``labels`` that are -100 where nothing is learnt."""
     text = torch.tensor(list(Path(__file__).read_bytes()))
     return [{"input_ids": row, "labels": row} for row in text.unfold(0, SEQ + 1, SEQ)]
 

@@ -4,9 +4,9 @@
     skerry up small.toml --run small --set sync.learners=2 --learners 1  # one learner of ours
     python examples/hf_loop.py small site-b                             # this one, in that folder
 
-The run's config names a model of Hugging Face's and prepared data; transformers makes the model,
-so both learners train the same tensors. Elsewhere ``SKERRY_NATS__URL`` names the broker and
-``SKERRY_DATA__PATHS`` a folder of that machine's own.
+The run's config names a Hugging Face model and prepared data; transformers makes the model, so both
+learners train the same tensors. On another machine set ``SKERRY_NATS__URL`` to the broker's address
+and ``SKERRY_DATA__PATHS`` to that machine's own folder of prepared data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     rows = {name: torch.from_numpy(array) for name, array in batch.items()}
     tokens, segments, counted = rows["tokens"].long(), rows.get("segments"), rows.get("weights")
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
-    if segments is not None:  # places that begin again tell transformers where documents do
+    if segments is not None:  # positions that begin again show transformers where documents begin
         targets[(segments[:, 1:] != segments[:, :-1]) | (segments[:, 1:] == 0)] = -100
     if counted is not None:
         targets[counted == 0] = -100

@@ -4,8 +4,8 @@
     skerry syncer --run copy                                  # once, anywhere
     python examples/jax_loop.py nats://127.0.0.1:4222 site-a  # on each island, under its own name
 
-It learns to say back the first half of a sequence. Killed and started again, it goes on where the
-ledger says that its data goes on.
+It learns to repeat the first half of a sequence. If it is killed, start it again: it continues in
+its data where the ledger says.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def init(key: jax.Array) -> Params:
 
 
 def loss_of(params: Params, batch: jax.Array) -> jax.Array:
-    """Return the mean loss of saying ``batch`` back, int32 [batch, HALF]."""
+    """Return the mean loss of repeating ``batch``, int32 [batch, HALF]."""
     seen = params["embed"][batch].reshape(len(batch), -1)
     scores = (jax.nn.relu(seen @ params["up"]) @ params["down"]).reshape(*batch.shape, VOCAB)
     return optax.softmax_cross_entropy_with_integer_labels(scores, batch).mean()
@@ -59,7 +59,7 @@ def train_step(params: Params, opt_state: Any, batch: jax.Array) -> Any:
 
 
 def batches(shard: int, start: int) -> Iterator[jax.Array]:
-    """Yield a learner's own data from sequence ``start`` on: any that can be opened there."""
+    """Yield a learner's own data from sequence ``start`` on; yours must be able to start there."""
     for first in count(start, BATCH):
         drawn = np.random.default_rng((shard, first)).integers(0, VOCAB, (BATCH, HALF))
         yield jnp.asarray(drawn, jnp.int32)
@@ -71,7 +71,7 @@ def main(url: str, name: str, run: str = "copy") -> None:
     with skerry.join(url, run=run, name=name, params=params, config=CONFIG) as island:
         print(f"goes on from sequence {island.start}", flush=True)
         params = island.params
-        opt_state = island.restored(optimizer.init(params))  # as a start before this one saved it
+        opt_state = island.restored(optimizer.init(params))  # the newest that was saved, or this
         loss = jnp.inf
         for batch in island.batches(lambda start: batches(island.shard, start)):
             params, opt_state, loss = train_step(params, opt_state, batch)

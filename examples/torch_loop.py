@@ -28,7 +28,7 @@ CONFIG = {
 
 
 class Copier(torch.nn.Module):
-    """Learns to say back the first half of a sequence."""
+    """Learns to repeat the first half of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class Copier(torch.nn.Module):
         self.down = torch.nn.Parameter(torch.randn(4 * WIDTH, HALF * VOCAB) * 0.05)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of saying ``batch`` back, int64 [batch, HALF]."""
+        """Return the mean loss of repeating ``batch``, int64 [batch, HALF]."""
         seen = self.embed[batch].reshape(len(batch), -1)
         scores = (relu(seen @ self.up) @ self.down).reshape(-1, VOCAB)
         return cross_entropy(scores, batch.reshape(-1))
 
 
 def batches(shard: int, start: int) -> Iterator[torch.Tensor]:
-    """Yield a learner's own data from sequence ``start`` on: any that can be opened there."""
+    """Yield a learner's own data from sequence ``start`` on; yours must be able to start there."""
     for first in count(start, BATCH):
         drawn = np.random.default_rng((shard, first)).integers(0, VOCAB, (BATCH, HALF))
         yield torch.from_numpy(drawn)

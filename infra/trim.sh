@@ -11,7 +11,8 @@ rm -rf pyarrow/*flight* pyarrow/*s3* pyarrow/libarrow_python*.so pyarrow/libarro
 set -- . -path ./nvidia -prune -o -path './jax_*' -prune -o
 find "$@" -type d \( -name test -o -name tests \) -prune -exec rm -rf {} +
 find "$@" -type f \( -name '*.py[ix]' -o -name '*.px[di]' -o -name '*.h' -o -name '*.a' \) -exec rm {} +
-# Into a new file: this one may be a link to that of a cache. What was patched may not bear it.
+# Into a new file: this one may be a link into a cache. Libraries in *.libs are patched: stripping may
+# break them.
 find "$@" -name '*.libs' -prune -o -type f -name '*.so*' -print | while read -r library; do
   strip --strip-unneeded -o "$library.new" "$library"
   mv "$library.new" "$library"

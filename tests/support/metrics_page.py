@@ -7,8 +7,9 @@ from skerry.telemetry.metrics import ALL, Metric, MetricKind, prometheus_name
 HEAD = """\
 # Metrics
 
-Made out of `shared/skerry/telemetry/metrics.py` by `python -m tests.support.metrics_page >
-docs/metrics.md`; a test keeps it so.
+For people who query metrics: each one with its unit, its attributes and the services that report
+it. The page is generated from `shared/skerry/telemetry/metrics.py` by
+`python -m tests.support.metrics_page > docs/metrics.md`; a test compares the two.
 
 Names and units are OpenTelemetry's (UCUM; a unit in braces only says what is counted). Services
 send theirs by OTLP where `telemetry.endpoint` is set. The health monitor serves what it reads from
@@ -16,14 +17,14 @@ the log and from the broker on `/metrics`, in Prometheus' format, and writes the
 `metrics.every_s` seconds to the file that `telemetry.jsonl` names (`.skerry/RUN/metrics.jsonl`),
 and to TensorBoard or Weights & Biases where `metrics.tensorboard` or `metrics.wandb` says so.
 
-- A metric means the same whichever service reports it. Where a backend gets both, the job tells
-  them apart.
-- Counters begin at 0 with the process that they count for: a learner's with its incarnation.
-- While a monitor that was started again still reads an old ledger, what the ledger adds up to
-  (rounds, contributions, staleness) is left out, so that no rate sees the past as work done now.
+- A metric means the same whichever service reports it. Where a backend gets it from two services,
+  the job tells them apart.
+- Counters begin at 0 with the process that they count for: a learner's with each of its starts.
+- While a restarted monitor still reads an old ledger, it leaves out totals of the ledger (rounds,
+  contributions, staleness), so that no rate takes the past for work done now.
 - Histograms of rounds carry the trace id of their newest round as an exemplar (OpenMetrics).
-- The file is one JSON object a row, `name{key=value}` for each number; it is set aside, packed, at
-  `metrics.file_bytes`, and `metrics.keep_files` of those are kept.
+- The file has one JSON object per row, with `name{key=value}` for each number. At
+  `metrics.file_bytes` it is compressed and set aside; `metrics.keep_files` of these are kept.
 - Figures of the broker need `metrics.broker`; `skerry up` fills it in for the broker it starts.
 - Alerts are in `infra/prometheus/rules.yml`, a dashboard in `infra/grafana/skerry.json`.
 """
