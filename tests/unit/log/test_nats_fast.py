@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 from structlog.testing import capture_logs
 
+from skerry.errors import ConfigError
 from skerry.log.client import NoAnswer
 from skerry.log.nats import fast
 from skerry.log.nats.fast import (
@@ -326,6 +327,14 @@ async def test_another_nats_py_gets_its_own_client_and_one_warning(
     (line,) = logs
     assert (line["event"], line["installed"]) == ("nats_client_untested", "2.99.0")
     assert "pip install nats-py==" in line["hint"]
+
+
+def test_another_nats_py_is_not_trusted_with_a_login_that_needs_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fast, "version", lambda _: "2.99.0")
+    with pytest.raises(ConfigError, match=r"without the TLS you ask for: pip install nats-py=="):
+        fast.new_client(needs_tls=True)
 
 
 async def test_a_line_ends_where_it_ends() -> None:

@@ -24,6 +24,8 @@ from nats.aio.transport import Transport
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
+from skerry.errors import ConfigError
+
 log = structlog.get_logger()
 
 TESTED_VERSIONS = ("2.16.0",)
@@ -471,10 +473,19 @@ def server_info(client: Client) -> dict[str, Any]:
 
 
 def new_client(*, needs_tls: bool = False) -> Client:
-    """Return a client that is not connected yet; with ``needs_tls`` FastClient insists on TLS."""
+    """Return a client that is not connected yet; with ``needs_tls`` it sends nothing without TLS.
+
+    nats-py's own client goes on in clear text where the server offers no TLS: raises ConfigError
+    rather than take that one.
+    """
     installed = version("nats-py")
     if installed in TESTED_VERSIONS:
         return FastClient(needs_tls=needs_tls)
+    if needs_tls:
+        known = TESTED_VERSIONS[-1]
+        why = f"nats-py {installed} is not tested, and could log in without the TLS you ask for"
+        msg = f"{why}: pip install nats-py=={known}"
+        raise ConfigError(msg)
     _warn(installed)
     return Client()
 
