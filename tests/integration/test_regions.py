@@ -12,7 +12,9 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
 from skerry.cli import doctor
@@ -186,6 +188,31 @@ async def test_what_the_cache_does_not_have_is_read_from_the_hub_at_once(region:
         assert learner.shared_reads.cached_bytes == 0
         await admin.publish(SHARD.chunk(0, "delta", 0, 0), b"next", msg_id="next")
         assert await read(learner, sequences[:1]) == []  # gone, and not waited for
+
+
+@pytest.mark.parametrize("region", KINDS[:1], ids=["static"], indirect=True)
+async def test_what_a_cache_answers_that_is_no_message_is_read_from_the_hub(region: Region) -> None:
+    accounts = region.keyring.region("eu") / ACCOUNTS
+    users = r'("jetstream": "enabled",\s*"users": \[)'
+    text = re.sub(users, r'\1{"user": "x", "password": "x"},', accounts.read_text())
+    accounts.write_text(text)
+    await asyncio.to_thread(region.leaf.reload)
+    rubbish = {"Nats-Subject": "x", "Nats-Sequence": "x", "Nats-Time-Stamp": "yesterday"}
+    async with begun(region) as (admin, _):
+        sequences = await committed(admin)
+        client = await nats.connect(region.leaf.url.replace("//", "//x:x@"))
+        for headers in (None, rubbish):
+
+            async def lie(asked: Msg, headers: dict[str, str] | None = headers) -> None:
+                await client.publish(asked.reply, b"lie", headers=headers)
+
+            lies = await client.subscribe(f"$JS.API.DIRECT.GET.{STATE}", cb=lie)
+            async with region.learner() as learner:
+                assert await read(learner, sequences) == sequences
+                assert learner.shared_reads.cached_bytes == 0
+            assert lies.delivered
+            await lies.unsubscribe()
+        await client.close()
 
 
 async def test_a_region_whose_link_is_cut_says_so_and_comes_back(

@@ -55,10 +55,11 @@ class ChunkCache:
         while now_s() >= self._rests_until:
             try:
                 answer = await self._connection.request(subject, body, deadline=deadline)
-            except (NoAnswer, BusError):
+                status = status_of(answer)
+                record = None if status else direct_record(answer)
+            except (NoAnswer, BusError, LookupError, ValueError):  # or it is no message at all
                 break
-            if not (status := status_of(answer)):
-                record = direct_record(answer)
+            if record is not None:
                 self.reads.cached_bytes += len(record.payload)
                 return record
             if status != "404" or now_s() + POLL_S >= deadline:
