@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,18 @@ def test_a_signal_before_training_begins_ends_a_process_of_several() -> None:
     assert "Kubernetes" not in ended.stderr
 
 
-COMPILES_FOR_EVER = """
+STANDS_STILL = """
 import threading
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+
+CALLS = []
+
+
+def stand(word):
+    print(word, flush=True)
+    threading.Event().wait()
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,13 @@ class Model:
     vocab: int = 256
 
     def init(self, key):
+        CALLS.append(key)
+        if "WORD" == "builds" and len(CALLS) > 1:  # the first is for its shapes
+            stand("builds")
         return {"w": jnp.zeros((64, 64))}
 
     def loss(self, params, tokens):
-        print("compiles", flush=True)
-        threading.Event().wait()
+        stand("compiles")
 """
 
 
@@ -97,11 +107,21 @@ class Island:
         return first, second
 
 
+@pytest.mark.parametrize(
+    ("word", "signalled", "codes"),
+    [("compiles", (0, 1), (75, 0)), ("builds", (0,), (-15, 0)), ("builds", (1,), (-15, 0))],
+)
 async def test_a_signal_ends_two_processes_of_which_neither_waits_for_a_compiler(
-    nats_server: NatsServer, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nats_server: NatsServer,
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    signalled: tuple[int, ...],
+    codes: tuple[int, int],
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "forever.py").write_text(COMPILES_FOR_EVER)
+    (tmp_path / "forever.py").write_text(STANDS_STILL.replace("WORD", word))
     text, config = tmp_path / "text.txt", tmp_path / "run.toml"
     text.write_bytes(random.Random(7).randbytes(20_000).hex().encode())
     _, *rest = tiny(text, 100, "fragments = 1", "learners = 1").partition("[data]")
@@ -109,15 +129,15 @@ async def test_a_signal_ends_two_processes_of_which_neither_waits_for_a_compiler
         'allow_code = ["forever"]\n[model]\nfactory = "forever:Model"\n' + "".join(rest)
     )
     async with Cluster(nats_server.url, run_id, tmp_path, config, tmp_path / "jax") as cluster:
-        first, second = await Island(cluster).start("--set", "learner.stopped_code=75")
-        for process in (first, second):
-            await asyncio.to_thread(
-                wait_until, lambda log=process.log: "compiles" in log.read_text()
-            )
-        for process in (first, second):
-            process.terminate()
-        codes = await first.ended(15), await second.ended(15)
-    assert codes == (75, 0), first.said + second.said
+        both = await Island(cluster).start("--set", "learner.stopped_code=75")
+        for process in both:
+            stands = partial(lambda log: word in log.read_text(), process.log)
+            await asyncio.to_thread(wait_until, stands, within_s=150)
+        for number in signalled:
+            both[number].terminate()
+        ended = await both[0].ended(15), await both[1].ended(15)
+    assert ended == codes, both[0].said + both[1].said
+    assert "error:" not in both[0].said + both[1].said
 
 
 async def test_an_island_of_two_processes_trains_dies_and_returns(

@@ -24,7 +24,8 @@ from skerry.client.processes import Assignment, FollowingProcess, await_own_end
 from skerry.data.stream import stream_of
 from skerry.errors import RunMismatch
 from skerry.log.base import Bus
-from skerry.models.mesh import make_mesh
+from skerry.models.axes import SETTING
+from skerry.models.mesh import machine_of, make_mesh
 from skerry.service.shell import run_loops
 from skerry.settings import loading
 from skerry.settings.local import LearnerSettings
@@ -49,19 +50,26 @@ async def follow(
 ) -> None:
     """Train with the first process of this learner until that one ends.
 
-    Raises SkerryError once it has failed, RunMismatch if the model is another one here.
+    Raises SkerryError once it has failed, RunMismatch for another model, text or mesh.
     """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, loop.call_later, SAME_S, follower.ask_stop)
     deed, words = await asyncio.to_thread(follower.next_order)
     if deed is Deed.END:
         return
     place = Assignment.read(words)
     structlog.contextvars.bind_contextvars(learner=place.origin.learner)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, loop.call_later, SAME_S, follower.ask_stop)
     config = loading.with_own_data(loading.run_config_from_json(place.config), given)
+    mesh = make_mesh(local.mesh)
+    if (own := machine_of(mesh, "").mesh) != place.mesh:
+        msg = (
+            f"This process lays out its devices as {own!r}, and the first one as {place.mesh!r}:"
+            f" give all the same {SETTING}."
+        )
+        raise RunMismatch(msg)
     async with bus:
-        mesh, work = make_mesh(local.mesh), await asyncio.to_thread(prepare, config)
+        work = await asyncio.to_thread(prepare, config)
         if work.plan.digest != place.origin.plan_digest:
             msg = "This process has another model than the first one: give all the same code."
             raise RunMismatch(msg)
@@ -71,11 +79,11 @@ async def follow(
         trainer = await asyncio.to_thread(make_trainer, work, mesh, blank=place.blank)
         assert isinstance(trainer.fragment_port, SharedFragments)
         log.info("follows_first_process", run=place.origin.run, incarnation=place.incarnation)
-        own, kind = (
+        who, kind = (
             replace(place.origin, process=follower.number),
             trainer.moments_kind(),
         )
-        saver = InnerStateSaver(local, own, place.incarnation, kind, process=follower)
+        saver = InnerStateSaver(local, who, place.incarnation, kind, process=follower)
         shared = work.plan, config.sync.chunk_bytes, trainer.fragment_port
         following = Following(bus, place, *shared, follower)
         await _Obedience(work, place.shard, trainer, saver, follower, following, settled).run()

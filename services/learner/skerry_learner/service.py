@@ -65,6 +65,8 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
     thread. ``lead`` leads the learner's other processes, which end as this one does.
     """
     structlog.contextvars.bind_contextvars(learner=name)
+    if lead is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end_early, lead)
     async with leading(lead), bus:
         mesh = make_mesh(local.mesh if local is not None else AUTO)
         record, work = await find_or_create(bus, run, given)
@@ -72,8 +74,9 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
             log.info("run_already_finished", run=run)
             return True
         model, folder = work.config.model, given.model.path
+        machine = machine_of(mesh, socket.gethostname())
         place = await take_place(
-            *(bus, record, work.plan, name, machine_of(mesh, socket.gethostname())),
+            *(bus, record, work.plan, name, machine),
             data=work.corpus.digest,
             able=offers(model, folder),
         )
@@ -83,7 +86,7 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
         blank = weights is not None or not place.missing  # everything comes from the log
         who, origin = place.learner, replace(origin_of(record, name), processes=jax.process_count())
         if lead is not None:
-            about = loading.to_json(work.config), work.corpus.digest, blank
+            about = loading.to_json(work.config), work.corpus.digest, blank, machine.mesh
             assigned = Assignment(origin, who.incarnation, place.member.shard, *about)
             lead.post(Deed.HOLD, *asdict(assigned).values())
         begin = {"blank": blank, "weights": weights, "lead": lead}
@@ -97,6 +100,13 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
         meter = Meter(started_s)
         service = _Service(bus, work, place, trainer, meter, saver, settled, lead)
         return await service.run(shutdown_s)
+
+
+def _end_early(lead: LeadProcess) -> None:
+    """End all of a learner's processes before any of them has something to end in order."""
+    lead.abandon()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def make_trainer(work: Work, mesh: Mesh, **begin: Any) -> Trainer:

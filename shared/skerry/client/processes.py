@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import socket
 import threading
 import time
@@ -33,7 +35,7 @@ class Assignment:
     """What a learner's other processes must know of its place in the run.
 
     ``data`` is the digest of the text that it reads, if that is the run's. ``blank``: its
-    parameters begin as zeros, for all of them come from the log.
+    parameters begin as zeros, for all of them come from the log. ``mesh`` is that of all devices.
     """
 
     origin: Origin
@@ -42,6 +44,7 @@ class Assignment:
     config: str
     data: str = ""
     blank: bool = False
+    mesh: str = ""
 
     @classmethod
     def read(cls, words: Words) -> Assignment:
@@ -144,7 +147,8 @@ class OtherProcesses:
 class LeadProcess:
     """The first process of a learner, and its connections to the others.
 
-    ``on_stop`` is called, in a thread, when another process was asked to end.
+    ``on_stop`` is called, in a thread, when another process was asked to end: that counts as a
+    signal to this one.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class LeadProcess:
         connections: Mapping[int, socket.socket],
         lost: Callable[[str], None] = end_at_once,
     ) -> None:
-        self.on_stop: Callable[[], None] = lambda: None
+        self.on_stop: Callable[[], object] = partial(os.kill, os.getpid(), signal.SIGTERM)
         self.abandoned = False
         self.others = OtherProcesses(len(connections), self.post)
         self._met = threading.Semaphore(0)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -17,12 +21,17 @@ import pytest
 
 from skerry.algorithm.backend import cpu
 from skerry.client import processes
+from skerry.client.inner_file import Origin
 from skerry.client.meeting import Group, come, gather, meet, own
 from skerry.client.peer import Deed
-from skerry.client.processes import FollowingProcess, LeadProcess
-from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, SkerryError
+from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
+from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, RunMismatch, SkerryError
+from skerry.log.memory import MemoryBroker
 from skerry.protocol.codec import Shares, pack
+from skerry.settings import loading
 from skerry.settings.local import LearnerSettings
+from skerry.settings.models import RunConfig
+from skerry_learner import following
 from tests.support.ports import free_port
 
 
@@ -115,6 +124,35 @@ def test_a_process_that_was_asked_to_end_asks_the_first_one() -> None:
         lead.on_stop = lambda: asked.put(None)
         follower.ask_stop()
         asked.get(timeout=10)
+
+
+async def test_a_signal_before_the_first_process_has_its_place_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "SAME_S", 0.0)
+    with joined() as (lead, follower, _, _lost):
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        lead.on_stop = partial(loop.call_soon_threadsafe, asked.set)
+        bus = MemoryBroker().connect()
+        follows = following.follow(bus, follower, RunConfig(), LearnerSettings())
+        task = loop.create_task(follows)
+        await asyncio.sleep(0)  # it has begun to wait
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await asked.wait()
+        lead.close()
+        await task
+
+
+async def test_a_process_whose_mesh_is_another_one_says_so() -> None:
+    with joined() as (lead, follower, _, _lost):
+        origin, config = Origin("run", 1, 2, 3, "a", 0, 2), loading.to_json(RunConfig())
+        place = Assignment(origin, 1, 0, config, mesh="data=2")
+        lead.post(Deed.HOLD, *asdict(place).values())
+        bus = MemoryBroker().connect()
+        with pytest.raises(RunMismatch, match="as '', and the first one as 'data=2'"):
+            await following.follow(bus, follower, RunConfig(), LearnerSettings())
 
 
 def test_a_process_that_is_gone_is_found_at_once() -> None:
