@@ -28,6 +28,8 @@ log = structlog.get_logger()
 
 HELLO_S = 5.0
 RETRY_S = 0.5
+GONE_S = 15
+"""A first process whose machine says nothing for so long is looked for while others are awaited."""
 MOST_HELLO = 4096
 NO_HELLO = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 """Errors that a line from a stranger may raise."""
@@ -190,6 +192,7 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
         with suppress(*NO_HELLO), ExitStack() as stack:
             connected = socket.create_connection((group.host, group.port), timeout=HELLO_S)
             connection = stack.enter_context(connected)
+            _find_gone(connection)
             nonce, challenge = secrets.token_hex(16), json.loads(_line(connection))["nonce"]
             _say(
                 connection,
@@ -209,6 +212,17 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
         if "refused" in answer:
             raise ConfigError(str(answer["refused"]), path="learner.processes")
         time.sleep(RETRY_S)
+
+
+def _find_gone(connection: socket.socket) -> None:
+    """Have the system find a first process whose machine is gone: nothing is said until all come.
+
+    Where it does not say how soon, that takes hours.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"TCP_KEEPIDLE": GONE_S, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _line(connection: socket.socket, *, patient: bool = False) -> bytes:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import pytest
 from skerry.algorithm.backend import cpu
 from skerry.client import processes
 from skerry.client.inner_file import Origin
-from skerry.client.meeting import Group, come, gather, meet, own
+from skerry.client.meeting import GONE_S, Group, come, gather, meet, own
 from skerry.client.peer import Deed
 from skerry.client.processes import Assignment, FollowingProcess, LeadProcess
 from skerry.errors import BrokerUnavailable, ConfigError, Overtaken, RunMismatch, SkerryError
@@ -153,6 +154,14 @@ async def test_a_process_whose_mesh_is_another_one_says_so() -> None:
         bus = MemoryBroker().connect()
         with pytest.raises(RunMismatch, match="as '', and the first one as 'data=2'"):
             await following.follow(bus, follower, RunConfig(), LearnerSettings())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others name these options differently")
+def test_a_process_that_waits_finds_that_the_first_ones_machine_is_gone() -> None:
+    """Nothing is said until all have come, which may be days."""
+    with joined() as (_, _follower, connection, _lost):
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == GONE_S
 
 
 def test_a_process_that_is_gone_is_found_at_once() -> None:
