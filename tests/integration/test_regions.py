@@ -118,10 +118,14 @@ async def test_a_learner_works_through_its_regions_broker_as_at_the_hub(region: 
 
 
 @pytest.mark.parametrize("region", KINDS, ids=["static", "expiring"], indirect=True)
-async def test_a_region_goes_on_where_its_hub_reads_its_keys_again(region: Region) -> None:
+async def test_a_region_goes_on_where_brokers_read_their_keys_again(region: Region) -> None:
     async with begun(region) as (admin, learner):
         await region.make_cache()
-        await asyncio.to_thread(region.hub.reload)
+        region.keyring.add(Grant(Role.LEARNER, "eu-1", RUN, region="eu"))
+        for broker in (region.leaf, region.hub):
+            await asyncio.to_thread(broker.reload)
+        async with region.bus(region.leaf, "eu-1") as new:
+            await new.publish(NAMES.pulse("eu-1"), b"x", msg_id="1")
         mine = SHARD.contribution(0, "eu-0")
         receipt = await learner.publish(mine, b"x", msg_id="1")
         found = await admin.last(mine)

@@ -119,6 +119,9 @@ class Signer:
             "limits": LIMITS | (JETSTREAM if "jetstream" in body else {}),
             "exports": [_exported(export) for export in body.get("exports", ())],
             "imports": [self._imported(place, found) for found in body.get("imports", ())],
+            "mappings": {
+                source: [{"subject": to}] for source, to in body.get("mappings", {}).items()
+            },
             "signing_keys": list(scopes.values()),
             "revocations": self.revoked.get(account, {}),
         }
