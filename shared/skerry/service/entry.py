@@ -216,8 +216,8 @@ def exit_on_error(*, logs: bool = False, cleans_up: bool = True) -> Generator[No
     try:
         yield
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        sys.exit(getattr(error, "exit_code", 130))
     except (Exception, BaseExceptionGroup) as error:
         cause = explained(first_cause(error))
         if isinstance(cause, BrokenPipeError):

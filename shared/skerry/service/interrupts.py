@@ -12,6 +12,14 @@ from contextlib import contextmanager
 INTERRUPT = {signal.SIGINT}
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal asked this process to stop, and everything has been stopped."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
 def end_at_once() -> None:
     """Have Ctrl-C end this process as the system does, even a Ctrl-C that was ``held``."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored

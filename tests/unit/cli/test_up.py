@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +13,12 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from skerry.cli.cluster.cluster import StopSignal, run_stoppable
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
 from skerry.cli.up import broker_watch, conclude, ends_training, say_page
 from skerry.cli.viewer import Screen
+from skerry.service.entry import exit_on_error
 from skerry.status.format import printable
 
 EVIL = "/x\x1b]0;pwn\x07\x1b[2J/step-1"
@@ -135,3 +139,19 @@ def test_the_last_that_trains_ends_the_training_once() -> None:
 def test_training_that_ends_last_leaves_nothing_to_say() -> None:
     at_work = {"page": "health-monitor", "learner-1": "learner"}
     assert [ends_training(at_work, name) for name in ("page", "learner-1")] == [False, False]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_exit_code_names_the_signal_that_stopped_it(number: int, code: int) -> None:
+    async def main(_stop: StopSignal) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+
+    before = {sent: signal.getsignal(sent) for sent in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as ended, exit_on_error():
+            run_stoppable(main)
+    finally:
+        for sent, handler in before.items():
+            signal.signal(sent, handler)
+    assert ended.value.code == code

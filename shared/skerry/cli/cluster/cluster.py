@@ -30,6 +30,7 @@ from skerry.cli.programs import SERVICES, argv, computing, require
 from skerry.errors import SkerryError
 from skerry.folders import from_here
 from skerry.protocol.roles import Grant, Role
+from skerry.service import interrupts
 from skerry.service.clusters import reached
 from skerry.service.private import write_private
 from skerry.settings.checks import refuse_secret
@@ -84,10 +85,6 @@ class Team:
         return {name: service for service, names in self.names().items() for name in names}
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to stop, and everything has been stopped."""
-
-
 class CallFailed(SkerryError):
     """A program that was called once, and not kept running, ended with an error."""
 
@@ -104,9 +101,12 @@ class StopSignal:
     supervisor: Supervisor | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    number: int = signal.SIGINT
 
-    def on_signal(self) -> None:
+    def on_signal(self, number: int = signal.SIGINT) -> None:
         again = self.asked.is_set()
+        if not again:
+            self.number = number
         self.asked.set()
         if self.supervisor is None:
             if self.task is not None:
@@ -164,7 +164,7 @@ def run_stoppable(
         stop = StopSignal(say, task=asyncio.current_task())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.on_signal)
+            loop.add_signal_handler(number, stop.on_signal, number)
         try:
             await main(stop)
         except asyncio.CancelledError:
@@ -174,7 +174,7 @@ def run_stoppable(
             for number in (signal.SIGINT, signal.SIGTERM):  # one more is too late to matter
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
-            raise Interrupted
+            raise interrupts.Interrupted(stop.number)
 
     asyncio.run(stoppable())
 
