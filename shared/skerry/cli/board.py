@@ -123,8 +123,7 @@ def _facts(now: RunSnapshot, width: int, *, cut: bool) -> list[Text]:
         f"time {split_bar(run.time, curve)}  {split}",
         f"sent {size(run.bytes_up)} up, {size(run.bytes_down)} down{_saved(now)}",
     ]
-    if now.report.learners and not any(row.heard for row in now.report.learners):
-        # Pulses are kept in memory, while a broker runs.
+    if now.report.unheard:
         facts = [line, "no pulses in this log: speeds, goodput and bytes are not known"]
     newest = {} if now.model.view.counting else now.model.history.timeline.newest
     shown = [f"{fragment}:v{version}" for fragment, version in enumerate(run.versions)]

@@ -37,6 +37,11 @@ SILENT_S = 15.0
 JSON_S = 1.0
 MEASURE_S = 15.0
 MOST_LISTED = 20
+PULSED = (
+    *("tokens_per_s", "goodput", "time"),
+    *("bytes_up", "bytes_down", "f32_bytes_up", "f32_bytes_down"),
+)
+"""What of a run or a learner only pulses say: null in JSON where none is left of them."""
 
 
 class Screen:
@@ -166,6 +171,11 @@ def snapshot_json(now: RunSnapshot) -> dict[str, object]:
     more = {"rounds": rounds, "fragment_age_s": ages, "alerts": [asdict(a) for a in now.alerts]}
     shown = asdict(now.report)
     shown["run"]["loss"] = now.loss()
+    if now.report.unheard:
+        shown["run"] |= dict.fromkeys(PULSED)
+    for row in shown["learners"]:
+        if not row["heard"]:
+            row.update(dict.fromkeys(("step", "step_time_s", *PULSED)))
     return {"time_s": now.now_s, **shown, **more}
 
 

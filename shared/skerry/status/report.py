@@ -181,6 +181,11 @@ class RunReport:
     learners: tuple[LearnerRow, ...]
     evaluations: tuple[EvaluationRow, ...] = ()
 
+    @property
+    def unheard(self) -> bool:
+        """Whether no learner has a pulse: a broker keeps them in memory, while it runs."""
+        return bool(self.learners) and not any(row.heard for row in self.learners)
+
 
 def report(view: RunView, now_s: float) -> RunReport:
     """Return the rows of a view at ``now_s``, by the clock that gave ``take`` its arrival times."""

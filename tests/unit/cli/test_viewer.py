@@ -21,7 +21,7 @@ from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.goodput import USES, data_parallel_bytes
 from skerry.cli import viewer
 from skerry.cli.board import board, line, sparkline, split_bar
-from skerry.cli.viewer import FollowedRun, Screen, keys, snapshot_json
+from skerry.cli.viewer import PULSED, FollowedRun, Screen, keys, snapshot_json
 from skerry.log import run_records
 from skerry.log.base import Room, Storage
 from skerry.log.memory import MemoryBroker
@@ -370,6 +370,16 @@ def test_json_has_the_loss_of_the_newest_commits_where_no_pulse_is_kept() -> Non
     for shown, loss in ((scene(messages), pytest.approx(2.795)), (scene(LIVE), 2.345)):
         run: Any = snapshot_json(shown)["run"]
         assert run["loss"] == loss
+
+
+def test_json_has_null_where_the_board_says_that_it_is_not_known() -> None:
+    silent: Any = snapshot_json(scene([closed(1), member("a", joined_ns=ns(NOW_S))]))
+    for row in (silent["run"], *silent["learners"]):
+        assert [row[key] for key in PULSED] == [None] * len(PULSED)
+    assert silent["learners"][0]["step"] is silent["learners"][0]["step_time_s"] is None
+    live: Any = snapshot_json(scene(LIVE))
+    for row in (live["run"], live["learners"][0]):
+        assert None not in [row[key] for key in PULSED]
 
 
 async def test_json_holds_the_state_the_newest_rounds_and_no_time_that_cannot_be() -> None:
