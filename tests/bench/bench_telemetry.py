@@ -230,7 +230,7 @@ def _measured(
     """Report many rounds and send all of it."""
     settings = TelemetrySettings(endpoint=url)
     exporters = export.Telemetry(
-        export.Identity("bench", "bench", reporter, "0"), settings, lambda _: None
+        export.Identity("bench", "bench", reporter, "0"), settings, lambda *_: None
     )
     report(1)
     caller, whole = time.thread_time(), time.process_time()

@@ -87,6 +87,7 @@ class Receiver:
     lines: list[Line] = field(default_factory=list[Line])
     schemas: set[str] = field(default_factory=set[str])
     requests: int = 0
+    status: int = 200
     held: threading.Event | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
     server: ThreadingHTTPServer = field(init=False)
@@ -104,7 +105,7 @@ class Receiver:
                 receiver.take(self.path, body)
                 if receiver.held is not None:
                     receiver.held.wait()
-                self.send_response(200)
+                self.send_response(receiver.status)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", "0")
                 self.end_headers()

@@ -121,6 +121,10 @@ class BrokerWatch:
         return None if self.away_since_s is None else max(0.0, now_s - self.away_since_s)
 
 
+def _trouble(cause: str, endpoint: str) -> None:
+    log.warning("telemetry_trouble", cause=cause, endpoint=endpoint)
+
+
 @contextmanager
 def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Generator[None]:
     """Send this process's spans, metrics and lines until the block ends; without an address, none.
@@ -140,9 +144,7 @@ def telemetry(local: LocalSettings, service: str, run: str, name: str) -> Genera
     broker = urlsplit(local.nats.url.split(",")[0].strip())
     address = (broker.hostname, broker.port or 4222) if broker.hostname else None
     identity = export.Identity(service, run, name, version("skerry"), broker=address)
-    exporters = export.Telemetry(
-        identity, wanted, lambda trouble: log.warning("telemetry_trouble", cause=trouble)
-    )
+    exporters = export.Telemetry(identity, wanted, _trouble)
     log.info(
         "telemetry_begins",
         traces=bool(wanted.traces_url),

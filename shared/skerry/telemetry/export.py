@@ -30,6 +30,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode
 
+from skerry.settings.checks import masked_url
 from skerry.settings.local import TelemetrySettings
 from skerry.telemetry import instruments, lines, spans, tracing
 
@@ -39,7 +40,8 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/1.36.0"
 """The semantic conventions that attributes follow."""
 UNSET = Status(StatusCode.UNSET)
 
-Complain = Callable[[str], None]
+Complain = Callable[[str, str], None]
+"""Takes what is wrong, and the address of the collector, without its password."""
 
 
 class KnownResource(Resource):
@@ -96,7 +98,7 @@ class Telemetry:
         a collector.
         """
         logger = logging.getLogger("opentelemetry")
-        logger.handlers, logger.propagate = [_Warnings(complain)], False
+        logger.handlers, logger.propagate = [_Warnings(complain, settings)], False
         self._providers: list[SpanProcessor | MeterProvider | LoggerProvider] = []
         if settings.traces_url:
             processor = BatchSpanProcessor(OTLPSpanExporter(settings.traces_url))
@@ -215,13 +217,20 @@ class LineExporter:
 class _Warnings(logging.Handler):
     """Passes on what the SDK logs, seldom: a dead collector is one fact, not thousands."""
 
-    def __init__(self, complain: Complain) -> None:
+    def __init__(self, complain: Complain, settings: TelemetrySettings) -> None:
         super().__init__(logging.WARNING)
         self._complain = complain
+        self._any = settings.endpoint or settings.traces_url
+        self._urls = {
+            "trace_exporter": settings.traces_url,
+            "metric_exporter": settings.metrics_url,
+            "_log_exporter": settings.logs_url,
+        }
         self._complained_s = float("-inf")
 
     def emit(self, record: logging.LogRecord) -> None:
         now_s = time.monotonic()
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = now_s
-            self._complain(record.getMessage())
+            exporter = record.name.rpartition(".")[2]
+            self._complain(record.getMessage(), masked_url(self._urls.get(exporter, self._any)))

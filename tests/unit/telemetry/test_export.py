@@ -44,7 +44,7 @@ def receiver() -> Iterator[Receiver]:
 @contextmanager
 def sending(url: str) -> Generator[export.Telemetry]:
     """Send everything to ``url``; all of it has arrived once the block ends."""
-    telemetry = export.Telemetry(IDENTITY, TelemetrySettings(endpoint=url), lambda _: None)
+    telemetry = export.Telemetry(IDENTITY, TelemetrySettings(endpoint=url), lambda *_: None)
     try:
         yield telemetry
     finally:
@@ -189,15 +189,31 @@ def test_a_dead_collector_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/v1/metrics"
     settings = TelemetrySettings(metrics_endpoint=url, metrics_interval_s=0.02)
-    telemetry = export.Telemetry(IDENTITY, settings, lambda _: heard.set())
+    telemetry = export.Telemetry(IDENTITY, settings, lambda *_: heard.set())
     instruments.record(metrics.MERGE_DURATION, 0.1, OF)
     assert heard.wait(60)
     telemetry.stop(0.0)
 
 
 def test_complaints_are_not_repeated_at_once() -> None:
-    complaints: list[str] = []
-    export.Telemetry(IDENTITY, TelemetrySettings(), complaints.append)
+    complaints: list[tuple[str, str]] = []
+    settings = TelemetrySettings(endpoint="http://me:secret@c:4318")
+    export.Telemetry(IDENTITY, settings, lambda *said: complaints.append(said)).stop(5.0)
     for trouble in ("dead", "still dead"):
         logging.getLogger("opentelemetry.sdk").warning(trouble)
-    assert complaints == ["dead"]
+    assert complaints == [("dead", "http://me:***@c:4318")]
+
+
+@pytest.mark.parametrize("signal", ["traces", "metrics", "logs"])
+def test_a_collector_that_refuses_is_named(signal: str, receiver: Receiver) -> None:
+    receiver.status, url = 401, f"{receiver.url}/v1/{signal}"
+    complaints: list[tuple[str, str]] = []
+    settings = TelemetrySettings.model_validate({f"{signal}_endpoint": url})
+    telemetry = export.Telemetry(IDENTITY, settings, lambda *said: complaints.append(said))
+    tracing.emit(span("a"))
+    instruments.record(metrics.MERGE_DURATION, 0.1, OF)
+    lines.copy(None, "info", {"event": "a", "level": "info"})
+    assert telemetry.stop(60.0)
+    ((cause, endpoint),) = complaints
+    assert "401" in cause
+    assert endpoint == url
