@@ -121,7 +121,8 @@ def _nearest(keys: Keys, known: Iterable[Keys]) -> str:
     for candidates, cutoff in tries:
         for near in difflib.get_close_matches(".".join(keys), candidates, n=1, cutoff=cutoff):
             return near
-    return ""
+    in_no_table = [other[0] for other in known if len(other) == 1]
+    return next(iter(difflib.get_close_matches(keys[-1], in_no_table, n=1, cutoff=0.75)), "")
 
 
 def parse_value(text: str, annotation: object) -> object:

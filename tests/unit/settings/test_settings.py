@@ -92,6 +92,7 @@ def test_a_signal_may_have_an_address_of_its_own_or_the_only_one() -> None:
         ("sync.h_step=3", "sync.h_steps", "did you mean sync.h_steps?"),
         ("h_steps=3", "sync.h_steps", "did you mean"),
         ("snyc.h_steps=3", "sync.h_steps", "did you mean"),
+        ("sync.mode=diloco", "mode", "did you mean mode?"),
         ("loglevel=info", "log_level", "did you mean log_level?"),
         ("train.learning_rat=1", "", "there are train.inner, train.steps"),
         ("nats.port=3", "", "there are nats.url"),
