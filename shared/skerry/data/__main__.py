@@ -75,7 +75,7 @@ def prepare_command(
         words = Words.of(tokenizer)
         known, articles = _read(sources, field)
         found = prepare(articles, words, out, sources, _progress(), key=key_of(known, words))
-        said = f"Wrote {out}: {found.tokens:,} tokens of {found.documents:,} documents."
+        said = f"Wrote {out}: {found.tokens:,} tokens of {_number(found.documents, 'document')}."
         print(found.model_dump_json() if json else said)
 
 
@@ -91,12 +91,16 @@ def inspect(
 
         found = verify(folder, _progress())
         said = (
-            f"{folder}: {found.tokens:,} tokens of {found.documents:,} documents in"
-            f" {len(found.shards)} shards, as they were prepared, that write"
+            f"{folder}: {found.tokens:,} tokens of {_number(found.documents, 'document')} in"
+            f" {_number(len(found.shards), 'shard')}, as they were prepared, that write"
             f" {found.text_bytes:,} bytes; a vocabulary of {found.vocab:,} tokens, tokenizer"
             f" {found.tokenizer or 'unknown'}."
         )
         print(found.model_dump_json() if json else said)
+
+
+def _number(many: int, noun: str) -> str:
+    return f"{many:,} {noun}{'' if many == 1 else 's'}"
 
 
 def _read(sources: list[str], field: str) -> tuple[str, Iterator[Article]]:

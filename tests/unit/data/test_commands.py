@@ -161,6 +161,16 @@ def test_a_dataset_is_prepared_by_its_function(here: Path, monkeypatch: pytest.M
     assert json.loads(result.stdout)["documents"] == 60
 
 
+def test_one_document_in_one_shard_is_no_plural(here: Path) -> None:
+    (here / "one.txt").write_text("a text of its own " * 40)
+    for command in (PREPARE.format("one.txt", "words"), "inspect out"):
+        result = CliRunner().invoke(app, command.split())
+        assert result.exit_code == 0, result.stderr
+        assert "tokens of 1 document" in result.stdout
+        assert "documents" not in result.stdout
+    assert "in 1 shard, as they" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
