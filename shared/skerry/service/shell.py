@@ -179,7 +179,10 @@ async def _bounded(drain: Loop, hurry: asyncio.Event, shutdown_s: float) -> None
         if draining.done():
             draining.result()
         elif not hurried.done():
-            msg = f"The service could not finish its work within {shutdown_s:g} s of being stopped."
+            msg = (
+                f"The service could not finish its work within {shutdown_s:g} s of being stopped:"
+                " does its broker answer, or a region's hub? What was acknowledged is kept."
+            )
             raise ShutdownTimeoutError(msg)
     finally:
         draining.cancel()
