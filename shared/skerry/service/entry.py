@@ -211,6 +211,8 @@ def exit_on_error(*, logs: bool = False, cleans_up: bool = True) -> Generator[No
 
     if not structlog.is_configured():
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
+        reconfigure(errors="replace")  # a terminal that is not UTF-8, a name that is not
     if cleans_up:
         interrupts.raise_again()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import pty
 import resource
@@ -242,3 +243,14 @@ def test_a_working_folder_that_is_gone_and_a_home_that_is_none_are_no_defects(
     with pytest.raises(SystemExit, match="2"), exit_on_error():
         Path("keys").absolute()
     assert "change to a folder that is there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "? caf?\n"), ("utf-8", "━ caf?\n")])
+def test_what_a_terminal_cannot_write_is_replaced(
+    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with io.TextIOWrapper(written := io.BytesIO(), encoding) as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with exit_on_error():
+            print("━ caf\udce9")
+        assert written.getvalue().decode() == shown
