@@ -7,14 +7,18 @@ path; they are read only below what this process's own settings name.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from errno import ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 from skerry.errors import ConfigError, SkerryError
+
+DRAFT, LOCK = ".draft-", ".lock"
 
 _offered: list[Path] = []
 _allowed: set[str] = set()
@@ -88,23 +92,42 @@ def matching(name: str) -> list[Path]:
 
 
 @contextmanager
+def _held(draft: Path) -> Generator[None]:
+    """Lock a draft until its process ends; BlockingIOError where another one has."""
+    with (draft / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _left(path: Path) -> bool:
+    """Return True for the draft of a process that was killed."""
+    if path.name.startswith(DRAFT):
+        with suppress(BlockingIOError), _held(path):
+            return True
+    return False
+
+
+@contextmanager
 def writing(folder: Path) -> Generator[Path]:
     """Yield a draft below a folder; its files move up once all of them are written.
 
-    A failure or an interruption leaves nothing. ``folder`` may be a mounted disk, which nothing can
-    be renamed onto. Raises ConfigError for a folder that holds anything, and where it cannot be
-    written.
+    A failure or an interruption leaves nothing, a kill only a draft, which the next one removes.
+    ``folder`` may be a mounted disk, which nothing can be renamed onto. Raises ConfigError for a
+    folder that holds anything else, and where it cannot be written.
     """
     try:
         is_new = not folder.exists()
-        if not is_new and (not folder.is_dir() or any(folder.iterdir())):
+        if not is_new and (not folder.is_dir() or not all(map(_left, folder.iterdir()))):
             msg = f"{folder} is not empty: name a new folder."
             raise ConfigError(msg, path="out")
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.iterdir():
+            rmtree(left)
         try:
-            with TemporaryDirectory(prefix=".", dir=folder) as draft:
-                yield Path(draft)
-                for file in sorted(Path(draft).iterdir(), reverse=True):  # config.json after others
+            with TemporaryDirectory(prefix=DRAFT, dir=folder) as name, _held(draft := Path(name)):
+                yield draft
+                files = sorted({*draft.iterdir()} - {draft / LOCK}, reverse=True)
+                for file in files:  # config.json after others
                     file.rename(folder / file.name)
         finally:
             if is_new:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from skerry.client.batches import of_run
 from skerry.client.joined import PlannedLeaves
 from skerry.data.files import find_files
 from skerry.errors import ConfigError
+from skerry.folders import writing
 from skerry.log.memory import MemoryBus
 from skerry.settings.loading import load, with_own_data
 from skerry.settings.models import ModelConfig, RunConfig
@@ -151,3 +153,23 @@ def test_a_relative_path_that_up_was_given_is_found_from_any_folder(
     assert find_files(data.paths[:2], (".txt",)) == [root / "books" / "a.txt"] * 2
     assert data.paths[2:] == ("~/x", "s3://mine/text")
     assert data.tokenizer_folder == str(root / "books")
+
+
+KILLED = """
+import os, pathlib, signal, sys
+from skerry.folders import writing
+with writing(pathlib.Path(sys.argv[1])) as draft:
+    (draft / "half").write_text("half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_folder_that_a_killed_writer_began_is_written_by_the_next(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
+    assert len([*out.iterdir()]) == 1
+    with writing(out) as draft:
+        (draft / "whole").write_text("all of it")
+        with pytest.raises(ConfigError, match="is not empty"), writing(out):
+            pass  # that one is at work
+    assert [path.name for path in out.iterdir()] == ["whole"]
