@@ -369,11 +369,7 @@ def _agreed(header: ChunkHeader) -> ContributionHeader:
     if claim is None:
         msg = "A first chunk came without its contribution header."
         raise Corrupt(msg)
-    if (claim.fragment, id_of(claim), claim.base_version) != (
-        header.fragment,
-        _id(header),
-        header.version,
-    ):
+    if (id_of(claim), claim.base_version) != (_id(header), header.version):
         msg = f"The contribution header of {header.sender!r} contradicts its envelope."
         raise Corrupt(msg)
     return claim

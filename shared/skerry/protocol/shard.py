@@ -15,7 +15,6 @@ from skerry.algorithm import weighting
 from skerry.algorithm.fragments import Fragment, Plan
 from skerry.protocol.containment import Conduct, ContainmentRules, FragmentMemory
 from skerry.protocol.contribution import (
-    GENESIS_SCHEME,
     Contribution,
     ContributionAssembler,
     ContributionId,
@@ -331,7 +330,7 @@ def judge(contribution: Contribution, version: int, rule: WeightRule) -> float |
     header = contribution.header
     genesis = header.kind is ContributionKind.GENESIS
     if genesis or version == 0:
-        fits = genesis and version == 0 and contribution.scheme == GENESIS_SCHEME
+        fits = genesis and version == 0
         return 1.0 if fits else RefusalCause.GENESIS
     discount, reason = weighting.discounted(header.base_version, version, rule.most, rule.discount)
     return RefusalCause(reason) if discount is None else discount
