@@ -108,6 +108,7 @@ def test_any_header_values_are_accepted_or_a_wire_error(data: st.DataObject) -> 
             ]
         ),
         ({"contribution": replace(CONTRIBUTION, slice_tokens=(2**40, 0))}, Implausible),
+        ({"version": 2**60, "contribution": None}, Implausible),
         ({"blocks": 4, "raw_bytes": 4 * 130}, Oversized),
         ({"blocks": 2**50, "raw_bytes": 130 * 2**50}, Oversized),
         ({"blocks": 0, "raw_bytes": 0}, Corrupt),

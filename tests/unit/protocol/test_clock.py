@@ -9,11 +9,12 @@ import pytest
 
 from skerry.algorithm.liveness import LivenessPolicy
 from skerry.algorithm.schedule import Schedule
+from skerry.protocol import clock as clock_module
 from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, GlobalClock, LearnerTable
 from skerry.protocol.coordinator import CoordinatorSettings, RoundCoordinator
 from skerry.protocol.messages import LearnerPhase, Quarantine, QuarantineReason
 from skerry.settings.models import LivenessConfig
-from tests.support.builders import pulse
+from tests.support.builders import commit, progress, pulse
 
 PATIENCE_S = 60.0
 POLICY = LivenessPolicy(**LivenessConfig().model_dump())
@@ -132,3 +133,43 @@ def test_run_ends_with_a_slower_learner_after_the_one_that_came_to_its_last_step
     settings = CoordinatorSettings(Schedule(2, 24, 6), nothing, 1000)
     clock = GlobalClock(table, 1, blocking=False, limit=limit)
     assert RoundCoordinator(nothing, clock, settings, nothing).over(1000.0) == over
+
+
+def test_no_more_names_are_followed_than_learners_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_module, "MOST_PULSING", 2)
+    table = LearnerTable(POLICY)
+    for name in "abc":
+        table.observe(pulse(name), 0.0)
+    table.observe(pulse("a", 9), 1.0)
+    assert {name: seen.pulse.step for name, seen in table.seen.items()} == {"a": 9, "b": 8}
+
+
+def test_only_the_newest_start_of_a_learner_counts_and_it_begins_its_own_rhythm() -> None:
+    table = LearnerTable(POLICY)
+    table.observe(pulse("a", 50), 0.0)
+    table.observe(pulse("a", 7, incarnation=2), 600.0)
+    table.observe(pulse("a", 90), 601.0)
+    assert table.seen["a"].pulse.step == 7
+    assert table.seen["a"].heartbeat.count == 0, "the pause between the two is no interval"
+
+
+@pytest.mark.parametrize(
+    ("phase", "step_time_s", "by_now"),
+    [(LearnerPhase.TRAINING, 0.1, 105), (LearnerPhase.TRAINING, 0.0, 100),
+     (LearnerPhase.FINISHED, 0.1, 100)],
+)  # fmt: skip
+def test_a_step_is_estimated_for_one_interval_between_pulses_and_while_it_trains(
+    phase: LearnerPhase, step_time_s: float, by_now: int
+) -> None:
+    table = LearnerTable(LivenessPolicy(pulse_s=0.5, suspect_phi=3.0, gone_phi=8.0))
+    table.observe(pulse("a", 100, phase=phase, step_time_s=step_time_s), 0.0)
+    limit = ClockLimit(1000, 0.0, 0)
+    assert table.clock(0.9, 1, limit, estimated=True) == by_now
+    assert table.clock(0.9, 1, limit, estimated=False) == 100
+
+
+def test_a_commit_moves_the_limit_of_the_clock_and_one_that_is_behind_gives_it_no_time() -> None:
+    made = GlobalClock(LearnerTable(POLICY), 1, blocking=False, limit=ClockLimit(100, 0.0, 48))
+    made.committed(commit(9, step=120, progress=(progress("a"),)), 5.0)
+    made.committed(commit(9, step=110, progress=(progress("b"),)), 9.0)
+    assert made.limit == ClockLimit(120, 5.0, 48, frozenset({"a", "b"}))

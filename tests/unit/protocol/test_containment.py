@@ -166,6 +166,13 @@ def test_steps_that_the_learners_own_pulse_does_not_bear_out_are_refused(
     assert refused == ([] if counts else [("d", RefusalCause.IMPLAUSIBLE)])
 
 
+def test_a_pulse_of_another_start_of_the_learner_says_nothing_about_its_steps() -> None:
+    held, pulses = shard(), {"d": pulse("d", 1, incarnation=2)}
+    held.pulse_of = pulses.get
+    found, refused = merged(held, *HONEST, sent("d", steps=10_000))
+    assert ("d" in found, refused) == (True, [])
+
+
 def test_norms_that_are_not_those_of_what_was_sent_are_refused() -> None:
     lying = sent("d", norms=(0.001, 0.001))
     assert merged(shard(), *HONEST, lying)[1] == [("d", RefusalCause.IMPLAUSIBLE)]
@@ -202,6 +209,7 @@ def test_zeros_are_no_work_where_others_have_learnt() -> None:
     assert nothing.keys() == {*"abcd"}
     unused = sent("d", 0, slice_tokens=(0, 0))  # experts to which none of its tokens went
     assert not merged(shard(), *HONEST, unused)[1]
+    assert not merged(shard(RULES._replace(repeats=False)), *HONEST, sent("d", 0))[1]
 
 
 def test_what_a_learner_in_quarantine_sends_is_refused() -> None:
@@ -220,10 +228,11 @@ def test_memory_forgets_what_is_too_old() -> None:
     assert memory.digests.keys() == {8}
 
 
-def test_what_a_learner_did_before_its_quarantine_is_forgotten() -> None:
+@pytest.mark.parametrize("often", [OFTEN - 1, OFTEN])
+def test_what_a_learner_did_before_its_quarantine_is_forgotten(often: int) -> None:
     seen = Conduct()
     bad = (Refused(RefusalCause.OVERLONG, "b", 1, 1),)
-    for _ in range(OFTEN):
+    for _ in range(often):
         seen.take(commit(3, refused=bad))
     assert not list(seen.suspects({"b"}))
     seen.take(commit(3, refused=bad))  # it is released, and begins anew

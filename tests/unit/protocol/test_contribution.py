@@ -16,6 +16,8 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.merge import slice_norms
 from skerry.log.base import Record
+from skerry.protocol import contribution
+from skerry.protocol.chunks import seal, unseal
 from skerry.protocol.contribution import (
     MOST_SKIPPED,
     Contribution,
@@ -24,7 +26,13 @@ from skerry.protocol.contribution import (
     Incarnations,
     Refusal,
 )
-from skerry.protocol.messages import ContributionHeader, RefusalCause, Refused, Start
+from skerry.protocol.messages import (
+    ContributionHeader,
+    ContributionKind,
+    RefusalCause,
+    Refused,
+    Start,
+)
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.telemetry import tracing
@@ -120,6 +128,30 @@ async def test_outdated_unfinished_contribution_is_given_up() -> None:
     assert assembler.expire(0, 3) == []
     assert assembler.expire(0, 4) == [Refused(RefusalCause.INCOMPLETE, "a", 1, 1, 1000, 5, 15)]
     assert assembler.incomplete_from(0) is None
+
+
+async def test_chunks_without_a_header_make_no_contribution() -> None:
+    bare: list[Record] = []
+    for record in await sent(offered()):
+        chunk, packed = unseal(record.payload, run=RUN, plan=PLAN)
+        payload = seal(replace(chunk, contribution=None), bytes(packed))
+        bare.append(replace(record, payload=payload))
+    assembler = ContributionAssembler(RUN, PLAN)
+    *_, got = [assembler.feed(record) for record in bare]
+    assert isinstance(got, Refusal)
+    assert (got.cause, assembler.open) == (RefusalCause.CORRUPT, {})
+
+
+async def test_no_more_are_open_at_once_than_fit_and_the_oldest_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contribution, "MOST_OPEN", 2)
+    assembler = ContributionAssembler(RUN, PLAN)
+    for sequence, name in enumerate("abc", start=1):
+        first = (await sent(offered(learner=name)))[0]
+        assembler.feed(replace(first, sequence=sequence))
+    assert {learner for _, learner in assembler.open} == {"b", "c"}
+    assert [(f, r.cause, r.learner) for f, r in assembler.replaced] == [(0, "incomplete", "a")]
 
 
 def started(incarnation: int, sequence: int) -> Record:
@@ -239,6 +271,19 @@ async def test_scheme_that_is_not_the_runs_is_refused_before_memory_is_spent() -
     got = assembler.feed((await sent(offered()))[0])
     assert isinstance(got, Refusal)
     assert (got.cause, assembler.open) == (RefusalCause.WRONG_SCHEME, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [(ContributionKind.GENESIS, "int4"), (ContributionKind.OUTER_GRADIENT, "f32")],
+)
+async def test_initial_parameters_are_exact_and_nothing_else_is_sent_that_way(
+    kind: ContributionKind, scheme: str
+) -> None:
+    assembler = ContributionAssembler(RUN, PLAN, ContributionRules(scheme="int4"))
+    got = assembler.feed((await contributed(RUN, PLAN, offered(kind=kind), scheme=scheme))[0])
+    assert isinstance(got, Refusal)
+    assert (got.cause, assembler.open) == (RefusalCause.IMPLAUSIBLE, {})
 
 
 @pytest.mark.parametrize("incarnation", [2**40, 2**64 - 1])

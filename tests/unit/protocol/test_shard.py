@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log.base import Record
+from skerry.protocol import shard as shard_module
 from skerry.protocol.contribution import (
     Contribution,
     ContributionId,
@@ -30,7 +33,7 @@ from skerry.protocol.shard import (
     WeightRule,
     judge,
 )
-from tests.support.builders import header, manifest
+from tests.support.builders import header, manifest, progress
 from tests.support.learners import contributed
 
 RUN = "t"
@@ -91,7 +94,7 @@ async def test_flood_of_bad_bytes_does_not_grow_the_commit_for_ever() -> None:
     held.take(Record(f"skerry.{RUN}.contrib.one.x", 1, 0, b"rubbish"), 1.0)
     refused = held.fragments[0].refused.close()
     assert len(refused.named) == MOST_REFUSED
-    assert refused.unnamed == {"corrupt": 10}
+    assert (refused.unnamed, refused.beyond) == ({"corrupt": 10}, {}), "no contribution is missed"
     assert held.fragments[0].refused == Refusals()
 
 
@@ -221,6 +224,36 @@ async def test_promise_of_a_base_that_does_not_exist_costs_no_memory() -> None:
         assert isinstance(held.take(record, 1.0), Refusal)
     assert not held.assembler.open
     assert [r.cause for r in held.fragments[0].refused.named] == [RefusalCause.BASE_IN_FUTURE]
+
+
+async def test_what_a_learner_in_quarantine_begins_to_send_costs_no_memory() -> None:
+    held = shard()
+    held.quarantined = {"a"}
+    for record in (await stored(offered()))[:1]:
+        held.take(record, 1.0)
+    assert not held.assembler.open
+    assert [r.cause for r in held.fragments[0].refused.named] == [RefusalCause.QUARANTINED]
+
+
+async def test_a_fragment_that_has_as_many_learners_as_it_can_takes_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_module, "MOST_LEARNERS", 1)
+    held = shard()
+    held.fragments[0].manifest = manifest(VERSION, progress=(progress("b", 0),))
+    for record in await stored(offered(learner="a"), offered(learner="b")):
+        held.take(record, 1.0)
+    assert {known.learner for known in held.fragments[0].pending} == {"b"}
+    assert {r.cause for r in held.fragments[0].refused.named} == {RefusalCause.TOO_MANY}
+
+
+def test_a_flood_under_many_names_does_not_grow_the_commit_for_ever() -> None:
+    refused = Refusals()
+    for number in range(2 * MOST_REFUSED + 5):
+        refused.add(Refused(RefusalCause.TOO_STALE, f"x{number}", 1, 1))
+    closed = refused.close()
+    assert (len(closed.named), len(closed.beyond)) == (MOST_REFUSED, MOST_REFUSED)
+    assert closed.unnamed == {"too_stale": MOST_REFUSED + 5}
 
 
 async def test_name_that_no_learner_can_have_is_counted_and_not_named() -> None:
