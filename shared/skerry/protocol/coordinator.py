@@ -329,10 +329,11 @@ class RoundCoordinator:
         return Publish(record)
 
     def _view(self, index: int, now_s: float) -> rounds.RoundView:
-        opened = self.open[index]
+        opened, arrived_s = self.open[index], self.shard.fragments[index].arrived_s
         return rounds.RoundView(
             opened_s=opened.opened_s,
-            arrived=dict(self.shard.fragments[index].arrived_s),
+            # The commit refuses what a learner sent before it came into quarantine.
+            arrived={n: at_s for n, at_s in arrived_s.items() if n not in self.shard.quarantined},
             expected=frozenset(self.clock.learners.working(now_s)),
             short_since_s=self.short_since_s,
             final=opened.record.final,

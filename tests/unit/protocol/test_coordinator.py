@@ -72,6 +72,20 @@ def test_only_a_round_that_had_its_quorum_says_how_long_one_takes(
     assert held.timings.quorum_s == measured_s
 
 
+def test_an_answer_whose_learner_came_into_quarantine_is_none_of_the_quorum() -> None:
+    held = coordinator()
+    opened = held.decide(0.0, 0)
+    assert isinstance(opened, Publish)
+    index = opened.round.fragment
+    held.shard.fragments[index].arrived_s["b"] = 5.0
+    held.shard.quarantined = {"b"}
+    assert not isinstance(held.decide(50.0, 0), CommitVersion)
+    held.shard.fragments[index].arrived_s["a"] = 50.0
+    closes = held.decide(50.0, 0)
+    assert isinstance(closes, CommitVersion)
+    assert closes.fragment == index
+
+
 @pytest.mark.parametrize(("round_version", "behind_s"), [(3, 0.5), (2, None)])
 def test_one_that_is_late_says_how_long_to_wait_if_it_missed_the_round_that_closed_last(
     round_version: int, behind_s: float | None
