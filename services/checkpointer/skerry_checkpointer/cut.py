@@ -6,7 +6,7 @@ that comes in between only means that the manifests are read again. The ledger d
 manifests: with several shards, commits may enter the ledger in another order than their manifests
 were published.
 
-Of each fragment the global parameters are read, and the newest snapshot that its manifest names,
+For each fragment the global parameters are read, and the newest snapshot that its manifest names,
 with the ledger's commit of that version. A manifest's chunks stay readable until commits after it
 write over them (``skerry.protocol.parts``: ``slot``), so the version that was committed first is
 read first. If a fragment is overtaken nevertheless, a newer cut is taken, and only what has changed
@@ -42,7 +42,7 @@ LOOKS = 100
 """Reads of all manifests before a run counts as committing too fast."""
 LOOK_PAUSE_S = 0.01
 LEDGER_DEADLINE_S = 30.0
-"""A syncer that died between a manifest and its ledger record leaves that to its successor."""
+"""How long to wait for a commit's ledger record: a dead syncer leaves it to its successor."""
 CUTS = 10
 """Cuts that are begun before the link counts as too slow."""
 
@@ -101,8 +101,8 @@ async def read_cut(bus: Bus, run: str, plan: Plan, cut: ConsistentCut, keep: Kee
     """Pass every fragment of a cut to ``keep``, one in memory at a time, and return the cut.
 
     That is ``cut`` itself, or a newer one where the run went on faster than it could be read; then
-    ``keep`` gets the fragments again that have changed. Raises Overtaken after CUTS of them,
-    StateLost when the log lacks what its newest manifest names, Corrupt for what cannot be one.
+    ``keep`` gets changed fragments again. Raises Overtaken after CUTS cuts, StateLost when the log
+    lacks what its newest manifest names, Corrupt for a snapshot that cannot be one.
     """
     kept: set[int] = set()
     for _ in range(CUTS):

@@ -1,12 +1,12 @@
 """What a log holds of a run, what works on it, and what a checkpoint may replace.
 
-A fragment is *whole* when what learners read of the newest version that the log knows of, and the
-newest snapshot, can be read to the last byte.
-What is whole and holds what the checkpoint holds stays. What is whole but older than the checkpoint
-(the broker's store was rolled back) and what is not whole (chunks or manifests are gone) is
-replaced: it is written from the checkpoint as the version after the newest that the log knows of,
-so that versions stay contiguous and nothing pretends to be a version that was lost. What is whole
-and newer than the checkpoint is never touched; if nothing at all is lost, the command is refused.
+A fragment is *whole* when all that learners read of the newest version that the log knows of, and
+the newest snapshot, can be read to the last byte. A whole fragment that holds what the checkpoint
+holds stays. One that is older than the checkpoint (the broker's store was rolled back), or not
+whole (chunks or manifests are gone), is replaced: it is written from the checkpoint as the version
+after the newest that the log knows of, so that versions stay contiguous and nothing pretends to be
+a version that was lost. A whole fragment that is newer than the checkpoint is never touched; if
+nothing at all is lost, the command is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skerry.store.checkpoint import SavedFragment, SavedSnapshot
 
 LONGEST_S = 60.0
-"""Listening ends then, however slow a learner's steps are."""
+"""Listening ends after this time, however slow a learner's steps are."""
 
 
 class Beginning(NamedTuple):
@@ -158,7 +158,7 @@ async def refuse_if_alive(bus: Bus, run: str, config: RunConfig) -> None:
 
     No clock is compared. It listens for a syncer's lease, and long enough for each learner's next
     step boundary, even where the log has no sign of life: a broker that has just restarted has
-    forgotten its pulses, and a live run sends new ones. A learner's last pulse is none.
+    forgotten its pulses, and a live run sends new ones. A stopped learner's last pulse is none.
     """
     subjects = Subjects(run)
     steps = [

@@ -75,8 +75,8 @@ class Checkpointer:
         """Write checkpoints until the run is finished and its last state is saved.
 
         A checkpoint that fails is logged and tried again at the next turn; at the end of the run
-        its error is raised. So is that of a store which cannot be used where the run has no
-        checkpoint yet: its settings are wrong. Later the store is only away.
+        its error is raised. So is the error of a store that cannot be used while the run has no
+        checkpoint: its settings are wrong. Later such a store is only away.
         """
         recorded = await ledger.last_checkpoint(self.bus, self.record.run)
         try:

@@ -31,8 +31,8 @@ FOLDER = "ema"
 class MovingAverage:
     """The average of each fragment over its versions, and the version up to which it goes.
 
-    ``decay`` is what a version leaves of the average before it. What was not read, because newer
-    versions came meanwhile, counts as the version that was.
+    ``decay`` is the share of the average that a version leaves. A version that was not read,
+    because newer ones came meanwhile, counts as the one that was.
     """
 
     decay: float
@@ -65,7 +65,7 @@ class SavedAverage:
 
     @classmethod
     def of(cls, access: StoreSettings, record: RunRecord, plan: Plan, decay: float) -> SavedAverage:
-        """Return the average that was saved of this run, or an empty one; a damaged one is none."""
+        """Return the average that was saved of this run, or an empty one; skip damaged ones."""
         where = f"{root_of(access)}/{record.run}/{FOLDER}"
         made = cls(record, plan, open_store(where, access), MovingAverage(decay))
         for found in reversed(summaries(where, access)):

@@ -38,7 +38,7 @@ from skerry_evaluator.global_model import HeldOutText, Score
 from skerry_evaluator.sampling import Sampler, to_text, to_tokens, words_of
 
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What bytes at the end of a text decode to as long as they are no whole character."""
+"""What the last bytes of a text decode to while they are no whole character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ def print_scores(
 ) -> None:
     """Evaluate checkpoints and print a line for each, in order: a sentence, or a JSON object.
 
-    ``text`` are files, folders and addresses to judge on instead of a run's own: for a run that was
-    trained on tokens prepared ones, or text for a ``tokenizer``, from the column that
-    ``data.field`` in ``sets`` names. In JSON infinity and NaN are null.
+    ``text`` are files, folders and addresses to use instead of a run's own. A run that was trained
+    on tokens takes prepared text, or plain text and a ``tokenizer``; ``data.field`` in ``sets``
+    names its column. In JSON infinity and NaN are null.
     """
     if tokenizer is not None and not text:
         msg = "--tokenizer is that of other text: name the text with --text."

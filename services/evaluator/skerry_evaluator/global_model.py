@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """``loss`` in nats per target; ``bits_per_byte`` only where it is known what tokens write."""
+    """``loss`` in nats per target; ``bits_per_byte`` is None if bytes per token are unknown."""
 
     loss: float
     perplexity: float
@@ -45,7 +45,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutText:
-    """Batches of one shape, xxh3-64 over all of them, and the bytes that a target writes, or 0."""
+    """Batches of one shape, xxh3-64 over all of them, and bytes per target, 0 if unknown."""
 
     batches: tuple[HostBatch, ...]
     digest: int
@@ -71,7 +71,7 @@ class HeldOutText:
         return sum(map(targets_in, self.batches))
 
     def score(self, judged: Sequence[tuple[Any, Any]]) -> Score:
-        """Return the score for what each batch's targets lose in the mean, and weigh together."""
+        """Return the score of batches, each given by its mean loss and its total weight."""
         loss = mean_loss(judged)
         bits = loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
         return Score(loss, perplexity=math.exp(min(loss, 700.0)), bits_per_byte=bits)

@@ -15,9 +15,9 @@ from skerry.settings.local import StoreSettings
 
 
 def judge(where: str, tasks: str, tokenizer: Path | None, access: StoreSettings) -> None:
-    """Export a checkpoint to a folder for the time, and have the harness run tasks on it.
+    """Export a checkpoint to a temporary folder, and have the harness run tasks on it.
 
-    What it prints is its own. Raises ConfigError where it is not installed or fails, and as
+    The harness prints its own output. Raises ConfigError where it is not installed or fails, and as
     ``export_hf`` does.
     """
     if importlib.util.find_spec("lm_eval") is None:

@@ -18,7 +18,7 @@ from skerry.protocol.messages import MOST_SAMPLE_BYTES
 from skerry.settings.models import DataConfig, RunConfig
 
 TEMPERATURE = 0.8
-"""Of the samples that go with evaluations."""
+"""Temperature of the samples that go with evaluations."""
 NEWLINE = 0x0A
 BYTES = 256
 MOST_VOCAB = 2**31

@@ -19,8 +19,8 @@ MOST_PAST = 60
 class HeldAlert:
     """An alert and when it began; ``until_s`` is None while it holds. Seconds since the epoch.
 
-    No other alert has its ``number``, none of an earlier start of the monitor either: a page that
-    is connected again would take one for the other.
+    No other alert has its ``number``, not even one of an earlier start of the monitor: a page that
+    reconnects would take one for the other.
     """
 
     number: int

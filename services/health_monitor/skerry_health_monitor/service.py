@@ -192,7 +192,7 @@ def page_of(
 ) -> tuple[Hub, ASGIApp]:
     """Return what feeds the monitor's page, and the application behind its gate.
 
-    Raises ConfigError for a token file that cannot be used, or beyond the loopback for none.
+    Raises ConfigError for a token file that cannot be used, or is missing beyond the loopback.
     """
     feed = monitor.feed
     hub = Hub(monitor.frame, feed.changed)
@@ -217,7 +217,7 @@ async def health_monitor(
 ) -> None:
     """Serve one run's health until stopped, or until the run is finished where asked.
 
-    ``outlets`` are given its metrics besides those who ask for them. Raises what ``page_of`` does.
+    ``outlets`` get its metrics, beside clients that ask for them. Raises what ``page_of`` does.
     """
     brokers = Brokers(local.metrics.broker_urls)
     monitor = Monitor(bus, run, until_finished=until_finished, link=link, brokers=brokers)

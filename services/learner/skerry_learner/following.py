@@ -1,4 +1,4 @@
-"""Any process of a learner but the first: it does what that one says, and talks to no one else.
+"""A learner's further processes: each does what the first one says, and talks to no one else.
 
 It has the same mesh, model and data. A thread dispatches what the first process dispatches, in the
 same order; the event loop reads from the log and sends to it what lies with this process.
@@ -37,7 +37,7 @@ from skerry_learner.work import Work, prepare
 log = structlog.get_logger()
 
 SAME_S = 1.0
-"""How long the first process is left to see a signal that all have had: a second one hurries it."""
+"""How long the first process has to see a signal that all have had: a second one hurries it."""
 
 
 async def follow(
@@ -50,7 +50,7 @@ async def follow(
 ) -> None:
     """Train with the first process of this learner until that one ends.
 
-    Raises SkerryError once it has failed, RunMismatch for another model, text or mesh.
+    Raises SkerryError once that one has failed, RunMismatch if model, text or mesh differ here.
     """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -61,7 +61,7 @@ async def learner(  # noqa: PLR0913 - all that a learner is made of
     """Train in ``run`` until it is finished or a signal comes; ``started_s`` is monotonic.
 
     Returns False where the signal came first. ``local`` says where the inner optimizer's state is
-    kept; without it, it is not. ``settled`` is called before the first step, in the trainer's
+    kept; without it nothing is. ``settled`` is called before the first step, in the trainer's
     thread. ``lead`` leads the learner's other processes, which end as this one does.
     """
     structlog.contextvars.bind_contextvars(learner=name)
@@ -213,7 +213,7 @@ class _Service:
         return feed(self._work, self._training.trainer, self._stream, cursor)
 
     def _ask_stop(self) -> None:
-        """End in order, as by a signal to this process, if it has had none: another one has."""
+        """Stop as after a signal, if this process has had none: another of the learner's has."""
         if not self._membership.network.link.mailbox.stopping:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -260,8 +260,8 @@ def feed(
 ) -> Prefetch:
     """Return a learner's batches from a cursor on, read ahead and laid on its mesh.
 
-    Not ``whole``: only the rows are read that this process's devices need; its targets are then
-    counted by another one.
+    If not ``whole``, only the rows that this process's devices need are read, and another process
+    counts the targets.
     """
     vocab, batch = getattr(work.model, "vocab", None), work.config.data.batch
     own = range(batch) if whole else trainer.own_rows(batch)
@@ -270,9 +270,9 @@ def feed(
 
 
 def step_back(by: int) -> None:
-    """Let others have the CPU first, unless all that is done with it is to keep a GPU busy.
+    """Let others have the CPU first, unless this process only keeps a GPU busy with it.
 
-    Others wait for who joins, merges or commits beside it, and none waits for a step.
+    Learners wait for services that join, merge or commit beside it; none waits for a step.
     """
     if by and jax.default_backend() == "cpu":
         yield_to_others(by)

@@ -30,7 +30,7 @@ from skerry_learner.trainer.trainer import Trainer
 log = structlog.get_logger()
 
 Feed = Callable[[int], AbstractContextManager[Iterator[Prefetched]]]
-"""Opens the data at a cursor, as ``data.stream.Prefetch`` does ahead and in a thread."""
+"""Opens the data at a cursor; ``data.stream.Prefetch`` does so, and reads ahead in a thread."""
 
 
 class SavesInnerState(Protocol):
@@ -41,9 +41,9 @@ class SavesInnerState(Protocol):
 
 
 Pause: TypeAlias = float | None
-"""Where a trainer may be held up: until the mailbox changes, but so many seconds at most.
+"""A pause of the trainer: until the mailbox changes, but at most this many seconds.
 
-None: a step has been handed to the device, and lasts as long as a step lasts here.
+None: a step has been handed to the device, and the pause lasts as long as that step.
 """
 
 
@@ -70,7 +70,7 @@ class TrainingLoop(Island):
     def life(self) -> Generator[Pause]:
         """Live until the mailbox says stop; the caller waits at each pause.
 
-        A step loop that never waits lies in between.
+        Between pauses the step loop never waits.
         """
         yield from self._prepare()
         if not (self.stopping or self.done()):
@@ -110,10 +110,9 @@ class TrainingLoop(Island):
     ) -> Generator[Pause, None, StepResult | None]:
         """Take one step; return its outcome, unless it was read already.
 
-        The outcome read meanwhile is that of the step before. In a blocking mode this one's is read
-        as well where a round is due: the wait for it is training, and no wait for others. So it is
-        behind a step that was skipped, until one is not: no contribution then claims what is not
-        known yet, and the device has nothing better to do.
+        Meanwhile the outcome of the step before is read. This step's own outcome is read, too, when
+        a blocking mode has a round due, where that wait counts as training; and after a skipped
+        step, until one is not skipped, so that no contribution claims what is not known yet.
         """
         began_s = self.meter.clock()
         replayed = self.now.cursor < self.place.seen

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Committer:
-    """Merges and commits; one at a time, so that memory holds one fragment in hand.
+    """Merges and commits one fragment at a time, so that memory holds only one in hand.
 
     ``vectors`` are those of each fragment's newest version. ``spare`` are what the newest commit
     replaced: the next merge of a fragment of that size writes into them, since the first touch of
@@ -88,9 +88,9 @@ class Committer:
     ) -> Manifest | None:
         """Commit the next version from all that is pending; None when nothing is.
 
-        Where nothing of it counts the next version equals this one: those who answered learn that
-        their round is over, and the ledger which were refused. So does a final version to which
-        no learner came: the owner of another shard sees that this fragment is done.
+        If nothing of it counts, the next version equals this one: learners that answered see that
+        their round is over, and the ledger names those refused. So does a final version without any
+        contribution: the owner of another shard sees that this fragment is done.
         """
         self.spent.began_ns = self.wall_ns()
         batch, held = Batch.take(shard, state), self.vectors.get(state.fragment.index)
@@ -197,7 +197,7 @@ class Committer:
     ) -> bool:
         """Return True if a commit stores master and outer state, too.
 
-        Asks the broker how full the window is where nothing else says so; one that does not tell,
+        Asks the broker how full the window is if nothing else decides. A broker that does not say,
         as a cluster that elects the stream's leader, may drop anything.
         """
         every = self.config.snapshot_every

@@ -22,8 +22,8 @@ log = structlog.get_logger()
 class StandbyFollower:
     """Restores each newest version of a run's fragments, as a syncer does that takes them over.
 
-    It reads the log and writes nothing. ``commits`` are by fragment and version those that came
-    after what is held.
+    It reads the log and writes nothing. ``commits`` are those after the held versions, by fragment
+    and version.
     """
 
     run: str
@@ -45,9 +45,9 @@ class StandbyFollower:
                 restorer.release(manifest.commit.fragment)
 
     async def _take(self, manifest: Manifest, idle: Callable[[], bool]) -> None:
-        """Restore a manifest's version from the one that is held, where that is worth it.
+        """Restore a manifest's version from the one that is held.
 
-        Where replay gave another master than was committed, the next snapshot is worth it.
+        Where replay gave another master than was committed, wait for the next snapshot.
         """
         index, version = manifest.commit.fragment, manifest.commit.version
         held, known = self.restorer.held.get(index), self.commits.setdefault(index, {})

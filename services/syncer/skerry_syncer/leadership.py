@@ -40,7 +40,7 @@ class Leadership:
 
     ``token`` is the fence that it takes over, then the one it holds; ``taken`` says which. All it
     knows can be rebuilt from the log, so every trouble begins it again under a new fence: after
-    that, nothing can arrive any more of what it had under way. ``asked_ns`` is what it has written
+    that, nothing that it had under way can arrive any more. ``asked_ns`` is the time that it wrote
     into the newest fence that it asked for. ``changed`` is called when ``taken`` has changed.
     """
 

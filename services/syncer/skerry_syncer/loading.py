@@ -99,8 +99,8 @@ async def _asked_again(
     """Return by fragment the attempt of its next round, where contributions to it may be gone.
 
     The window has dropped them, somebody has removed them, or the stream restarted (``restarted``),
-    before any commit resolved them. Only who has sent one can tell, and looks when the round that
-    it has answered is opened again.
+    before any commit resolved them. Only the sender can tell: it looks when the round that it has
+    answered is opened again.
     """
     first = stream.first_seq if stream else 0
     gone = {

@@ -39,13 +39,13 @@ log = structlog.get_logger()
 FEW_VERSIONS = 3
 """Versions whose contributions take about as many bytes as a snapshot does."""
 READ_ATTEMPTS = 3
-"""How often a part is read whose bytes are wrong: they may have been damaged on the way."""
+"""Attempts to read a part whose bytes are wrong: they may have been damaged on the way."""
 
 
 class Lapse(NamedTuple):
-    """How vectors came about that are not those that were committed.
+    """Where vectors come from that differ from what was committed.
 
-    ``outer_version`` is that of the outer optimizer's state, where it is another than the master's.
+    ``outer_version`` is that of the outer optimizer's state, if the master has another.
     """
 
     origin: MasterOrigin
@@ -59,8 +59,8 @@ class FragmentVectors:
     ``shared`` is the global fragment that learners have, in the run's global scheme; None where it
     is not known, and the next version is to be a keyframe. ``uncovered`` is the oldest contribution
     in them that no snapshot covers. ``lapse`` is set where they are not what was committed.
-    ``moved`` is a sample of what this version changed, by which the next one's contributions are
-    compared with it; None where that is not known.
+    ``moved`` is a sample of this version's change, with which the next version's contributions are
+    compared; None if it is unknown.
     """
 
     version: int
@@ -74,7 +74,7 @@ class FragmentVectors:
 
 @dataclass(slots=True)
 class Restorer:
-    """Restores the fragments of one run from its log, each from what it has of it already.
+    """Restores the fragments of one run from its log, each from what is held of it already.
 
     ``on_bytes`` hears the size of each message that is read. One restoration of a fragment waits
     for another.
@@ -97,8 +97,8 @@ class Restorer:
     async def restore(self, manifest: Manifest, commits: Mapping[int, Commit]) -> FragmentVectors:
         """Return the vectors of a manifest's version, and hold them.
 
-        ``commits`` are those of the fragment's versions since its snapshot that the ledger has.
-        Where a contribution of one of them is gone, what learners hold is gone on from, with a
+        ``commits`` are those of the fragment's versions since its snapshot that the ledger has. If
+        a contribution of one of them is gone, the fragment goes on from what learners hold, with a
         warning. Raises StateLost where the log lacks the snapshot, or both a contribution and the
         global fragment; Overtaken where a newer commit has replaced what was read.
         """
@@ -133,7 +133,7 @@ class Restorer:
         return vectors
 
     def _known(self, manifest: Manifest) -> FragmentVectors | None:
-        """Return what is held already, where less is read from there on than from the snapshot."""
+        """Return what is held, if a replay from there reads less than one from the snapshot."""
         held = self.held.get(manifest.commit.fragment)
         if held is None or held.lapse is not None:
             return None
@@ -166,7 +166,7 @@ class Restorer:
     async def _replay(
         self, start: FragmentVectors, manifest: Manifest, commits: Mapping[int, Commit]
     ) -> tuple[FragmentVectors, str]:
-        """Merge again what was contributed since; return also why that stopped, empty if not."""
+        """Merge again what was contributed since; also return why that stopped, or ''."""
         last, index = manifest.commit, manifest.commit.fragment
         since = {n: commits.get(n) for n in range(start.version + 1, last.version)}
         since |= {last.version: last} if last.version > start.version else {}
@@ -198,7 +198,7 @@ class Restorer:
         source: Payloads,
         vectors: FragmentVectors,
     ) -> str:
-        """Take a fold and what is known of it on by a version; return why that is impossible."""
+        """Advance a fold and its vectors by one version; return why that is impossible, or ''."""
         if commit is None:
             return f"The ledger lacks the commit of version {version}"
         try:
@@ -222,7 +222,7 @@ class Restorer:
     async def _go_on(
         self, vectors: FragmentVectors, manifest: Manifest, stopped: str, shared: Vector | None
     ) -> FragmentVectors:
-        """Return what a fragment goes on from whose replay stopped: what learners hold."""
+        """Return vectors for a fragment whose replay stopped: its master is what learners hold."""
         commit = manifest.commit
         if shared is None:
             raise await self._lost(manifest, f"{stopped}, and no keyframe is left of it")

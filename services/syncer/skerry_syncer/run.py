@@ -44,7 +44,7 @@ log = structlog.get_logger()
 ALONE_S = 15.0
 """Seconds without a pulse of any learner after which a syncer says so."""
 STORED_S = 2.0
-"""Within so many seconds come the pulses that the log holds already."""
+"""Pulses that the log holds already come within this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,10 @@ class ContributionTail:
     newest: dict[int, int] = field(default_factory=dict[int, int])
 
     async def beyond(self, known: Mapping[int, int]) -> frozenset[int]:
-        """Return the fragments to which something lies beyond the sequence that is given.
+        """Return the fragments with messages beyond the sequence that is given for each.
 
-        Raises BrokerUnavailable where the broker does not tell of the stream, as a cluster does not
-        while it elects who leads it: what it holds must not be taken for nothing.
+        Raises BrokerUnavailable if the broker does not report a stream, as a cluster does not while
+        it elects the stream's leader: such a stream must not look empty.
         """
         subjects = Subjects(self.run)
         names = [subjects.shard(shard).stream("CONTRIB") for shard in range(self.shards)]
@@ -104,8 +104,7 @@ class ShardServer:
     async def serve(self) -> bool:
         """Serve until the run is finished (True) or the shard is to be left (False).
 
-        What ends it otherwise comes in an exception group: Fenced when another syncer has taken the
-        shard.
+        Any other end raises an exception group, with Fenced if another syncer has taken the shard.
         """
         async with TaskGroup() as group:
             followers = [
@@ -196,7 +195,7 @@ class ShardServer:
             self.telemetry.committed(manifest.commit, action.round, origins, self.committer.spent)
 
     async def _quarantine(self) -> None:
-        """Put into quarantine, for all shards, whom the newest outcomes speak against."""
+        """Quarantine, for all shards, the learners whom the newest outcomes speak against."""
         writer, learners = self.committer.writer, self.coordinator.clock.learners
         for learner, reason in self.coordinator.shard.conduct.suspects(learners.quarantined):
             record = Quarantine(writer.run, learner, reason, writer.holder, self.wall_ns())
@@ -230,10 +229,10 @@ class ShardServer:
     async def _resolved(self, others: Mapping[int, int]) -> bool:
         """Return True if nothing that the log holds is still to be merged or refused.
 
-        What is acknowledged need not have been read, and chunks may lack the rest of their
-        contribution: that of a learner that is gone, or takes too long, a last commit refuses, once
-        all that the log holds for the fragment has been read.
-        ``others`` are the other shards' fragments, with the floors of their newest commits.
+        Acknowledged messages may still be unread, and chunks may lack the rest of their
+        contribution. If its learner is gone or takes too long, a last commit refuses it, once all
+        that the log holds for the fragment has been read. ``others`` are the other shards'
+        fragments, with the floors of their newest commits.
         """
         coordinator, now = self.coordinator, now_s()
         shard = coordinator.shard

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 STUCK_S = 60.0
 """A shard that has made no progress for this long, while the event loop lives, is given up."""
 SHY_LEASES = 4.0
-"""Leases for which a syncer leaves a shard to others that it was stuck with."""
+"""Leases for which a syncer leaves a shard that it was stuck with to others."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class StandBy:
     """One syncer process: a stand-by for every shard that it does not hold.
 
     Its decisions are those of ``skerry.protocol.succession``, made again whenever something is
-    heard or time has passed; each shard that it serves is a task of its own. ``watched`` is by
-    shard what its progress was when that last changed, and when it did.
+    heard or time has passed; each shard that it serves is a task of its own. ``watched`` holds each
+    shard's progress as it last changed, and when that was.
     """
 
     served: ServedRun
@@ -208,7 +208,7 @@ class StandBy:
     async def _serve(self, leadership: Leadership) -> None:
         """Serve a shard to the end of its leadership, and say at once that it is not held any more.
 
-        Without its fence it may have been overtaken, or the log may have lost it: see which.
+        If its fence is gone, find out whether another syncer took it or the log lost it.
         """
         ending = await leadership.serve()
         if ending is LeadershipEnd.FINISHED:
@@ -243,8 +243,8 @@ class StandBy:
     def _give_up_stuck(self, now: float) -> None:
         """Stop claiming a shard that makes no progress, so that another syncer can have it.
 
-        While this whole process was stopped nothing could, and what has happened since is for
-        ``Leadership`` to find out.
+        After a stop of this whole process no shard counts as stuck: ``Leadership`` finds out what
+        has happened since.
         """
         if now - self.governed_s > 2 * self.policy.lease_s:
             self.watched.clear()

@@ -90,8 +90,7 @@ class RoundTelemetry:
     def refused(self, got: Refusal) -> None:
         """Log a refusal, one a second at most, in the trace of the round that it was made for.
 
-        Where that is known: a late one belongs to a round that is long over, and not to the open
-        one.
+        If that round is known: a late one belongs to a round that is over, and not to the open one.
         """
         (fragment, learner), version = contributor(got.subject), got.round_version
         root = tracing.context(self.trace(fragment, version)) if version else None

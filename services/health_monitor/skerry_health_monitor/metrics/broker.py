@@ -1,4 +1,4 @@
-"""What a broker tells of itself on its monitoring port."""
+"""What a broker says of itself on its monitoring port."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MOST_BYTES = 16 * 1024**2
 JETSTREAM = "jsz?streams=true&consumers=true"
 OPEN = "connz?state=open&limit=10000"
 CLOSED = "connz?state=closed&sort=stop&limit=1000"
-"""The newest first."""
+"""Closed connections, the newest first."""
 LIES = (*(OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError, OverflowError),)
-"""What comes of a broker that does not answer, or answers what it should not."""
+"""Errors from a broker that does not answer, or answers what it should not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Brokers:
     async def lost(self, names: Collection[str]) -> dict[str, float]:
         """Return how many seconds ago each of these clients lost its last connection.
 
-        None has, as far as is known, while one of the brokers does not answer.
+        Empty while one of the brokers does not answer.
         """
         asked = (asyncio.to_thread(_connections, url) for url in self._urls)
         what = f"connections of {', '.join(self._urls)}"

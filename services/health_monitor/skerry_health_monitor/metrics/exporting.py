@@ -1,6 +1,6 @@
-"""Figures as others take them: Prometheus at ``/metrics``, and what only the monitor knows by OTLP.
+"""Serve all figures at ``/metrics`` to Prometheus; send by OTLP what only the monitor knows.
 
-What services report of themselves they send themselves: twice in one backend it would count double.
+Services send their own metrics: in one backend a second copy would count double.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OWN = tuple(m for m in ALL if m.source == (MONITOR,) and m.kind is not MetricKin
 async def export(figures: Callable[[], Iterable[Figure]]) -> None:
     """Offer the monitor's OWN figures to OpenTelemetry, for ever; be idle where it is off.
 
-    They are looked at here now and then, since the thread that sends would see them change.
+    They are copied every EVERY_S, since the thread that sends would see them change.
     """
     if not instruments.on():
         await asyncio.Event().wait()

@@ -126,7 +126,7 @@ def weights_and_biases(begun: Any) -> Sink:
 class Outlet:
     """A sink in a thread of its own, opened at its first row: it may be slow, fail, or hang.
 
-    Rows that find it behind by more than MOST_WAITING are lost.
+    Rows are lost while MOST_WAITING others wait for it.
     """
 
     def __init__(self, name: str, opening: Callable[[], Sink]) -> None:

@@ -35,7 +35,7 @@ OPEN = "/healthz"
 OURS = ("same-origin", "none")
 """What browsers say of a request that comes from this page, or from the user."""
 SHARE = "share"
-"""Names the key in a link, and the cookie in which a browser keeps it: it reads, and no more."""
+"""Name of a link's key, and of the cookie that keeps it; this key allows to read, and no more."""
 LINK = "/api/share"
 REALM = 'Basic realm="skerry: any name, and the token as password", charset="UTF-8"'
 
@@ -66,12 +66,12 @@ def has_token(headers: Headers, token: str, *, basic: bool = False) -> bool:
 
 
 def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return an answer that says why there is no other."""
+    """Return an error answer that says why."""
     return JSONResponse({"error": why}, status, headers)
 
 
 def share_key(token: str) -> str:
-    """Return what a link that is shared holds: made from the token, which it does not tell."""
+    """Return the key of a shared link: made from the token, without revealing it."""
     return hmac.digest(token.encode(), b"skerry page, to read", "sha256").hex()[:32]
 
 
@@ -99,7 +99,7 @@ def _address(text: str, *, loopback: bool = False) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """An ASGI application before another one; an empty token: none is asked for."""
+    """An ASGI application in front of another one; with an empty token it asks for none."""
 
     app: ASGIApp
     names: Collection[str]
@@ -119,13 +119,13 @@ class Gate:
         return answer
 
     def _reads(self, request: Request) -> bool:
-        """Return True for who came by such a link and only reads."""
+        """Return True for a request that only reads and has the cookie of a shared link."""
         given = request.cookies.get(SHARE, "")
         known = hmac.compare_digest(given.encode(), share_key(self.token).encode())
         return known and request.method in {"GET", "HEAD"}
 
     def _answer(self, request: Request, path: str) -> Response | None:
-        """Return what the application must not answer, or does not know."""
+        """Return the gate's own answer; None where the application answers."""
         headers = request.headers
         if not self._is_ours(headers.get("host", "")):
             return refusal(

@@ -40,7 +40,7 @@ BEAT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PageFrame:
-    """What a page shows at a moment; to one of another ``epoch`` differences make no sense.
+    """What a page shows at a moment; differences make sense only within one ``epoch``.
 
     ``marks`` returns the marks behind a number; None for ``sections``: there is no run yet.
     """
@@ -60,7 +60,7 @@ class Client:
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def offer(self, message: bytes, *, last: bool = False) -> bool:
-        """Queue a message; False, and the end of it, for one that has not read the last ones."""
+        """Queue a message; end a client that has not read the last ones, and return False."""
         fits = len(self.waiting) < MOST_WAITING
         if fits:
             self.waiting.append(message)

@@ -58,7 +58,7 @@ class StepFunction(Protocol):
 
 
 class Gradients(NamedTuple):
-    """Loss in nats per token without what balances experts, its tokens, and its gradients."""
+    """Loss in nats per token without the experts' balance term, its tokens, and its gradients."""
 
     loss: jax.Array
     tokens: jax.Array
@@ -135,11 +135,11 @@ def make_step(model: Model, config: TrainConfig, places: TrainState | None = Non
     """Return the jitted ``(state, batch, done, share, frozen) -> (state, result)``.
 
     ``done`` (f32) is the progress of the run, ``share`` (f32) a factor on the learning rate. A step
-    whose loss or gradient is not finite leaves the state as it was and says so. Where the inner
-    loop gives bare gradients neither matters: the step subtracts the mean gradient itself, so that
-    anchor - local is that gradient, up to half a unit in the last place of the parameters.
-    ``places`` are the shardings of the state; gradients lie as their parameters do. ``frozen`` are
-    the model's leaves that are not trained.
+    whose loss or gradient is not finite leaves the state as it was and says so. If the inner
+    optimizer is ``gradient``, ``done`` and ``share`` are ignored: the step subtracts the mean
+    gradient itself, so that anchor - local is that gradient, up to half a unit in the last place of
+    the parameters. ``places`` are the shardings of the state; gradients lie as their parameters do.
+    ``frozen`` are the model's leaves that are not trained.
     """
     optimizer = optimizer_of(model, config)
     bare = config.inner == "gradient"
@@ -182,7 +182,7 @@ def make_step(model: Model, config: TrainConfig, places: TrainState | None = Non
 
 
 def traced_for(places: TrainState | None) -> AbstractContextManager[object]:
-    """Have a model see the mesh that it is traced for; no more than one device is none."""
+    """Let a model see the mesh that it is traced for; a single device is no mesh."""
     mesh = None if places is None else jax.tree.leaves(places.params)[0].mesh
     if mesh is None or mesh.size == 1:
         return nullcontext()

@@ -140,9 +140,9 @@ def memory_of(
 class Trainer:
     """One model being trained: ``fragments`` holds its parameters, ``moments`` are the optimizer's.
 
-    To a session it is those fragments, with fresh moments after a reset. ``routed`` adds up the
-    tokens that taught each unit, as ``TrainingProgress`` has them. Memory: what is made again takes
-    the place of what is dropped before.
+    A session sees those fragments; a reset makes fresh moments. ``routed`` adds up the tokens that
+    taught each unit, as ``TrainingProgress`` has them. To save memory, state is dropped before it
+    is made again.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class Trainer:
     def warm(self, tick: Callable[[], None], batch: Mapping[str, Any] | None = None) -> None:
         """Compile everything, calling ``tick`` meanwhile; nothing is run, nothing changes.
 
-        ``batch`` is one of those that steps will get; None: tokens alone. A step takes longer to
-        compile than others wait for a sign of life, so that is done by a thread.
+        ``batch`` is one of those that steps will get; None: tokens alone. A thread compiles the
+        step, which takes longer than others wait for a sign of life.
         """
         data = self._config.data
         self._say(Deed.WARM)
@@ -260,7 +260,7 @@ class Trainer:
     def place(self, batch: Any, first: int = 0, count: int | None = None) -> Any:
         """Return a batch on the mesh, each device with its own rows.
 
-        Of ``count`` rows it may be those from ``first`` on that this process's devices need.
+        It may hold only some of ``count`` rows: those from ``first`` on that this process needs.
         """
         rows = meshes.by_rows(self._programs.mesh)
 
