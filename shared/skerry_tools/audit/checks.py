@@ -44,7 +44,7 @@ Found = tuple[What, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What of a run's settings the promises depend on.
+    """The settings of a run that the promises depend on.
 
     ``share`` is the setting ``contain.share``.
     """
@@ -92,10 +92,10 @@ class FragmentHistory:
     def drop(self, commit: Commit, at_ns: int) -> list[Contribution]:
         """Forget and return what waits at or below the floor of a commit stored at ``at_ns``.
 
-        Nothing may: a floor says that all of it is resolved, by name or, of a flood, by number.
-        What was stored later than the commit lies in another stream than the one that its floor was
-        counted in. A commit counts what was refused while it merged, too: that lies above its
-        floor, and below the next one.
+        Nothing may wait there: a floor says that all of it is resolved, by name or, of a flood, by
+        number. What was stored later than the commit lies in another stream than the one that its
+        floor was counted in. A commit counts what was refused while it merged, too: that lies above
+        its floor, and below the next one.
         """
         for more in commit.unnamed:
             self.unnamed[more.learner] += more.count
@@ -220,8 +220,8 @@ class Checks:
     def _sequel(self, history: FragmentHistory, commit: Commit) -> Iterator[Found]:
         """Check that a commit continues its fragment and that its writer held the fence.
 
-        Fences are numbered by the stream that holds the state: one that was lost counts from 1, and
-        what puts it back is the first to be written under its numbers.
+        Fences are numbered by the stream that holds the state. If that was lost, the new one counts
+        from 1, and the commit that puts the state back is the first under its numbers.
         """
         wanted = history.version + 1
         if commit.version != wanted:
@@ -288,7 +288,7 @@ def _violation(commit: Commit, sequence: int, what: What, learner: str, text: st
 
 
 def _claims(history: FragmentHistory, commit: Commit, *, begins: bool) -> Iterator[Found]:
-    """Check what a commit says of itself that was written from a checkpoint."""
+    """Check what a commit that was written from a checkpoint says of itself."""
     if not is_from_checkpoint(commit):
         return
     if number := len(commit.consumed) + len(commit.refused):

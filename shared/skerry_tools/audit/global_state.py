@@ -64,10 +64,7 @@ class Ends:
             self.recorded[fragment] = payload
 
     def compare(self, versions: dict[int, int]) -> tuple[list[Violation], list[str]]:
-        """Return what is wrong with a ledger that ends at ``versions``, and what will be repaired.
-
-        The next syncer repairs it.
-        """
+        """Return what is wrong with a ledger that ends at ``versions``, and what a syncer mends."""
         wrong, notes = list(self.unreadable), list[str]()
         for fragment, manifest in sorted(self.before.items()):
             version, end = manifest.commit.version, versions.get(fragment, 0)
@@ -159,7 +156,7 @@ async def _check_snapshot(log: RunLog, manifest: Manifest, known: Survey) -> Vio
 
 
 def _wanted_blocks(log: RunLog, fragment: Fragment) -> dict[str, int]:
-    """Return by name how many blocks each part must have that the run's settings need.
+    """Return, by name, how many blocks each part must have by the run's settings.
 
     The parts of an outer optimizer that a person's own function builds are left to a replay: its
     code is not run for a mere look.
@@ -176,7 +173,7 @@ def _wanted_blocks(log: RunLog, fragment: Fragment) -> dict[str, int]:
 def contradiction(manifest: Manifest, blocks: Mapping[str, int]) -> str:
     """Return how a manifest's parts are not what its commit and the settings say; empty: they are.
 
-    Without this the ledger could tell of any digest: bytes are compared with their part's alone.
+    Without this the ledger could name any digest: bytes are compared with their part's alone.
     """
     commit, version = manifest.commit, manifest.commit.version
     if len({(part.name, part.version) for part in manifest.parts}) != len(manifest.parts):

@@ -26,7 +26,7 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplayMoment:
-    """The last version, ledger sequence and time of the broker that belong to it; None: any."""
+    """A moment by its last version, ledger sequence or broker time; None sets no bound."""
 
     version: int | None = None
     sequence: int | None = None

@@ -258,8 +258,8 @@ async def verify(
 async def _walk(log: RunLog, report: OnProgress) -> _Walk:
     """Read manifests, then the window, then the ledger: in this order nothing can seem ahead.
 
-    A contribution counts that a newer incarnation has superseded: a commit has to name it as
-    refused.
+    A contribution that a newer incarnation has superseded counts, too: a commit has to refuse it by
+    name.
     """
     walk = _Walk(Checks(Rules.of(log.config)), await Ends.read(log), Survey(await Window.read(log)))
     done = 0

@@ -39,8 +39,8 @@ class Absent(NotFired):
 class HeardService:
     """The newest word of a service, at ``at_s`` of this machine's monotonic clock.
 
-    That is minus infinity for what was said before we listened. ``silent_s``: longer means down.
-    One that was stopped is only silent from here.
+    That is minus infinity for what was said before we listened. A silence longer than ``silent_s``
+    means down. A service that was stopped only looks silent from here.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Injection:
 
 
 Proof = Callable[[], Awaitable[str]]
-"""Returns how one sees that a fault has fired; empty as long as one does not."""
+"""Returns the evidence that a fault has fired; empty as long as there is none."""
 Injected = AbstractAsyncContextManager[Proof]
 """A fault while it lasts. Entering raises Absent or NotFired; leaving takes the fault back."""
 

@@ -37,7 +37,7 @@ class Healing:
 def run_heal(run: str, *, as_json: bool) -> None:
     """Undo every fault there is and print each; SkerryError with what could not be undone.
 
-    Raises RunInUse while a drill is at work: it would take what it has done for still there.
+    Raises RunInUse while a drill is at work: it would believe that its faults are still there.
     ConfigError for a run that allows no faults.
     """
     with RunFolder(run).drilled():
@@ -59,8 +59,8 @@ def run_heal(run: str, *, as_json: bool) -> None:
 async def undo_first(run: str) -> Healing | None:
     """Undo what an earlier drill left; None where no cluster takes orders.
 
-    Only that of a run that allows faults does. The broker may be among what was left, so its log is
-    not asked for that: the cluster has read it there. Raises ControlError for a cluster that is
+    Only the cluster of a run that allows faults does. The log is not asked for that, since its
+    broker may be stopped: the cluster has read it there. Raises ControlError for a cluster that is
     only too slow to answer.
     """
     folder = RunFolder(run).path

@@ -39,9 +39,9 @@ from skerry_tools.chaos.drilled import (
 from skerry_tools.chaos.plan import LEARNER, Kind
 
 LOOKED_AT = 64
-"""Newest messages that are looked through,"""
+"""Newest messages that are looked through."""
 REPEATED = 16
-"""and most of them that are published again."""
+"""Most of those messages that are published again."""
 PATIENCE_S = 20.0
 """How long a fault waits for a first contribution: a learner may have begun just now."""
 INTRUDER = "intruder"
@@ -56,7 +56,7 @@ IDS = 64
 """Message ids of a learner that are used up before it gets to them."""
 FLOOD = 10_000
 FLOOD_BYTES = 64 << 20
-"""A flood has at most so many contributions, and so many bytes."""
+"""A flood has at most FLOOD contributions, and FLOOD_BYTES bytes."""
 
 
 class FaultMessage(NamedTuple):

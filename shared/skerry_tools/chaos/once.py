@@ -27,7 +27,7 @@ SIGNALS = {
 def run_once(cluster: RunningCluster, fault: str, name: str, for_s: float) -> None:
     """Do it and say what was done; a pause ends after ``for_s`` seconds, or with this call.
 
-    Raises ConfigError for a fault or a name that there is not, RunInUse while a drill runs.
+    Raises ConfigError for an unknown fault or name, RunInUse while a drill runs.
     """
     folder = RunFolder(cluster.run)
     if fault not in SIGNALS:

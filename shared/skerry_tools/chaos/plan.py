@@ -35,9 +35,9 @@ BROKER = "broker"
 LEARNER = "learner"
 ANY = "any"
 LONGEST_DURATION = 0.25
-"""Random faults last up to this share of the plan's duration,"""
+"""Random faults last up to this share of the plan's duration."""
 LONGEST_DURATION_S = 10.0
-"""and no longer than this."""
+"""Random faults last no longer than this."""
 MOST_DIGITS = 9
 """A cluster has fewer services of a kind than can be counted with these."""
 MOST_S = 1e9

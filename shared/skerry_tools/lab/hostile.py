@@ -51,7 +51,7 @@ class HostileSender(ContributionSender):
         self._first: dict[int, NDArray[np.float32]] = {}
 
     def take(self, order: OutgoingContribution | MissingCheck) -> None:
-        """Have something else sent."""
+        """Send what the attack makes of an outer gradient."""
         if isinstance(order, OutgoingContribution):
             header = order.header
             if header.kind is ContributionKind.OUTER_GRADIENT:

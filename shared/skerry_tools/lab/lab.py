@@ -250,7 +250,7 @@ class Lab:
 
 
 def compiled(work: Work) -> tuple[Programs, Loss]:
-    """Return what this work needs, traced when it is first called; shapes may differ.
+    """Return the programs and the loss of this work, traced when first called; shapes may differ.
 
     An experiment runs one configuration with many seeds and scenarios, and compiling takes longer
     than some of them. Neither text nor policy of the syncer enters what is compiled, and the seed

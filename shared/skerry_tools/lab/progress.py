@@ -233,7 +233,7 @@ class Rho:
                 self._saw(manifest.commit, parts)
 
     def _saw(self, commit: Commit, parts: Mapping[str, Vector]) -> None:
-        """Take note of a version; what it does not follow directly tells nothing about it."""
+        """Note a version; one that does not follow the last one directly gives no gradient."""
         fragment, version = commit.fragment, commit.version
         before = self._newest.get(fragment)
         if before is not None and before.number != version - 1:

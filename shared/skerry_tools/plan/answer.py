@@ -1,4 +1,4 @@
-"""What both commands answer with: a first line, figures with unit and convention, what to mind.
+"""The answer of both commands: a first line, figures with unit and convention, and notes.
 
 Units are plain words, all decimal: ``s``, ``bit/s``, ``B``, ``param``, ``1`` for a bare number,
 ``x`` for a factor, ``share`` for a part of one (shown in per cent), or a currency such as ``USD``.
@@ -52,8 +52,8 @@ class FigureTable:
     def lines(self) -> Table:
         """Return the table to be printed; a figure that only other rows have is a dash.
 
-        Rows that differ in nothing but the first word of their name, a site's, are one. A
-        convention that all figures of a row share is printed behind them.
+        Rows that differ only in the first word of their name, a site's, become one. A convention
+        that all figures of a row share is printed behind them.
         """
         mark = _MARKS[self.kind]
         rows = {n: {"": r} if isinstance(r, Figure) else r for n, r in self.rows.items()}

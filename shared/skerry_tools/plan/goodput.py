@@ -13,9 +13,9 @@ from typing import NamedTuple
 from skerry_tools.plan.tables import ScenarioTables
 
 PARTS, LEAST = 2**60, 1e-12
-"""How finely what no formula gives is looked for, and the least goodput."""
+"""Steps of the search where there is no formula, and the least goodput."""
 MOST_COUNTED, ALL = 600.0, 1 - 1e-9
-"""Pauses of a round that are counted one by one, and what is as good as certain."""
+"""Most pauses of a round that are counted one by one; a probability as good as certain."""
 
 
 class FailingLearner(NamedTuple):
@@ -102,7 +102,7 @@ def _halting(learner: FailingLearner) -> TimeShares:
 
 
 def _elastic(learner: FailingLearner) -> TimeShares:
-    """Go on without what failed: the rate of failures with which all is consistent."""
+    """Go on without what failed: find the goodput that its own rate of failures leaves."""
 
     def is_enough(part: int) -> bool:
         return _at(learner, learner.rate_s * part / PARTS).goodput <= part / PARTS

@@ -41,8 +41,8 @@ LAYOUT = plan([LeafSpec("w", (PARAMETERS,))], 1)
 def measure(sync: SyncConfig, learners: int) -> tuple[Speeds, float]:
     """Return what one core does with a run's schemes, and bytes a second that a broker stores.
 
-    Merging is of as many contributions as there are learners, 8 at most. The broker is a server of
-    our own below the folder for temporary files. Raises ConfigError where there is none.
+    It merges as many contributions as there are learners, 8 at most. The broker is a server of our
+    own below the folder for temporary files. Raises ConfigError where there is none.
     """
     up, down = sync.contribution_scheme, SyncLoad(sync, PARAMETERS).down_scheme
     x = np.random.default_rng(0).standard_normal(PARAMETERS, np.float32) * np.float32(1e-4)

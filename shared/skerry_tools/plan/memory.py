@@ -21,7 +21,7 @@ FUSED_HEAD = 256
 def learner_need(at: Deployment, site: PlannedSite) -> MemoryNeed:
     """Return what each chip of a site's learner holds: what the learner itself counts.
 
-    Of a bare count of parameters no activations.
+    A model given only by its number of parameters counts no activations.
     """
     load, known = at.load, dict(site.known)
     frozen = known.pop("frozen", 0.0)
@@ -34,7 +34,7 @@ def learner_need(at: Deployment, site: PlannedSite) -> MemoryNeed:
 def known_of(
     arch: Arch, load: SyncLoad, sizes: MeshSizes, run: RunConfig, tokens: float
 ) -> dict[str, float]:
-    """Return what no choice of H, P and shards changes, of GPUs with bf16 and fused attention."""
+    """Return what a learner holds whatever H, P and shards are, on GPUs with fused attention."""
     train, seq = run.train, run.data.seq_len
     width, rows = 4 if train.precision == "float32" else 2, max(1, round(tokens / seq))
     fits = all(layer.head_dim % 8 == 0 and layer.head_dim <= FUSED_HEAD for layer in arch.layers)
@@ -57,7 +57,7 @@ def known_of(
 def syncer_bytes(at: Deployment) -> float:
     """Return the memory of one shard's syncer.
 
-    That is f32 master and outer state, and the global fragments; of one fragment also the result
+    That is f32 master and outer state, and the global fragments; for one fragment also the result
     of a merge, its delta, and a round's contributions, unpacked.
     """
     load = at.load
@@ -84,7 +84,7 @@ def state_disk_bytes(at: Deployment) -> float:
 
 
 def recovery(at: Deployment) -> tuple[float, float]:
-    """Return the most bytes that a syncer reads which takes a shard over, and seconds that takes.
+    """Return the most bytes that a syncer reads to take a shard over, and the seconds it takes.
 
     It waits for the lease's end, reads a snapshot, the global fragments and what was contributed
     since, from a broker that reads as fast as it stores, and merges that again.

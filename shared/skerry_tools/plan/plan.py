@@ -26,9 +26,9 @@ from skerry_tools.plan.traffic import Deployment, largest
 from skerry_tools.plan.trained import deployment
 
 SPARE, ENOUGH = 0.9, 1.01
-"""What is chosen leaves a tenth of every limit free; what is named as enough may be rounded."""
+"""Share of each limit that a choice may use, and the margin of amounts that a fix names."""
 MOST_COMPARED, BETTER = 64, 0.98
-"""Sites up to which choices are compared, and how much less of a link more fragments must need."""
+"""Most sites for which choices are compared; most of a link that more fragments may need."""
 MOST_H, MOST_P, MOST_CORES = 4096, 1024, 64
 """How far a fix is looked for."""
 CHEAPER = ("int8", "int4")
@@ -38,9 +38,9 @@ TOKENS_PER_PARAMETER = 20
 
 
 class Constraint(NamedTuple):
-    """One thing that is needed, and how much of it there is; ``more`` of it would do.
+    """A need, and how much of it there is; ``more`` says how much is enough.
 
-    Of what is ``fixed``, memory and messages, a choice of settings needs nothing to spare.
+    Limits that are ``fixed`` (memory, messages) need no spare margin.
     """
 
     what: str
@@ -217,7 +217,7 @@ def _of_hub(at: Deployment) -> Iterator[Constraint]:
 def _rate(
     what: str, average: float, has: float, factor: float, whose: str, wider: float = math.inf
 ) -> Constraint:
-    """Return a link's constraint; ``wider``: how many times as wide it would still gain by it."""
+    """Return a link's constraint; it gains by being up to ``wider`` times as wide."""
     bound = "throughput" if average >= has * factor else "deadline"
     need = max(average, has * factor)
     more = f"links {shown(ENOUGH * need / has, 'x')} as wide, up and down"
@@ -230,10 +230,10 @@ def choose(
 ) -> dict[str, int]:
     """Return H, P and shards where they are open: the least H that works, then P, then shards.
 
-    Rounds that end within tau steps come first: a result that comes later is of less use. Memory of
-    chips needs nothing to spare, and where no choice fits it, what is best without it is chosen:
-    ``limits`` has what may be needed of it. Nothing is chosen where nothing works: then the
-    defaults are judged.
+    Rounds that end within tau steps come first: a result that comes later is of less use. Fixed
+    limits need no spare margin; ``limits`` are the shares of them that may be needed, tried in
+    turn, so that a choice is made even if none fits memory. If nothing works, nothing is chosen and
+    the defaults are judged.
     """
     for limit, within_tau in product(limits, (True, False)):
         for found, _ in _working(open_settings, replace(at, within_tau=within_tau), limit):
@@ -242,7 +242,7 @@ def choose(
 
 
 def pareto(at: Deployment) -> list[Variant]:
-    """Return the choices of H, P and shards of which none is better in H, shards and links.
+    """Return the choices of H, P and shards that no other one beats in H, shards and links.
 
     A lower H costs less loss, fewer shards fewer machines. Of several P the least.
     """
@@ -258,9 +258,9 @@ def pareto(at: Deployment) -> list[Variant]:
 def _working(
     settings: Collection[str], at: Deployment, limit: float = 1.0
 ) -> Iterator[tuple[dict[str, int], list[Constraint]]]:
-    """Yield H, P and shards, from what they are now on, with which all holds and its constraints.
+    """Yield H, P and shards with which all holds, from the present ones on, and the constraints.
 
-    ``limit``: how much of what there is may be needed of what is fixed.
+    ``limit`` is the share of fixed limits that may be needed.
     """
     now = {name: int(getattr(at.load.sync, name)) for name in CHOICES}
     among = (

@@ -1,4 +1,4 @@
-"""A plan as its reader gets it: the verdict first, then figures with their conventions."""
+"""Render a plan as text, tables and JSON: the verdict first, then figures with conventions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answer(plan: RunPlan) -> Answer:
 
 
 def verdict(plan: RunPlan) -> str:
-    """Return the first line: feasible or not, what binds and its fix, and beside what it stands."""
+    """Return the first line: how a feasible plan compares, or what binds another and its fix."""
     at, sync, binding = plan.at, plan.at.load.sync, plan.judged[0]
     if not plan.feasible:
         fixed = ", or ".join(plan.fixes[:3]) or "no single setting is enough"
@@ -82,7 +82,7 @@ def _sizes(at: Deployment) -> str:
 
 
 def _caveats(plan: RunPlan) -> Iterator[str]:
-    """Yield where a plan leaves what its models were checked on."""
+    """Yield where a plan leaves the range that its models were checked on."""
     at, load = plan.at, plan.at.load
     checked = [("the model", load.parameters, 1e9 / TIMES, 100e9 * TIMES, "param")]
     for name, site in at.sites.items():
@@ -155,7 +155,7 @@ def _loss(at: Deployment) -> Figures:
 
 
 def _taken(at: Deployment) -> Iterator[str]:
-    """Yield what was taken for what is not given, and what is not judged."""
+    """Yield the values assumed for what is not given, and what is not judged."""
     if at.speeds is not measured.DEFAULT:
         speeds = at.speeds
         both = (("encode", speeds.encode), ("decode", speeds.decode))

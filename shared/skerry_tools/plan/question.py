@@ -33,7 +33,7 @@ CHOICES = {
 COMMAND_LINE = "the command line"
 MOST_FAILURES = 2e7
 MOST_EVENTS = 2e6
-"""Of checkpoints and outages of all learners. Both are about a minute of work."""
+"""Most checkpoints and outages of all learners. Each limit is about a minute of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def question(tree: Tree) -> Question:
 
 
 def check_plan(asked: Question) -> None:
-    """Raise ConfigError for a question that is none for a plan."""
+    """Raise ConfigError for a question that a plan cannot answer."""
     if not asked.tables.sites:
         names = "[sites.a] with up and step_time, or give --regions, --bandwidth and --step-time."
         refuse(f"sites is empty: name at least one, as {names}")

@@ -1,4 +1,4 @@
-"""A simulation put together: learners that fail, and what comes of it.
+"""Simulate learners that fail, and what that leaves of their time.
 
 Every learner draws from a generator of its own, made of the seed and its number, so that one more
 learner changes nothing for the others and the same seed gives the same bytes. docs/planning.md says
@@ -25,12 +25,12 @@ from skerry_tools.plan.question import Question, check_simulation
 from skerry_tools.plan.tables import DAY_S
 
 CHECKED_LOAD = 7.0
-"""Failures per pause of a learner, up to where the model was compared with published figures."""
+"""Failures per pause of a learner up to which the model was compared with published figures."""
 CHECKED_LEARNERS, CHECKED_CHIPS, FEW_FAILURES = 16, 2.4e6, 100
 BATCHES, STUDENT_95 = 30, 2.045
 """Equal parts of a run, and the 97.5 % point of Student's law with one degree of freedom less."""
 MOST_WAITS = 10_000_000
-"""Rounds times learners that are followed where these stop: a second or two."""
+"""Most rounds times learners that are followed where learners stop: a second or two."""
 
 
 class SimulatedLearner(NamedTuple):

@@ -1,4 +1,4 @@
-"""A simulation as its reader gets it: the answer first, then figures with their conventions."""
+"""Render a simulation: the answer first, then figures with their conventions."""
 
 from __future__ import annotations
 

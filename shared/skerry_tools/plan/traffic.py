@@ -1,7 +1,7 @@
 """What one round takes of links, hub and syncers: the equations of docs/planning.md.
 
-Stages of a round are added up: a bound from above. Its room is a bound of ``schedule.room_steps``,
-which goes up and down, from below.
+A round's stages are added up, which bounds its time from above. Its room bounds
+``schedule.room_steps``, which goes up and down, from below.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SyncLoad:
 
     @property
     def round_trips(self) -> float:
-        """Those of a round: half for the contribution, half for the manifest, one to read chunks.
+        """Round trips of a round: one for contribution and manifest together, one to read chunks.
 
         Deltas of small fragments come without being asked for.
         """
@@ -113,7 +113,7 @@ class SyncLoad:
 
     @property
     def catch_up_bits(self) -> float:
-        """Most bits per parameter that a learner reads that was away: a keyframe, deltas since."""
+        """Most bits per parameter that a returning learner reads: a keyframe, deltas since."""
         return self.whole_bits + (self.keyframe_every - 1) * self.delta_bits
 
     @property
@@ -122,7 +122,7 @@ class SyncLoad:
         return 4.0 + 4.0 * self.outer_vectors
 
     def state_bytes(self, keyframes: float, snapshots: float) -> float:
-        """Return the bytes per parameter of commits of which these shares store such parts."""
+        """Return a commit's bytes per parameter, if these shares of all store such parts."""
         return (self.delta_bits + keyframes * self.whole_bits) / 8 + snapshots * self.snapshot_bytes
 
     def at_once(self, every: int) -> float:
@@ -300,7 +300,7 @@ class Deployment:
     def link(self, site: PlannedSite) -> tuple[float, float]:
         """Return what a site's learners get of its link, up and down, in bit/s.
 
-        Each has so much on its way and no more, so a round trip bounds its rate too.
+        Each has a bounded amount on its way, so a round trip bounds its rate, too.
         """
         scheme, way = self.load.sync.contribution_scheme, 8 * site.table.learners / site.table.rtt
         sent = SEND_MOST * self.load.sync.chunk_bytes * WIRE_BITS[scheme] / RAW_BITS[scheme]

@@ -19,8 +19,8 @@ from skerry_tools.plan.traffic import Deployment, PlannedSite, SyncLoad
 def deployment(asked: Question) -> Deployment:
     """Return what is to be judged, with nothing left open but H, P and shards.
 
-    A step takes as long as is given, or the model's operations. Raises ConfigError for a model of
-    the user's own without plan.parameters, and for a mesh that a learner would refuse.
+    A step takes the time given, or else that of the model's operations. Raises ConfigError for a
+    model of the user's own without plan.parameters, and for a mesh that a learner would refuse.
     """
     tables, run = asked.tables, asked.run
     load = trained(asked)
@@ -41,8 +41,8 @@ def deployment(asked: Question) -> Deployment:
 def trained(asked: Question) -> SyncLoad:
     """Return what is synchronised and what a step computes: of plan.parameters, or of [model].
 
-    Of a bare count a step takes six operations for each active parameter and token; with adapters
-    four, for what is frozen has no gradient of its own.
+    For a bare count, a step takes six operations per active parameter and token; with adapters
+    four, since frozen parameters have no gradient of their own.
     """
     table, sync, outer = asked.tables.plan, asked.run.sync, asked.run.outer
     if (whole := table.parameters) is not None:
