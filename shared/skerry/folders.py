@@ -93,8 +93,8 @@ def matching(name: str) -> list[Path]:
 
 @contextmanager
 def _held(draft: Path) -> Generator[None]:
-    """Lock a draft until its process ends; BlockingIOError where another one has."""
-    with (draft / LOCK).open("w") as lock:
+    """Lock a draft until its process ends; BlockingIOError if another one holds it."""
+    with (draft / LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 

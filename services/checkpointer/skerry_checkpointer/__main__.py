@@ -30,7 +30,7 @@ app.add_typer(hub, name="hub", help="Make a region's broker the hub.", hidden=Tr
 OneRun = Annotated[str | None, typer.Option(help="Only this run's.", metavar="ID")]
 Name = Annotated[str | None, typer.Option(help="Name of this checkpointer.", metavar="NAME")]
 Where = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="Folder or s3:// address; a run's: its newest.")
+    str, typer.Argument(metavar="CHECKPOINT", help="Folder or s3:// address; of a run: its newest.")
 ]
 Replace = Annotated[
     bool, typer.Option("--replace", help="Put back what the run's log lost or has older.")

@@ -110,7 +110,7 @@ class Session:
         self.mailbox.order(replace(pulse, syncs_skipped=self._skipped))
 
     def boundary(self, now: TrainingProgress, loss: float, *, idle: bool = False) -> None:
-        """Adopt and answer; ``idle`` says that no step follows for now."""
+        """Adopt and answer; ``idle``: this learner takes no step next, as it has ended or waits."""
         self._take_events(now)
         for fresh in self.mailbox.fresh():
             self.merged_tokens = max(self.merged_tokens, tokens_of([fresh.manifest.commit]))

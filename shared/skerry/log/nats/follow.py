@@ -88,7 +88,7 @@ class Flow:
         self._left += number
 
     def more(self) -> int:
-        """Return how many messages to ask for now, and count them as coming."""
+        """Return how many messages to request, and count them as requested."""
         ahead = self._ahead()
         if self._coming > ahead // 2:
             return 0
