@@ -32,6 +32,7 @@ from skerry.log.base import Bus
 from skerry.protocol.messages import RunRecord
 from skerry.service.clusters import ROOT, RunningCluster, running
 from skerry.service.entry import bus_from, settings_from
+from skerry.service.interrupts import Interrupted
 from skerry.settings import loading
 from skerry.settings.local import LocalSettings, NatsSettings, StoreSettings
 from skerry.status.format import printable
@@ -172,17 +173,23 @@ def make_plan(options: ChaosOptions, drilled: DrilledRun) -> FaultPlan:
 async def _stoppable(
     options: ChaosOptions, local: LocalSettings, cluster: RunningCluster | None
 ) -> DrillResult | None:
-    """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with KeyboardInterrupt."""
+    """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with Interrupted."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
+    came = [signal.SIGHUP]  # which a shell sends twice
+
+    def end(number: signal.Signals) -> None:
+        came.append(number)
+        task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, end, number)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         loop.add_signal_handler(signal.SIGHUP, _hung_up, task)
     try:
         return await _chaos(options, local, cluster)
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        raise Interrupted(came[-1]) from None
 
 
 def _hung_up(task: asyncio.Task[object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import re
 import signal
 from collections.abc import AsyncGenerator
@@ -21,6 +22,7 @@ from skerry.log import ledger
 from skerry.log.memory import MemoryBroker
 from skerry.log.streams import specs
 from skerry.service.control import ControlError
+from skerry.service.interrupts import Interrupted
 from skerry.settings.loading import to_json
 from skerry.settings.local import LocalSettings, StoreSettings
 from skerry.settings.models import RunConfig
@@ -146,6 +148,21 @@ def test_a_hangup_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         signal.signal(signal.SIGHUP, before)
     assert seen == [signal.SIG_IGN]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_drill_that_a_signal_ends_says_which(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    async def drill(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cli, "_chaos", drill)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # the terminal of these tests is not gone
+    with pytest.raises(Interrupted) as ended:
+        asyncio.run(cli._stoppable(ChaosOptions(), LocalSettings(), None))
+    assert ended.value.exit_code == 128 + number
 
 
 @pytest.mark.parametrize("wanted", [ChaosOptions(), ChaosOptions(heal=True)])
