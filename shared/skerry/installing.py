@@ -7,7 +7,7 @@ import json
 import shlex
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from urllib.parse import unquote, urlsplit
 
 from skerry.errors import ConfigError
@@ -33,6 +33,14 @@ def missing(setting: str, package: str, extra: str) -> ConfigError:
         f" {setting} out."
     )
     return ConfigError(msg, path=setting)
+
+
+def version_of(package: str) -> str:
+    """Return the installed version of a package, empty if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _requirement(extra: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import json
 import math
 import os
@@ -131,7 +130,7 @@ def cores_and_memory() -> Found:
 
 def extra(name: str, packages: tuple[str, ...]) -> Found:
     """Look at one extra: a machine that runs one service needs only that one's."""
-    versions = {package: _version(package) for package in packages}
+    versions = {package: installing.version_of(package) for package in packages}
     missing = [package for package, version in versions.items() if not version]
     if missing:
         return WARN, f"without {', '.join(missing)}", installing.command(extra=name)
@@ -140,7 +139,7 @@ def extra(name: str, packages: tuple[str, ...]) -> Found:
 
 def jax_devices() -> Found:
     """Ask JAX in a process of its own: a broken driver would take this one down."""
-    if not _version("jax"):
+    if not installing.version_of("jax"):
         return WARN, "no jax", installing.command(extra="learner")
     code = "import jax; print(*sorted({d.device_kind for d in jax.devices()}), sep=', ')"
     asked = [sys.executable, "-c", code]
@@ -262,10 +261,3 @@ def port(host: str, number: int) -> Found:
 def _nearest(path: Path) -> Path:
     """Return the path itself or the closest folder above it that exists."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from skerry import installing
 from skerry.client.processes import FollowingProcess, LeadProcess
 from skerry.errors import ConfigError
 from skerry.settings import loading
@@ -135,6 +136,12 @@ def _proof(group: Group, *said: object) -> str:
     return hmac.new(group.secret.encode(), json.dumps(said).encode(), "sha256").hexdigest()
 
 
+def _release() -> str:
+    """Return the releases that have to be the same, for all processes compile the same step."""
+    found = {name: installing.version_of(name) for name in ("skerry", "jax")}
+    return ", ".join(f"{name} {number}" for name, number in found.items() if number)
+
+
 def _say(connection: socket.socket, **said: object) -> None:
     connection.sendall(json.dumps(said).encode() + b"\n")
 
@@ -163,6 +170,7 @@ def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -
     hello = json.loads(_line(connection))
     process, nonce, theirs = int(hello["process"]), str(hello["nonce"]), str(hello["proof"])
     said = (hello["run"], hello["learner"] or learner, hello["processes"])
+    release = hello.get("release", "an earlier release")
     msg = ""
     if not hmac.compare_digest(theirs, _proof(group, challenge, nonce, process)):
         msg = (
@@ -174,6 +182,11 @@ def _welcomed(connection: socket.socket, group: Group, run: str, learner: str) -
             f"This process is {process} of {said[2]} of learner {said[1]!r} in run {said[0]!r}, and"
             f" the first one is of {group.processes} of {learner!r} in {run!r}: give all of them"
             " the same run, name and learner.processes."
+        )
+    elif release != (ours := _release()):
+        msg = (
+            f"This process runs {release}, and the first one {ours}: install the same releases for"
+            " all processes of a learner."
         )
     if msg:
         _say(connection, refused=msg)
@@ -200,6 +213,7 @@ def come(group: Group, run: str, learner: str) -> tuple[socket.socket, str]:
                 processes=group.processes,
                 run=run,
                 learner=learner,
+                release=_release(),
                 nonce=nonce,
                 proof=_proof(group, challenge, nonce, group.process),
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from skerry import installing
 from skerry.cli import doctor
 from skerry.cli.doctor import FAIL, OK, WARN, Finding, Found, examine, run_doctor
 from skerry.settings.loading import load
@@ -43,7 +44,7 @@ def test_only_a_broker_that_was_named_must_answer(
 def test_a_missing_package_names_its_extra(
     quick: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: "" if name == "optax" else "1.0")
+    monkeypatch.setattr(installing, "version_of", lambda name: "" if name == "optax" else "1.0")
     findings = by_name(quick)
     assert findings["extra learner"].found == "without optax"
     assert findings["extra learner"].fix.endswith("[learner]'")

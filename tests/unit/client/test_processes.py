@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.backend import cpu
-from skerry.client import processes
+from skerry.client import meeting, processes
 from skerry.client.inner_file import Origin
 from skerry.client.meeting import GONE_S, Group, come, gather, meet, own
 from skerry.client.peer import Deed
@@ -210,6 +210,21 @@ def test_a_process_without_the_secret_is_refused_and_believes_no_impostor() -> N
         last = pool.submit(gather, ours[0], "run", "a")
         second.result(10)[0].close()
         last.result(10)[0][1].close()
+
+
+def test_a_process_of_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may compile another step, and the devices of all would wait for each other for ever."""
+    port = free_port()
+    here, there = "skerry 1.0, jax 0.9", "skerry 1.0, jax 0.8"
+    found = iter([there, here, here, here])  # the second process asks first each time
+    monkeypatch.setattr(meeting, "_release", lambda: next(found))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(gather, group(0, port), "run", "a")
+        with pytest.raises(ConfigError, match=f"runs {there}, and the first one {here}: install"):
+            come(group(1, port), "run", "a")
+        connection, _ = come(group(1, port), "run", "a")
+        first.result(10)[0][1].close()
+        connection.close()
 
 
 def test_the_secret_comes_from_a_file(tmp_path: Path) -> None:
