@@ -58,8 +58,9 @@ def _of_files(path: str, words: Words, config: DataConfig) -> Path:
     key = key_of(fingerprint(files, config.field), words)
     if (size := sum(file.stat().st_size for file in files)) > MOST_BYTES:
         msg = (
-            f"{path} has {size / 1e9:.1f} GB of text: tokenise it once with `skerry data prepare`,"
-            ' and set data.source = "prepared".'
+            f"{path} has {size / 2**30:.1f} GiB of text, and a learner tokenises at most"
+            f" {MOST_BYTES / 2**30:g} GiB itself: do it once with `skerry data prepare`, and set"
+            ' data.source = "prepared".'
         )
         raise CorpusError(msg, path="data.paths")
     return _kept(read_all(files, config.field), words, key, path)

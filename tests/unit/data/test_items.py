@@ -335,7 +335,7 @@ def test_more_text_than_a_learner_tokenises_names_the_command(
 ) -> None:
     (tmp_path / "a.txt").write_text("x" * 101)
     monkeypatch.setattr(cache, "MOST_BYTES", 100)
-    with pytest.raises(CorpusError, match="skerry data prepare"):
+    with pytest.raises(CorpusError, match=r"a.txt has 0\.0 GiB of text"):
         corpus_of(words, factory="", source="text", paths=["a.txt"])
 
 
