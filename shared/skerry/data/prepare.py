@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from skerry.data.shards import (
     open_shards,
     read_manifest,
 )
-from skerry.data.tokenizer import SETTINGS, Words
+from skerry.data.tokenizer import PART, SETTINGS, Words, parts_of
 from skerry.errors import ConfigError, CorpusError
 from skerry.tasks import end_if_cancelled
 
@@ -267,7 +267,7 @@ def _tokenised(articles: Iterable[Article], words: Words | None) -> Iterator[_To
     template: ChatTemplate | None = None
     for some in _together(articles):
         texts = [one.text for one in some if not one.messages and one.tokens is None]
-        encoded = iter(_ending(words).encode_batch(texts) if texts else ())
+        encoded = _encoded(texts, words)
         for article in some:
             if article.tokens is not None:
                 yield _given(article, words)
@@ -275,9 +275,24 @@ def _tokenised(articles: Iterable[Article], words: Words | None) -> Iterator[_To
                 template = template or ChatTemplate.of(_ending(words).folder)
                 yield _spoken(article, _ending(words), template)
             else:
-                tokens = np.array([*next(encoded), *_ending(words).end], np.uint32)
                 content = article.text.encode()
-                yield _Tokenised(tokens, content, len(content), None)
+                yield _Tokenised(next(encoded), content, len(content), None)
+
+
+def _encoded(texts: Sequence[str], words: Words | None) -> Iterator[NDArray[np.uint32]]:
+    """Yield the tokens of each text with the one that ends it; long texts are read in parts."""
+    ending = _ending(words)
+    short = iter(ending.encode_batch([text for text in texts if len(text) <= PART]))
+    for text in texts:
+        parts: Iterable[Sequence[int]]
+        parts = [next(short)] if len(text) <= PART else _in_parts(text, ending)
+        yield np.concatenate([np.array(ids, np.uint32) for ids in chain(parts, [ending.end])])
+
+
+def _in_parts(text: str, words: Words) -> Iterator[list[int]]:
+    for part in parts_of(text):
+        end_if_cancelled()
+        yield words.encode_batch([part])[0]
 
 
 def _ending(words: Words | None) -> Words:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -22,6 +22,8 @@ COMPANIONS = (
     "generation_config.json",
 )
 END = "<|endoftext|>"
+PART = 1 << 18
+"""Most characters that are read as one text: each takes about 150 bytes while it is tokenised."""
 ESCAPED = re.compile("\ufdd0([0-9]+)\ufdd1")
 """Matches what replaces the name of a special token inside a message: the token's number."""
 
@@ -126,13 +128,24 @@ class Words:
         return text
 
 
+def parts_of(text: str) -> Iterator[str]:
+    """Yield a text in parts of at most PART characters, cut after a line or before a space."""
+    at = 0
+    while len(text) - at > PART:
+        most = at + PART
+        end = text.rfind("\n", at, most) + 1 or max(0, text.rfind(" ", at + 1, most)) or most
+        yield text[at:end]
+        at = end
+    yield text[at:]
+
+
 def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> Words:
     """Train byte-level BPE (arXiv 1508.07909) on texts and write its folder.
 
     Every text then has tokens. Raises ConfigError for a folder that is not empty or cannot be
     written, before it trains, and for texts that are all empty.
     """
-    filled = filter(None, texts)
+    filled = filter(None, chain.from_iterable(map(parts_of, texts)))
     if (first := next(filled, None)) is None:
         msg = "The sources hold no text: name files with some."
         raise CorpusError(msg, path="source")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,13 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.data import prepare as prepare_module
+from skerry.data import tokenizer as tokenizer_module
 from skerry.data.corpus import load_corpus, targets_in
 from skerry.data.documents import Article, find_sources, read_documents
 from skerry.data.prepare import prepare
 from skerry.data.shards import MANIFEST, read_manifest, verify
 from skerry.data.source import with_tokenizer
 from skerry.data.stream import Mixture, Stream, stream_of
-from skerry.data.tokenizer import END, FILE, SETTINGS, Words, train_tokenizer
+from skerry.data.tokenizer import END, FILE, PART, SETTINGS, Words, parts_of, train_tokenizer
 from skerry.errors import ConfigError, CorpusError
 from skerry.settings.models import DataConfig
 
@@ -286,6 +289,52 @@ def test_what_a_folder_says_must_be_so(tmp_path: Path, words: Words) -> None:
     (folder / MANIFEST).unlink()
     with pytest.raises(CorpusError, match="is not a prepared corpus"):
         load_corpus(config_of(folder))
+
+
+LONG = """
+import resource, sys
+from pathlib import Path
+from skerry.data.documents import Article
+from skerry.data.prepare import prepare
+from skerry.data.tokenizer import Words
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+words, out = Words.of(Path(sys.argv[1])), Path(sys.argv[2])
+words.encode_batch(["warm"])
+text = "".join(f"line {n} of a long text, {n * n} and {n % 97}\\n" for n in range(60_000))
+before = peak()
+prepare([Article(text)], words, out)
+print(len(text), peak() - before)
+"""
+
+
+def test_a_long_text_is_tokenised_in_little_memory(tmp_path: Path, words: Words) -> None:
+    """As one text each of its characters takes about 150 bytes."""
+    given = [sys.executable, "-c", LONG, str(words.folder), str(tmp_path / "a")]
+    said = subprocess.run(given, check=True, capture_output=True, text=True, timeout=120).stdout
+    size, grown = map(int, said.split())
+    assert size > 8 * PART
+    assert grown < 60 * size
+
+
+def test_a_long_text_keeps_every_character(tmp_path: Path, words: Words) -> None:
+    long = "".join(f"line {n}\n" for n in range(PART // 8)) + "x" * (PART + 7) + " y" * PART
+    documents = ["one", long, "two"]
+    prepared(tmp_path, words, documents, "a")
+    tokens = np.fromfile(tmp_path / "a" / "00000.tokens", np.uint16)
+    ends = np.fromfile(tmp_path / "a" / "00000.ends", np.int64)
+    assert [words.decode(one.tolist()) for one in np.split(tokens, ends[:-1])] == documents
+    assert all(0 < len(part) <= PART for part in parts_of(long))
+
+
+def test_a_tokenizer_is_trained_on_the_parts_of_a_long_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "PART", 8)
+    words = train_tokenizer(["ab" * 2000], 300, tmp_path / "a")
+    assert words.encode_batch(["ab" * 8]) == [words.encode("ab" * 4) * 2]
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path, words: Words) -> None:
