@@ -63,7 +63,7 @@ def _local(name: str, suffixes: Sequence[str]) -> list[Path]:
             raise CorpusError(msg, path="data.paths")
         else:
             found.append(path)
-    return found
+    return [*dict.fromkeys(found)]  # a pattern matches folders, and what is in them
 
 
 def files_below(folder: Path) -> Iterator[Path]:

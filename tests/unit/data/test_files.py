@@ -111,6 +111,16 @@ def test_a_pattern_names_the_files_that_it_matches(tmp_path: Path) -> None:
         read([str(tmp_path / "c*.txt")])
 
 
+@pytest.mark.parametrize("pattern", ["**", "**/*"])
+def test_a_pattern_of_folders_and_of_what_is_in_them_names_each_file_once(
+    tmp_path: Path, pattern: str
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("1.txt", "a/2.txt", "a/b/3.txt"):
+        (tmp_path / name).write_text(name)
+    assert sorted(read([f"{tmp_path}/{pattern}"])) == ["1.txt", "a/2.txt", "a/b/3.txt"]
+
+
 def test_folders_linked_below_a_folder_are_read_once_and_loops_left_out(tmp_path: Path) -> None:
     texts, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
     for folder in (texts, elsewhere):
