@@ -343,18 +343,22 @@ def _spoken(article: Article, words: Words, template: ChatTemplate) -> _Tokenise
 def _turns(messages: Sequence[Message], template: ChatTemplate) -> list[tuple[str, bool]]:
     """Return a conversation's text in parts, each with whether an assistant says it.
 
-    Most templates render the beginning of a conversation the same whatever follows: a turn's text
-    is what it adds to that of the turns before. With any other template, all tokens are targets.
+    A turn's text is what it adds to that of the turns before. A template that renders these
+    otherwise once more follow, as Qwen 3's leaves out what was thought, has the last answer learnt
+    alone; with one whose turns cannot be separated, all tokens are targets.
     """
     parts: list[tuple[str, bool]] = []
     before = ""
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        asked = template.render(messages[:number], answer=True)
         answered = template.render(messages[: number + 1], answer=False)
-        if not (asked.startswith(before) and answered.startswith(asked)):
+        begun = (template.render(messages[:number], answer=prompt) for prompt in (True, False))
+        asked = next(filter(answered.startswith, begun), None)
+        if asked is None:
             return [(template.render(messages, answer=False), True)]
+        if not asked.startswith(before):
+            parts, before = [], ""
         parts += [(asked[len(before) :], False), (answered[len(asked) :], True)]
         before = answered
     if not parts:

@@ -180,6 +180,35 @@ def test_only_what_an_assistant_says_is_a_target(tmp_path: Path, words: Words) -
     assert targets_in(batch) == len(learnt)
 
 
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ more }}{% endif %}"
+)
+"""As Qwen 3's template, which writes thoughts in the last answer alone."""
+
+
+@pytest.mark.parametrize("begins", ["", "<think>\n", "<reason>\n"])
+def test_a_template_that_renders_earlier_turns_otherwise_has_the_last_answer_learnt(
+    tmp_path: Path, words: Words, begins: str
+) -> None:
+    for name in (FILE, SETTINGS):
+        (tmp_path / name).write_bytes((words.folder / name).read_bytes())
+    template = THINKING.replace("{{ more }}", begins)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    talk = (*TALK, {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Rock."})
+    prepare([Article(messages=talk)], Words.of(tmp_path), tmp_path / "a")
+    tokens = np.fromfile(tmp_path / "a" / "00000.tokens", np.uint16)
+    learnt = np.fromfile(tmp_path / "a" / "00000.weights", np.bool_)
+    said, asked = (words.decode(tokens[which].tolist()) for which in (learnt, ~learnt))
+    assert said.endswith("</think>\n\nRock.<|im_end|>\n")
+    assert "floats" not in said
+    assert "Why?" not in said
+    assert "What floats?" in asked
+    assert "Why?" in asked
+
+
 def test_a_special_tokens_name_is_text_where_somebody_says_it(tmp_path: Path, words: Words) -> None:
     """Else who writes a message could end it, and speak for others."""
     for name in (FILE, SETTINGS):
