@@ -210,6 +210,13 @@ def _draft(target: Path, blank: PreparedManifest) -> Generator[tuple[Path, Prepa
     if taken or not target.name:  # the working directory cannot be replaced
         msg = f"{target} is not empty: name a new folder."
         raise CorpusError(msg, path="out")
+    try:
+        target.rmdir()  # the draft takes its place
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # it is a link or a mounted disk
+        msg = f"{target} cannot be replaced ({error.strerror}): name a new folder in it."
+        raise CorpusError(msg, path="out") from error
     draft = target.with_name(f".{target.name}.unfinished")
     draft.mkdir(parents=True, exist_ok=True)
     handle = os.open(draft, os.O_RDONLY)
@@ -227,8 +234,6 @@ def _draft(target: Path, blank: PreparedManifest) -> Generator[tuple[Path, Prepa
                 shutil.rmtree(draft, ignore_errors=True)
             raise
         draft.chmod(0o755)
-        with suppress(FileNotFoundError):
-            target.rmdir()
         draft.rename(target)
     finally:
         os.close(handle)

@@ -98,6 +98,11 @@ def halved(folder: Path) -> None:
     (folder / "b.jsonl").write_text('{"text": "whole"}\n{"text": "\\ud83d"}\n')
 
 
+def linked(folder: Path) -> None:
+    (folder / "disk").mkdir()
+    (folder / "out").symlink_to(folder / "disk")
+
+
 def piped(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
@@ -124,6 +129,7 @@ PREPARE = "prepare {} --tokenizer {} --out out"
         (endless, PREPARE.format("b.jsonl", "words"), "line 1 has no text in 'text'"),
         (without_end, PREPARE.format("a.txt", "plain"), "no token that ends a text"),
         (None, "prepare a.txt --tokenizer words --out corpus", "corpus is not empty"),
+        (linked, PREPARE.format("a.txt", "words"), "out cannot be replaced (Not a directory)"),
         (None, "train-tokenizer a.txt --out corpus", "corpus is not empty"),
         (None, "train-tokenizer a.txt --out a.txt/x", "Cannot write a.txt/x (Not a directory)"),
         (hollow, "train-tokenizer a.txt --out out", "The sources hold no text"),
