@@ -34,7 +34,10 @@ def adapters_of(arch: Arch, rank: int, targets: tuple[str, ...]) -> Mapping[str,
     found = dict(sorted(_adapters(arch, rank, targets)))
     for target in targets:
         if not any(f".{target}." in name for name in found):
-            msg = f"model.lora_targets names {target!r}, but no matrix of a {arch.family} has it."
+            msg = (
+                f"model.lora_targets names {target!r}, but no matrix of a {arch.family} has it:"
+                " leave it out."
+            )
             raise ModelError(msg, path="model.lora_targets")
     return found
 

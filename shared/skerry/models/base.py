@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 
 from skerry import code
 from skerry.algorithm.fragments import LeafSpec
-from skerry.errors import ModelError
+from skerry.errors import ModelError, SkerryError
 from skerry.models import names
 from skerry.models.layers import scanned
 from skerry.models.presets import arch_of
@@ -172,6 +172,8 @@ def specs_of(model: Model) -> tuple[LeafSpec, ...]:
     """Name a model's parameters without allocating one of them."""
     try:
         shapes = shapes_of(model.init)
+    except SkerryError:
+        raise
     except Exception as error:
         about = code.failure(error, "a tree of arrays from one key")
         msg = f"The model's init failed {about}"

@@ -149,13 +149,19 @@ def write(
 
 
 def digest(folder: str | Path) -> str:
-    """Return the xxh3-128 over a folder's config and weights, which a run's record names."""
+    """Return the xxh3-128 over a folder's config and weights, which a run's record names.
+
+    Raises ModelError for a folder that has none.
+    """
     where, state = Path(folder), xxhash.xxh3_128()
     for name in (CONFIG, *sorted(set(_files(where).values()))):
         state.update(name.encode() + b"\0")
-        with (where / name).open("rb") as file:
-            while part := file.read(1 << 24):
-                state.update(part)
+        try:
+            with (where / name).open("rb") as file:
+                while part := file.read(1 << 24):
+                    state.update(part)
+        except OSError as error:
+            raise fault(where, f"has no {name} that can be read ({error.strerror}).") from error
     return state.hexdigest()
 
 

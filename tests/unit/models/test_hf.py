@@ -114,6 +114,16 @@ def test_a_pointer_to_weights_that_were_not_fetched_says_how_to_fetch_them(tmp_p
         read(path)
 
 
+def test_a_digest_names_the_file_that_is_missing(tmp_path: Path) -> None:
+    path = random_folder(tmp_path / "model")
+    place(path, "gone.safetensors")
+    with pytest.raises(ModelError, match=r"has no gone\.safetensors that can be read"):
+        hf.digest(path)
+    (path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"has no config\.json that can be read"):
+        hf.digest(path)
+
+
 def test_a_config_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelError, match=r"has no config\.json"):
