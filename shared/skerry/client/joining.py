@@ -16,7 +16,6 @@ import structlog
 from skerry.algorithm.fragments import LeafSpec, Plan, trainable
 from skerry.client.inner import RestoredState
 from skerry.client.telemetry import LearnerIdentity
-from skerry.client.weights import digest_of
 from skerry.data.source import with_tokenizer
 from skerry.errors import ConfigError, Denied, RunMismatch
 from skerry.log import ledger, place, run_records
@@ -24,6 +23,7 @@ from skerry.log.base import Bus
 from skerry.log.client import both
 from skerry.log.recovery import find_run
 from skerry.log.streams import check_payload, specs
+from skerry.models.adapters import digest_of
 from skerry.models.machine import Machine
 from skerry.models.presets import written_out
 from skerry.protocol.learner import TrainingProgress
@@ -108,7 +108,8 @@ async def find_or_create(
     config = loading.run_config_from_json(record.config_json, record.skerry_version)
     config = loading.with_own_data(config, given, reads=model is None)
     # The tensors of a loop say what model it has: the defaults of its settings are that model's.
-    wanted = _wanted(given if model is None else given.for_model(config.model), record, config)
+    given = given if model is None else given.for_model(config.model)
+    wanted = await in_thread(_wanted, given, record, config)
     different = loading.differences(wanted, config)
     if different and chosen:
         log.warning("config_from_ledger", ignored=different)
@@ -123,8 +124,13 @@ async def find_or_create(
 
 
 def _wanted(given: RunConfig, record: RunRecord, config: RunConfig) -> RunConfig:
-    """Return the config as this client would have recorded it."""
-    weights = config.model.weights if given.model.path else given.model.weights
+    """Return the config as this client would have recorded it.
+
+    Weights that it only offers count as the run's: they are compared when they are offered.
+    """
+    weights, own = given.model.weights, given.model.path
+    if own:
+        weights = digest_of(own) if given.model.lora_rank else config.model.weights
     return _recorded(given, sum(leaf.size for leaf in trainable(record.leaves)), weights)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from skerry.algorithm.fragments import LeafSpec, Plan, Slice
 from skerry.errors import ModelError, RunMismatch
 from skerry.models import hf
+from skerry.models.adapters import digest_of
 from skerry.models.hf import LazyTensor
 from skerry.models.presets import arch_of
 from skerry.settings.models import ModelConfig
@@ -39,7 +40,7 @@ class FolderWeights:
                 f" ({model.weights}): name a copy of that folder, or none."
             )
             raise RunMismatch(msg)
-        tensors = hf.read_tensors(folder, arch_of(model))
+        tensors = hf.read_tensors(Path(folder).expanduser(), arch_of(model))
         for leaf in plan.leaves:
             if leaf.name not in tensors or tensors[leaf.name].shape != leaf.shape:
                 msg = f"{folder} has no tensor {leaf.name} of shape {leaf.shape} to begin with."
@@ -66,13 +67,3 @@ def _read(tensor: LazyTensor, leaf: LeafSpec, piece: Slice) -> NDArray[np.float3
     rest = tuple(slice(0, size) for size in leaf.shape[1:])
     rows = tensor.read((slice(first, last), *rest)).reshape(-1)
     return rows[piece.start - first * row : piece.stop - first * row]
-
-
-@lru_cache(maxsize=1)
-def digest_of(folder: str) -> str:
-    """Return the digest of a folder's weights; ModelError for a folder that has none."""
-    try:
-        return hf.digest(folder)
-    except OSError as error:
-        msg = f"{folder} cannot be read ({error.strerror}): name a folder with config.json."
-        raise ModelError(msg, path="model.path") from error

@@ -112,13 +112,18 @@ def base_folder(model: ModelConfig) -> Path | None:
     if not model.weights:
         return None
     for folder in offered():
-        if _digest(folder) == model.weights:
+        if digest_of(folder) == model.weights:
             return folder
     msg = (
         f"This run trains adapters of weights with digest {model.weights}, which this machine does"
         " not have: name a copy of their folder with --set model.path=FOLDER."
     )
     raise ModelError(msg, path="model.path")
+
+
+def digest_of(folder: str | Path) -> str:
+    """Return the digest of a folder's weights, which are read once; raises as ``hf.digest``."""
+    return _digest(Path(folder).expanduser())
 
 
 @lru_cache(maxsize=8)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from skerry import folders
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client import joining
 from skerry.client.inner import RestoredState, fresh
@@ -26,6 +28,9 @@ from skerry.log import ledger, recovery, run_records
 from skerry.log import place as places
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.streams import check_payload, specs
+from skerry.models import hf
+from skerry.models.adapters import base_folder
+from skerry.models.lora import Lora
 from skerry.models.machine import Machine
 from skerry.models.presets import OWN
 from skerry.protocol.messages import InnerState
@@ -36,6 +41,7 @@ from skerry_learner import work as works
 from skerry_learner.work import find_or_create, prepare
 from skerry_tools.audit.verify import verify
 from tests.support.builders import pulse
+from tests.support.hf_folder import random_folder
 from tests.support.scripted_run import ScriptedRun
 
 
@@ -68,6 +74,23 @@ async def test_learners_that_create_at_once_agree(bus: MemoryBus, config: RunCon
     )
     assert one[0] == two[0]
     assert one[1].config == two[1].config
+
+
+async def test_of_learners_that_create_at_once_none_trains_beside_other_frozen_weights(
+    bus: MemoryBus, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_offered", [])
+    copies = [str(random_folder(tmp_path / str(seed), seed=seed)) for seed in range(2)]
+    for folder in copies:
+        folders.offer(folder)
+    given = [ModelConfig(path=folder, lora_rank=2, lora_targets=("q_proj",)) for folder in copies]
+    found = await asyncio.gather(
+        *(find_or_create(bus, "run", config.model_copy(update={"model": one})) for one in given)
+    )
+    models = [work.model for _, work in found]
+    read = [base_folder(model.config) for model in models if isinstance(model, Lora)]
+    wanted = found[0][1].config.model.weights
+    assert [hf.digest(str(folder)) for folder in read] == [wanted] * 2
 
 
 async def test_run_whose_ledger_is_gone_is_not_created_again(

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from skerry.algorithm.fragments import gather, plan
-from skerry.client.weights import FolderWeights, digest_of
+from skerry.client.weights import FolderWeights
 from skerry.errors import ModelError, RunMismatch
 from skerry.models import hf
+from skerry.models.adapters import digest_of
 from skerry.models.base import build_model, specs_of
 from skerry.models.presets import arch_of, written_out
 from skerry.settings.models import ModelConfig, TrainConfig
@@ -32,6 +33,16 @@ def test_genesis_is_what_the_folder_holds_however_it_is_cut(tmp_path: Path) -> N
     leaves = [np.asarray(tensors[leaf.name]) for leaf in cut.leaves]
     for fragment in cut.fragments:
         assert np.array_equal(-weights.genesis(fragment.index), gather(fragment, leaves))
+
+
+def test_a_folder_may_be_named_by_its_place_in_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    random_folder(tmp_path / "model")
+    config = recorded(Path("~/model"))
+    cut = plan(specs_of(build_model(config, TrainConfig())), 2)
+    assert FolderWeights.of("~/model", config, cut).genesis(0).any()
 
 
 def test_a_folder_with_other_weights_than_the_run_began_with_is_refused(tmp_path: Path) -> None:
