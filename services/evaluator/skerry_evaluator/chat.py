@@ -17,7 +17,10 @@ from skerry_evaluator.sampling import Sampler
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far; an answer ends with the tokenizer's end token, or after ``most``."""
+    """What was said so far.
+
+    An answer ends as the template ends one, with the tokenizer's end token, or after ``most``.
+    """
 
     template: ChatTemplate
     words: Words
@@ -35,7 +38,10 @@ class Conversation:
         written = self.sampler.tokens(
             self.params, start or [0], self.most, self.seed + len(self.turns)
         )
-        answer = self.words.decode(list(takewhile(lambda t: t not in self.words.end, written)))
+        after = self.template.after_answer(self.turns)
+        ends, mark = {*self.words.end, *self.words.special_in(after)}, after.strip()
+        answer = self.words.decode(list(takewhile(lambda t: t not in ends, written)))
+        answer = answer.partition(mark)[0] if mark else answer.removesuffix(after)
         self.turns.append({"role": "assistant", "content": answer})
         return answer
 

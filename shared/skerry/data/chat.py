@@ -21,6 +21,7 @@ TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 MOST_BYTES = 4 << 20
 """Most bytes of each of the files."""
 LIMIT_S = 10.0
+ANSWER = "an-answer-0c1d"
 
 
 class _Renderer:
@@ -103,6 +104,14 @@ class ChatTemplate:
             msg = f"The chat template of {self.folder} fails: {why}."
             raise ConfigError(msg, path="tokenizer")
         return text
+
+    def after_answer(self, messages: Sequence[Message]) -> str:
+        """Return the text with which the template ends an answer to these messages.
+
+        Raises ConfigError as ``render``.
+        """
+        answered = [*messages, {"role": "assistant", "content": ANSWER}]
+        return self.render(answered, answer=False).partition(ANSWER)[2]
 
 
 def end_of(folder: Path) -> str:

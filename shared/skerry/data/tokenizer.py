@@ -99,6 +99,11 @@ class Words:
             self._made.encode_special_tokens = False
         return [one.ids for one in found]
 
+    def special_in(self, text: str) -> tuple[int, ...]:
+        """Return the special token that a text begins with, or nothing."""
+        found = self._names.match(text)
+        return () if found is None else (self._made.token_to_id(found[0]),)
+
     def escaped(self, text: str) -> str:
         """Return a message whose special tokens' names a template renders as plain text.
 

@@ -90,3 +90,8 @@ def test_a_folder_without_a_template_is_one_sentence(tmp_path: Path, text: str) 
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(ConfigError, match="tokenizer"):
         ChatTemplate.of(tmp_path)
+
+
+def test_what_ends_an_answer_is_what_the_template_writes_after_it(tmp_path: Path) -> None:
+    template = ChatTemplate(tmp_path, "{% for m in messages %}{{ m.content }}<end>\n{% endfor %}")
+    assert template.after_answer([{"role": "user", "content": "an answer"}]) == "<end>\n"

@@ -224,6 +224,11 @@ def test_a_special_tokens_name_is_text_where_somebody_says_it(tmp_path: Path, wo
     assert manifest.text_bytes == len(said + END)
 
 
+def test_a_special_token_is_known_where_a_text_begins_with_it(words: Words) -> None:
+    assert words.special_in(f"{END}\n") == words.end
+    assert words.special_in(f"\n{END}") == ()
+
+
 @pytest.mark.parametrize("number", ["0", "9" * 9])
 def test_a_message_cannot_forge_an_escaped_special_token(words: Words, number: str) -> None:
     escaped = words.escaped(f"\ufdd0{number}\ufdd1")

@@ -45,6 +45,20 @@ def test_each_line_is_a_turn_that_the_next_answer_knows() -> None:
     assert second
 
 
+def test_an_answer_ends_where_the_template_ends_one() -> None:
+    """A tokenizer that was trained on text has no token of its own for that."""
+    chat = conversation()
+    (whole,) = talk(chat, ["hello"])
+    mark = whole[-1]
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        f"{{% if m.role == 'assistant' %}}{mark}\n{{% endif %}}{{% endfor %}}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    marked = replace(chat, template=ChatTemplate(Path("folder"), template), turns=[])
+    assert list(talk(marked, ["hello"])) == [whole.partition(mark)[0]]
+
+
 def test_an_answer_ends_before_the_token_that_ends_answers() -> None:
     chat = conversation()
     (whole,) = talk(chat, ["hello"])
