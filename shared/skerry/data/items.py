@@ -25,6 +25,7 @@ SAMPLED = 64
 IGNORED = -100
 """The label of a token that is no target, as Hugging Face and torch have it."""
 TOKENS = ("tokens", "input_ids")
+MOST_ID = np.iinfo(np.uint32).max
 
 
 class Dataset(Protocol):
@@ -102,8 +103,14 @@ def _article(item: Any, place: str, field: str) -> Iterator[Article]:
 def _tokens(given: Any, item: Mapping[str, Any], place: str) -> Iterator[Article]:
     """Yield a document of tokens, without the padding that its attention mask marks."""
     tokens = _row(given, place)
-    if tokens.dtype.kind not in "iu" or (tokens.size and int(tokens.min()) < 0):
-        msg = f"{place} is neither text nor a row of token ids: it holds {tokens.dtype}."
+    ids = tokens.dtype.kind in "iu" and (
+        not tokens.size or 0 <= int(tokens.min()) <= int(tokens.max()) <= MOST_ID
+    )
+    if not ids:
+        msg = (
+            f"{place} is neither text nor a row of token ids, 0 to {MOST_ID}: it holds"
+            f" {tokens.dtype}."
+        )
         raise CorpusError(msg, path="data.factory")
     labels, weights, mask = (
         _row(item[name], place) if item.get(name) is not None else None

@@ -26,6 +26,8 @@ Places = NDArray[np.int64]
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 END_OF_FILE = b"\0"
+MOST_ID_BYTES = 4
+"""Bytes of the largest token id: batches are int32."""
 BLOCK_BYTES = 1 << 24
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
@@ -179,7 +181,11 @@ def _map(path: Path, dtype: str) -> Tokens:
     except (OSError, ValueError) as error:
         msg = f"Cannot map token shard {path}: {error}. It must be a non-empty array of {dtype}."
         raise CorpusError(msg, path="data.paths") from error
-    if tokens.ndim != 1 or tokens.dtype.kind != "u" or not tokens.size:
-        msg = f"Token shard {path} is {tokens.dtype}{tokens.shape}, not one row of unsigned ids:"
-        raise CorpusError(msg + " rewrite it.", path="data.paths")
+    ids = tokens.dtype.kind == "u" and tokens.dtype.itemsize <= MOST_ID_BYTES
+    if tokens.ndim != 1 or not ids or not tokens.size:
+        msg = (
+            f"Token shard {path} is {tokens.dtype}{tokens.shape}, not one row of unsigned ids of at"
+            f" most {8 * MOST_ID_BYTES} bits: rewrite it."
+        )
+        raise CorpusError(msg, path="data.paths")
     return tokens

@@ -198,6 +198,7 @@ def test_padding_is_left_out_and_conversations_are_rendered(
         ([{"tokens": [1, 2], "labels": [2, 1]}], "labels that are neither its tokens nor -100"),
         ([{"tokens": [1, 2], "weights": [1, -1]}], "weights that are negative"),
         ([[1, -1]], "neither text nor a row of token ids"),
+        ([[1, 2**32]], "neither text nor a row of token ids, 0 to 4294967295"),
         (["text"], "name a tokenizer's folder with data.tokenizer_folder"),
         (Listed({1: "x"}), r"Item 0 of data.factory cannot be read \(KeyError: 0\)"),
     ],
