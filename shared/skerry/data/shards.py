@@ -95,13 +95,8 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> PreparedManifest:
 
 
 def open_shards(folder: Path, manifest: PreparedManifest) -> Iterator[PreparedShard]:
-    """Map a folder's shards; CorpusError where a file is not what the manifest says.
-
-    A mapped file stays open: this process gets as many as the system allows it.
-    """
-    with suppress(ValueError, OSError):  # not every system takes its own bound
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Map a folder's shards; CorpusError where a file is not what the manifest says."""
+    open_many_files()
     for shard in manifest.shards:
         tokens = _mapped(folder, f"{shard.name}.tokens", DTYPES[manifest.dtype], shard.tokens)
         ends = np.array(_mapped(folder, f"{shard.name}.ends", np.int64, shard.documents))
@@ -114,6 +109,13 @@ def open_shards(folder: Path, manifest: PreparedManifest) -> Iterator[PreparedSh
         if kind := manifest.weights:
             weights = _mapped(folder, f"{shard.name}.weights", np.dtype(kind), shard.tokens)
         yield PreparedShard(tokens, ends, hashes, sizes, weights)
+
+
+def open_many_files() -> None:
+    """Let this process open as many files as its system allows: a mapped one stays open."""
+    with suppress(ValueError, OSError):  # not every system takes its own bound
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def digest_of(arrays: Iterable[NDArray[Any]]) -> str:

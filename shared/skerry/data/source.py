@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from skerry.data.documents import TABLES
 from skerry.data.files import copied_folder, find_files, is_remote, unreadable
-from skerry.data.shards import MANIFEST, SUFFIXES, open_shards, read_manifest
+from skerry.data.shards import MANIFEST, SUFFIXES, open_many_files, open_shards, read_manifest
 from skerry.errors import CorpusError
 from skerry.folders import matching
 from skerry.settings.checks import tokenizer_digest
@@ -61,6 +61,7 @@ def read_source(config: DataConfig) -> list[Document]:
     if config.source == "prepared":
         return _prepared(config)
     shards = find_files(config.paths, (".bin", ".npy"))
+    open_many_files()
     return [Document(_map(path, config.token_dtype)) for path in shards]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import resource
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -322,6 +323,25 @@ def test_token_shards_are_mapped(tmp_path: Path, name: str) -> None:
     np.save(path, tokens) if name.endswith("npy") else tokens.tofile(path)
     corpus = load_corpus(DataConfig(source="tokens", paths=(str(path),), seq_len=16))
     assert corpus.train.read(np.arange(len(corpus.train))).max() > 3000
+
+
+def test_more_token_shards_are_mapped_than_a_process_may_open_at_first(tmp_path: Path) -> None:
+    for number in range(80):
+        tokens = np.arange(80 * number, 80 * number + 80, dtype=np.uint16)
+        tokens.tofile(tmp_path / f"{number:02}.bin")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/dev/fd").iterdir()]) + 40, hard))
+    try:
+        corpus = load_corpus(DataConfig(source="tokens", paths=(str(tmp_path),), seq_len=16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert corpus.train.digest
+
+
+def test_token_ids_beyond_32_bits_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(4000, dtype=np.uint64) + 2**32)
+    with pytest.raises(CorpusError, match="at most 32 bits"):
+        load_corpus(DataConfig(source="tokens", paths=(str(tmp_path),), seq_len=16))
 
 
 def test_a_folder_that_cannot_be_looked_into_is_named(
