@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skerry.errors import CorpusError
+from skerry.settings.checks import TOKENIZER, tokenizer_digest
 
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 64 << 20
@@ -143,6 +144,9 @@ def verify(
                 raise CorpusError(msg, path="data.paths")
         documents, tokens = documents + shard.documents, tokens + shard.tokens
         progress(documents, tokens)
+    if manifest.tokenizer and tokenizer_digest(folder) != manifest.tokenizer:
+        msg = f"{folder / TOKENIZER} is damaged: prepare the folder again."
+        raise CorpusError(msg, path="data.paths")
     return manifest
 
 

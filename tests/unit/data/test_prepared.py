@@ -325,6 +325,15 @@ def test_what_a_folder_says_must_be_so(tmp_path: Path, words: Words) -> None:
         load_corpus(config_of(folder))
 
 
+def test_a_folder_whose_tokenizer_is_damaged_is_found(tmp_path: Path, words: Words) -> None:
+    folder = prepared(tmp_path, words, texts(60), "a")
+    data = bytearray((folder / FILE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / FILE).write_bytes(data)
+    with pytest.raises(CorpusError, match=r"tokenizer\.json is damaged"):
+        verify(folder)
+
+
 LONG = """
 import resource, sys
 from pathlib import Path
