@@ -113,8 +113,9 @@ def _read(sources: list[str], field: str) -> tuple[str, Iterator[Article]]:
     from skerry.settings.models import DataConfig
 
     first = sources[0]
-    module = "" if len(sources) > 1 or "://" in first else code.module_of(first)
-    if module and not Path(first).exists():
+    module = "" if len(sources) > 1 else code.module_of(first)
+    names = first.replace(":", ".", 1).split(".")
+    if module and all(map(str.isidentifier, names)) and not Path(first).exists():
         code.allow([module])
         config = DataConfig(factory=first, field=field)
         dataset = items.open_dataset(config)

@@ -167,6 +167,12 @@ def test_a_dataset_is_prepared_by_its_function(here: Path, monkeypatch: pytest.M
     assert json.loads(result.stdout)["documents"] == 60
 
 
+def test_a_pattern_with_a_colon_names_files_and_no_function(here: Path) -> None:
+    (here / "T10:00.jsonl").write_text('{"text": "at ten"}\n')
+    result = CliRunner().invoke(app, PREPARE.format("T10:*.jsonl", "words").split())
+    assert result.exit_code == 0, result.stderr
+
+
 def test_one_document_in_one_shard_is_no_plural(here: Path) -> None:
     (here / "one.txt").write_text("a text of its own " * 40)
     for command in (PREPARE.format("one.txt", "words"), "inspect out"):
