@@ -34,7 +34,7 @@ class Routed:
         count = jnp.sum(weights)
         odd = jnp.sum(tokens[:, :-1] % 2).astype(jnp.float32)
         routed = jnp.stack([odd, jnp.float32(tokens[:, 1:].size) - odd])
-        mean = -jnp.sum(weights * picked) / jnp.maximum(count, 1.0)
+        mean = -jnp.sum(weights * picked) / jnp.maximum(count, 1e-9)
         return mean, Aux(count, MappingProxyType({"table": routed}))
 
 
@@ -62,6 +62,13 @@ def test_a_batch_in_parts_makes_the_step_of_the_whole_batch(parts: int) -> None:
     for value, same in zip(one[:4], other[:4], strict=True):
         assert float(value) == pytest.approx(float(same), rel=1e-5)
     np.testing.assert_array_equal(one.expert_tokens["table"], other.expert_tokens["table"])
+
+
+def test_a_batch_in_parts_whose_targets_weigh_little_is_the_mean_over_them_too() -> None:
+    batch = batch_of()
+    light = {**batch, "weights": np.float32(1e-3) * batch["weights"]}
+    losses = [float(stepped(Routed(), light, accumulate=n)[1].loss) for n in (1, 3)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_step_says_how_many_tokens_each_expert_saw_and_the_share_of_the_busiest() -> None:

@@ -112,7 +112,7 @@ def accumulated(
         shapes = jax.eval_shape(gradients, params, jax.tree.map(lambda x: x[0], rows))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         total, _ = jax.lax.scan(add, zeros, rows)
-        share = 1.0 / jnp.maximum(total.tokens, 1.0)
+        share = 1.0 / jnp.maximum(total.tokens, 1e-9)
         loss, of_params = jax.tree.map(lambda x: share * x, (total.loss, total.of_params))
         return Gradients(loss, total.tokens, total.expert_tokens, of_params)
 
