@@ -142,6 +142,7 @@ def write(
     with writing(Path(folder)) as draft:
         _write_tensors(draft, arch, tensors, dtype, shard_bytes)
         table = parse(arch.config) | {"architectures": [arch.architecture], "dtype": dtype}
+        table.pop("torch_dtype", None)  # the older name of dtype
         (draft / CONFIG).write_text(json.dumps(table, indent=2, sort_keys=True) + "\n")
         for name in COMPANIONS:
             if source is not None and (Path(source) / name).is_file():

@@ -64,6 +64,14 @@ async def test_an_export_has_the_type_that_the_models_config_names(
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+async def test_an_export_names_its_type_once(store: LocalStore, tmp_path: Path) -> None:
+    config = json.dumps(json.loads(ARCH.config) | {"torch_dtype": "float16"})
+    where = await checkpoint_of(store, {"config": config})
+    out = export_hf(where, tmp_path / "out", StoreSettings(), dtype="float32")
+    table = json.loads((out / "config.json").read_text())
+    assert {name: table[name] for name in table if "dtype" in name} == {"dtype": "float32"}
+
+
 async def test_whoever_may_read_an_exports_config_may_read_its_weights(
     store: LocalStore, tmp_path: Path
 ) -> None:
