@@ -92,6 +92,12 @@ def end_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
+def pause(seconds: float) -> None:
+    """Let a thread sleep; in a call of ``in_thread`` raise CancelledError once it is cancelled."""
+    (_ASKED.get() or threading.Event()).wait(seconds)
+    end_if_cancelled()
+
+
 def now_s() -> float:
     """Return the event loop's time, which simulations replace."""
     return asyncio.get_running_loop().time()

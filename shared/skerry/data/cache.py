@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import structlog
 
@@ -21,6 +22,7 @@ from skerry.data.shards import open_shards, read_manifest
 from skerry.data.tokenizer import Words
 from skerry.errors import CorpusError
 from skerry.settings.models import DataConfig
+from skerry.tasks import pause
 
 log = structlog.get_logger()
 
@@ -29,6 +31,7 @@ MOST_BYTES = 8 << 30
 MOST_KEPT_BYTES = 32 << 30
 """Most bytes of tokens that are kept; the least recently used folders are removed first."""
 PROGRESS_S = 5.0
+PATIENCE_S = 0.2
 
 _used: list[int] = []
 """Locks of the folders that this process has read, which last as long as it does."""
@@ -79,7 +82,7 @@ def _kept(articles: Iterable[Article], words: Words | None, key: str, source: st
         )
         raise CorpusError(msg, path="data.tokenizer_folder") from error
     with held as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for(lock, source)
         made = not _is_whole(folder)
         if made:
             shutil.rmtree(folder, ignore_errors=True)
@@ -91,6 +94,21 @@ def _kept(articles: Iterable[Article], words: Words | None, key: str, source: st
     if made:
         _tidy()
     return folder
+
+
+def _wait_for(lock: IO[str], source: str) -> None:
+    """Lock a file once no other process does; a cancellation ends the wait."""
+    waits = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not waits:
+                log.info("waits_for_tokens", source=source, hint="another process makes them")
+            waits = True
+            pause(PATIENCE_S)
+        else:
+            return
 
 
 def _is_whole(folder: Path) -> bool:

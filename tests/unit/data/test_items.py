@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]  it ships no types
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]  idem
 import pytest
+import structlog
 
 from skerry import code
 from skerry.code import CodeRefused
@@ -329,6 +331,23 @@ async def test_tokenising_ends_soon_once_it_is_cancelled(words: Words, tmp_path:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert not await asyncio.to_thread(os.listdir, tmp_path)
+
+
+async def test_a_process_that_waits_for_anothers_tokens_says_so_and_can_be_cancelled(
+    put: Put, words: Words
+) -> None:
+    put(["one text", "and two"] * 40)
+    corpus_of(words)
+    (lock,) = cache.COPIES.glob(".tokens-*.lock")
+    with lock.open("w") as held, structlog.testing.capture_logs() as logs:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        task = asyncio.create_task(in_thread(corpus_of, words))
+        await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert [entry["event"] for entry in logs] == ["waits_for_tokens"]
 
 
 def test_more_text_than_a_learner_tokenises_names_the_command(
