@@ -152,6 +152,9 @@ FAMILIES: Mapping[str, str] = {
 MULTIMODAL = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 """Families whose ``text_config`` is one of ours: only their text model is read and written."""
 
+OMITTED = {"gemma3_text": {"heads": 8, "vocab": 262_208}}
+"""Sizes that published configs leave out where they are transformers' defaults."""
+
 
 def refuse(problem: str) -> NoReturn:
     """Raise ModelError with the ``problem`` of a config that cannot be used."""
@@ -261,12 +264,13 @@ def arch_from(table: Mapping[str, Any]) -> Arch:
     if table.get("use_bidirectional_attention"):
         refuse("asks for bidirectional attention: this decoder is causal.")
     count = keys.whole("num_hidden_layers", most=MOST_LAYERS)
-    heads = keys.whole("num_attention_heads", most=MOST_WIDTH)
+    omitted = OMITTED.get(family, {})
+    heads = keys.whole("num_attention_heads", omitted.get("heads"), most=MOST_WIDTH)
     act = "hidden_activation" if family in _GEMMAS else "hidden_act"
     usual = "gelu_pytorch_tanh" if family.startswith("gemma") else "silu"
     common: dict[str, Any] = {
         "family": family,
-        "vocab": keys.whole("vocab_size", least=2, most=MOST_VOCAB),
+        "vocab": keys.whole("vocab_size", omitted.get("vocab"), least=2, most=MOST_VOCAB),
         "width": keys.whole("hidden_size", most=MOST_WIDTH),
         "heads": heads,
         "config": json.dumps(table, indent=2, sort_keys=True),
