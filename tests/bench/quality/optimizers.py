@@ -54,7 +54,7 @@ GROWTH: dict[tuple[Size, int], dict[str, dict[str, tuple[int, ...]]]] = {
         "direct": {"3e-3": (0, 1), "6e-3": (0,), "1.2e-2": (0,)},
     },
     (SMALL, 8): {BEFORE: {"4.8e-2": (0, 1, 2)}, "direct": {"2.4e-2": (0, 1, 2)}},
-    (LARGEST, 8): {BEFORE: {"6e-3": (0,)}, "direct": {"3e-3": (0,)}},
+    (LARGEST, 8): {BEFORE: {"6e-3": (0, 1)}, "direct": {"3e-3": (0, 1)}},
 }
 """Rates and seeds with Muon by the size of the model and M, the best rate first."""
 
