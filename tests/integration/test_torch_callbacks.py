@@ -16,6 +16,7 @@ from skerry.errors import ConfigError
 from skerry.log import ledger
 from skerry.log.nats.bus import NatsBus
 from skerry.protocol.messages import RunState
+from tests.support.builders import wait_until
 from tests.support.joins import CONFIG as JOINED
 from tests.support.nats_server import NatsServer
 from tests.support.processes import call
@@ -279,6 +280,28 @@ def test_lightning_may_go_on_alone_after_its_run(
     by = {"max_steps": 1000, "min_steps": 45}
     trainer, _ = lightning_fit(in_lightning(shared_nats.url, run_id), tmp_path, **by)
     assert trainer.global_step == 45
+
+
+def test_lightning_leaves_a_run_that_ends_while_it_trains_on_a_batch(
+    shared_nats: NatsServer, run_id: str, tmp_path: Path, thread: LoopThread, syncer: None
+) -> None:
+    """As it does where time ends a run, or faster learners."""
+
+    class Waiting(skerry_torch.LightningCallback):  # type: ignore[misc, name-defined] # untyped
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                wait_until(lambda: self.island.done)
+
+    ends = {**CONFIG, "train": {"steps": 10_000_000, "duration_s": 1.0}}
+    callback = Waiting(
+        *(shared_nats.url,), tokens=lambda _: 1, run=run_id, name="l", config=ends, module="net"
+    )
+    trainer, _ = lightning_fit(callback, tmp_path, max_steps=10)
+    assert trainer.global_step == 4
+    record, commits = of_run(thread, shared_nats.url, run_id)
+    assert record.state is RunState.FINISHED
+    held = callback.island.versions
+    assert held == tuple(commits[fragment].version for fragment in range(len(held)))
 
 
 def test_lightning_that_accumulates_reports_all_tokens_and_the_mean_loss_of_a_step(

@@ -37,6 +37,7 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
         self._around = ExitStack()
         self._losses: list[Any] = []
         self._tokens = self._steps = 0
+        self._alone = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Join the run, and adopt its state."""
@@ -48,6 +49,7 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
             msg = f"The LightningModule has no module {self._module!r}: it has {parts}."
             raise ConfigError(msg) from error
         self._losses, self._tokens, self._steps = [], 0, trainer.global_step
+        self._alone = False
         joined = join(**self._options, model=model, optimizer=optimizer)
         self.island = self._around.enter_context(joined)
 
@@ -56,7 +58,8 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
     ) -> None:
         """Answer and adopt once the optimizer has taken a step."""
         del batch_idx
-        alone = self.island.done
+        if self._alone:
+            return  # the run is over, and the trainer was asked to go on
         loss = outputs.get("loss")
         if loss is None and pl_module.automatic_optimization:
             return  # training_step has skipped the batch
@@ -65,10 +68,11 @@ class LightningCallback(Callback):  # type: ignore[misc] # Lightning counts as u
             raise ConfigError(msg)
         self._tokens += self._count(batch)
         self._losses.append(loss * trainer.accumulate_grad_batches)  # the trainer has divided it
-        if trainer.global_step > self._steps and not alone:
+        if trainer.global_step > self._steps:
             self.island.step(tokens=self._tokens, loss=sum(self._losses) / len(self._losses))
             self._losses, self._tokens, self._steps = [], 0, trainer.global_step
-            if self.island.done:  # leave before a checkpoint is written
+            self._alone = self.island.done
+            if self._alone:  # leave before a checkpoint is written
                 self._around.close()
                 trainer.should_stop = True
 
