@@ -23,7 +23,7 @@ from skerry.models.stacks import NO_STACKS, Stacks, row_place
 @partial(jax.tree_util.register_dataclass, data_fields=["stack"], meta_fields=["number"])
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a stack as a tensor of its own; it is cut out only when it is copied."""
+    """A row of a stack as a tensor of its own; it is cut out only when it is copied or read."""
 
     stack: Any
     number: int
@@ -40,6 +40,10 @@ class Row:
     def sharding(self) -> Any:
         place = getattr(self.stack, "sharding", None)
         return None if place is None else row_place(place)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's own signature
+        del copy
+        return np.asarray(self.stack[self.number], dtype)
 
 
 def kind_of(template: Any, stacks: Stacks = NO_STACKS) -> StateKind:
@@ -143,11 +147,18 @@ def lying_here(arrays: Arrays) -> dict[str, Any]:
             found[name] = array
             continue
         held = {
-            _label(name, _spans(s.index, array.shape), array.shape): s.data
-            for s in array.addressable_shards
+            _label(name, _spans(index, array.shape), array.shape): data
+            for index, data in _shards(array)
         }
         found |= {label: held[label] for label in _parts(name, array)}
     return found
+
+
+def _shards(array: Any) -> list[tuple[tuple[slice, ...], Any]]:
+    """Return where each part of an array that is with this process lies in it, and the part."""
+    if isinstance(array, Row):  # the first dimension of a stack is never split
+        return [(index[1:], Row(part, array.number)) for index, part in _shards(array.stack)]
+    return [(shard.index, shard.data) for shard in array.addressable_shards]
 
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]

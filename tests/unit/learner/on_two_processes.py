@@ -18,6 +18,7 @@ from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import BLOCK, Fragment, Plan
 from skerry.client.encode import quantised_part
 from skerry.client.jax_fragments import JaxFragments
+from skerry.client.jax_inner import kind_of
 from skerry.client.jax_processes import Crew, SharedFragments
 from skerry.client.meeting import Group
 from skerry.models import mesh
@@ -78,6 +79,16 @@ def compare_feedback(
     np.testing.assert_allclose(sum(squares), total, rtol=1e-6)
 
 
+def compare_saves(moments: dict[str, Any], stacks: Stacks) -> None:
+    """Compare what this process saves at its end, of moments uncopied, with a save on the way."""
+    kind = kind_of(moments, stacks)
+    named = kind.named(moments)
+    copied, handed = kind.copying()(named), kind.handed(named)
+    assert copied.keys() == handed.keys() == kind.described(named).keys()
+    for name, tensor in copied.items():
+        np.testing.assert_array_equal(np.asarray(handed[name]), np.asarray(tensor), name)
+
+
 def main(address: str, process: str) -> None:
     group = Group(2, int(process), "", 0)
     with Crew(group, address, None, None).computing():
@@ -112,6 +123,7 @@ def main(address: str, process: str) -> None:
                 compare(cut, shared, alone)
                 compare_feedback(cut, owing, alone, owed)
         assert alone.params is not None
+        compare_saves({"mu": spread.params}, stacks)
         wanted = stacked(alone.params, stacks)
         for leaf, one in zip(*map(leaves_by_name, (spread.params, wanted)), strict=True):
             for shard in leaf.addressable_shards:

@@ -219,6 +219,21 @@ def test_state_saved_at_the_end_is_the_last_one(desk: Desk) -> None:
     np.testing.assert_array_equal(found["mu.w"], tensors(2)["mu.w"])
 
 
+def test_stacks_are_saved_at_the_end_as_the_tensors_that_they_hold(tmp_path: Path) -> None:
+    """So are the moments of each model of many layers."""
+    state, ended = {"mu": {"blocks": jnp.arange(6.0).reshape(2, 3)}}, threading.Event()
+    kind = kind_of(state, {"blocks": ("first", "second")})
+    saver = InnerStateSaver(LearnerSettings(path=tmp_path), ORIGIN, 4, kind)
+    saver.start(ended.set)
+    saver.close(state, NOW)
+    assert ended.wait(30)
+    _, found = read_file(saver.path, kind.shapes)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "mu.first": [0.0, 1.0, 2.0],
+        "mu.second": [3.0, 4.0, 5.0],
+    }
+
+
 def test_copy_outlives_the_state_it_was_made_of(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
