@@ -84,10 +84,10 @@ def kind_of(template: Any, stacks: Stacks = NO_STACKS) -> StateKind:
 
 
 def _described(leaf: Any) -> Any:
-    """Return an array's shape, dtype and place, without the array."""
+    """Return an array's shape, dtype and place, if it has one to stay, without the array."""
     if isinstance(leaf, Row):
         return Row(_described(leaf.stack), leaf.number)
-    place = getattr(leaf, "sharding", None)
+    place = leaf.sharding if getattr(leaf, "committed", True) else None
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 

@@ -16,6 +16,7 @@ import traceback
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +24,7 @@ from skerry.algorithm import fragments
 from skerry.algorithm.fragments import Fragment, Plan
 from skerry.client import encode, inner_state
 from skerry.client.jax_fragments import JaxFragments
+from skerry.client.jax_inner import kind_of
 from skerry.client.mailbox import OutgoingContribution
 from skerry.models import mesh
 from skerry.models.base import build_model, leaf_specs, leaves_by_name, specs_of
@@ -262,6 +264,19 @@ def _each_device_holds_an_eighth(config: RunConfig) -> None:
         assert abs(mine - each * plan.parameters / 8) < 0.05 * each * plan.parameters / 8, name
 
 
+def moments_of_a_loop_of_ones_own_are_copied() -> None:
+    """As optax makes them: the count lies on one device alone, until a step moves it."""
+    place = mesh.by_rows(mesh.make_mesh("fsdp=8"))
+    fresh = {"count": jnp.int32(0), "mu": mesh.put(np.ones((16, 4), np.float32), place)}
+    stepped = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))(fresh)
+    kind = kind_of(fresh)
+    copy = kind.copying()
+    for state in (fresh, stepped):
+        assert len(state["mu"].sharding.device_set) == 8
+        for name, copied in copy(kind.named(state)).items():
+            np.testing.assert_array_equal(np.asarray(copied), np.asarray(state[name]), name)
+
+
 def frozen_weights_are_spread() -> None:
     """Beside adapters each device holds an eighth of the frozen weights, which change no loss."""
     plain = config_of(width=256)
@@ -406,6 +421,7 @@ CHECKS = (
     trains_as_on_one_device,
     muon_gathers_one_matrix_at_a_time,
     each_device_holds_an_eighth,
+    moments_of_a_loop_of_ones_own_are_copied,
     frozen_weights_are_spread,
     the_formula_is_what_a_step_takes,
     each_device_sends_its_own_rows_to_experts,

@@ -12,6 +12,7 @@ from tests.support.devices import ran_on
 QUICK = (
     "explicit_axes_stay_as_they_are",
     "each_device_holds_an_eighth",
+    "moments_of_a_loop_of_ones_own_are_copied",
     "no_leaf_is_gathered",
     "quantised_where_it_lies",
 )
