@@ -46,6 +46,14 @@ def global_state(cut: Plan) -> list[NDArray[np.float32]]:
     return [(v.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for v in found]
 
 
+def test_a_model_that_was_published_in_16_bits_has_weights_of_32() -> None:
+    from skerry.torch import model_of
+
+    published = ModelConfig(config=json.dumps(QWEN | {"dtype": "bfloat16"}))
+    model = model_of(RunConfig(model=published))
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+
+
 @pytest.mark.drill
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_both_models_are_cut_alike_adopt_the_same_bits_and_have_one_loss(
