@@ -222,6 +222,24 @@ def test_another_of_the_same_name_ends_the_loop_of_the_first(
             steps()
 
 
+def test_a_loop_that_loses_its_name_before_its_first_step_says_so(
+    syncer: None, asked: dict[str, Any]
+) -> None:
+    state = {"count": jnp.int32(0)}
+    with ExitStack() as second:
+
+        def steps() -> None:
+            with skerry.join(params=initial(), **asked) as first:
+                params = first.params
+                second.enter_context(skerry.join(params=initial(), **asked))
+                wait_until(lambda: first.done)
+                assert first.restored(state) is state
+                first.step(params, tokens=0, loss=0.0, state=state)
+
+        with pytest.raises(Superseded, match="Give each learner a name of its own"):
+            steps()
+
+
 def test_the_first_tensor_that_differs_from_the_runs_is_named(
     syncer: None, asked: dict[str, Any]
 ) -> None:

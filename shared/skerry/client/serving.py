@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import partial
 
 import structlog
 
@@ -16,7 +18,8 @@ from skerry.client.membership import Membership
 from skerry.client.network import Network
 from skerry.errors import BrokerUnavailable, SkerryError, first_cause
 from skerry.log import ledger
-from skerry.service.shell import run_loops
+from skerry.protocol.messages import LearnerPhase
+from skerry.service.shell import outlast, run_loops
 
 log = structlog.get_logger()
 
@@ -33,6 +36,7 @@ class Serving:
         self, thread: LoopThread, network: Network, island: Island, shutdown_s: float
     ) -> None:
         self.restored = Future[RestoredState]()
+        self.restored.set_running_or_notify_cancel()  # the network's end cannot cancel it
         self._thread = thread
         self._member = Membership(network, island)
         self._shutdown_s = shutdown_s
@@ -91,12 +95,20 @@ class Serving:
             network.link.mailbox.stop()
 
     async def _finished(self) -> None:
-        """Return once the run is finished and its last state is adopted, if that comes in time."""
-        link, session = self._member.network.link, self._member.island.session
+        """Return once the run is finished and its last state is adopted.
+
+        A loop that stands still adopts it when it goes on. Once the loop has come to its end, the
+        last state is waited for as long as a goodbye.
+        """
+        link, island = self._member.network.link, self._member.island
         await self._member.finished()
-        commits = await ledger.last_commits(link.bus, link.run)
-        ends_s = time.monotonic() + self._shutdown_s
-        while time.monotonic() < ends_s and any(  # noqa: ASYNC110 - another thread adopts
-            session.versions[fragment] < commit.version for fragment, commit in commits.items()
-        ):
-            await asyncio.sleep(LOOK_PAUSE_S)
+        read = partial(ledger.last_commits, link.bus, link.run)
+        commits, ends_s = await outlast(read, event="last_state_unread"), math.inf
+        while any(island.session.versions[f] < commit.version for f, commit in commits.items()):
+            if island.meter.phase is LearnerPhase.FINISHED:
+                ends_s = min(ends_s, time.monotonic() + self._shutdown_s)
+            if time.monotonic() >= ends_s:
+                hint = "this loop holds an earlier one: take the run's last state from a checkpoint"
+                log.warning("last_state_missed", seconds=self._shutdown_s, hint=hint)
+                return
+            await asyncio.sleep(LOOK_PAUSE_S)  # another thread adopts
