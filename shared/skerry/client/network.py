@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from types import MappingProxyType
 
 import structlog
@@ -29,6 +30,7 @@ from skerry.protocol import genesis
 from skerry.protocol.learner import DoorReason, LearnerPolicy, supersedes
 from skerry.protocol.messages import LearnerPhase, MemberRecord, Pulse, SyncerPulse
 from skerry.protocol.subjects import Subjects
+from skerry.service.shell import outlast
 from skerry.settings.models import RunConfig
 from skerry.tasks import TaskGroup, happens
 
@@ -104,8 +106,9 @@ class Network:
 
     async def finished(self) -> None:
         """Return once the run is finished; StateLost once another run has its place in the log."""
-        identity = self.link.identity
-        await ledger.wait_finished(self.link.bus, identity.run, created_ns=identity.created_ns)
+        bus, identity = self.link.bus, self.link.identity
+        wait = partial(ledger.wait_finished, bus, identity.run, created_ns=identity.created_ns)
+        await outlast(wait, event="end_unread")
         log.info("run_finished")
 
     async def flush(self) -> None:

@@ -32,7 +32,7 @@ from skerry.errors import (
     WrongVersion,
 )
 from skerry.log import global_fragments, ledger, recovery, run_records, state, streams
-from skerry.log.base import SharedReads
+from skerry.log.base import Bus, SharedReads
 from skerry.log.global_fragments import GlobalReader
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.recovery import append_commit
@@ -45,10 +45,12 @@ from skerry.protocol.messages import (
     Manifest,
     RefusalCause,
     Refused,
+    RunRecord,
     SyncerPulse,
 )
 from skerry.protocol.parts import DELTA
 from skerry.protocol.subjects import Subjects
+from skerry.service import shell
 from skerry.settings.models import LivenessConfig, RunConfig, SyncConfig
 from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import commit, header, manifest, member, pulse, until
@@ -421,6 +423,23 @@ async def test_initial_parameters_that_a_learner_has_are_compared_before_they_ar
     assert (link.traffic.bytes_down == 0) == same
     told = [line["log_level"] for line in lines if line["event"] == "initial_parameters_are_others"]
     assert told == ([] if same else ["warning"])
+
+
+async def test_a_broker_that_is_away_as_the_run_ends_is_waited_for(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = await Wire.begin(bus)
+    await ledger.finish_run(bus, wire.scripted.record)
+    read, away = ledger.read_run, [BrokerUnavailable("away")]
+
+    async def read_run(bus: Bus, run: str) -> RunRecord:
+        if away:
+            raise away.pop()
+        return await read(bus, run)
+
+    monkeypatch.setattr(ledger, "read_run", read_run)
+    monkeypatch.setattr(shell, "RETRY_S", 0.0)
+    await wire.network.finished()
 
 
 async def test_a_trainer_hears_that_others_were_faster_to_offer_what_the_log_lacked(
