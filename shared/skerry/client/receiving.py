@@ -197,10 +197,14 @@ class FragmentReceiver:
             self.changed.set()
 
     def take_initial(self, initial: Initial) -> None:
-        """Read a fragment, unless the trainer's own parameters are those that were committed."""
-        fragment = initial.manifest.commit.fragment
-        self.initial[fragment] = initial
-        self.wanted.setdefault(fragment, initial.manifest)
+        """Read a fragment, unless the trainer's own parameters are those that were committed.
+
+        Nothing happens where a newer version has come meanwhile.
+        """
+        commit = initial.manifest.commit
+        if self.announced.get(commit.fragment, 0) <= commit.version:
+            self.initial[commit.fragment] = initial
+            self.wanted.setdefault(commit.fragment, initial.manifest)
 
     async def _read(self, manifest: Manifest) -> Fresh:
         link, commit, began_ns = self.link, manifest.commit, self.link.wall_ns()
@@ -208,7 +212,8 @@ class FragmentReceiver:
             self.unasked.remove(commit.fragment)
             return Fresh(manifest, None)
         own: NDArray[np.float32] | None = None
-        if (initial := self.initial.pop(commit.fragment, None)) is not None:
+        initial = self.initial.pop(commit.fragment, None)
+        if initial is not None and initial.manifest.commit.version == commit.version:
             own = await in_thread(_negated, initial.gradient)
             await self.reader.hold(manifest, own)
         traffic, sizes = link.traffic, list[int]()

@@ -425,6 +425,26 @@ async def test_initial_parameters_that_a_learner_has_are_compared_before_they_ar
     assert told == ([] if same else ["warning"])
 
 
+async def test_initial_parameters_that_come_after_the_next_version_change_nothing(
+    bus: MemoryBus,
+) -> None:
+    wire = await Wire.begin(bus, missing=(PADDED,))
+    link, receiver = wire.network.link, wire.network.receiver
+    async with running(receiver.manifests, receiver.fragments):
+        await wire.scripted.commit(PADDED)
+        await until(lambda: wire.fresh == [(PADDED, 1)])
+        (asked,) = link.mailbox.fresh()
+        link.mailbox.take_fresh(asked)
+        await wire.scripted.commit(PADDED)
+        await until(lambda: wire.fresh == [(PADDED, 2)])
+        with capture_logs() as lines:
+            link.mailbox.order(Initial(asked.manifest, np.ones(wire.size(PADDED), np.float32)))
+            await until(lambda: not receiver.wanted and not receiver.reading)
+    assert wire.fresh == [(PADDED, 2)]
+    assert not receiver.initial
+    assert "initial_parameters_differ" not in [line["event"] for line in lines]
+
+
 async def test_a_broker_that_is_away_as_the_run_ends_is_waited_for(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
