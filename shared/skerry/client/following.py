@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class _Made:
     """Our part of a contribution with error feedback."""
 
-    identity: int
+    capture: int
     planes: Planes
     squares: tuple[float, ...]
 
@@ -48,13 +48,16 @@ class _Quantised:
     made: dict[int, _Made] = field(default_factory=dict[int, _Made])
 
     async def take(self, gradient: SharedGradient, fragment: Fragment, identity: int) -> _Made:
-        """Return our part of a contribution; the same one each time that it is asked for."""
+        """Return our part of a capture; the same one each time that it is asked for.
+
+        The identity alone names none: that of a capture that could not be sent is used again.
+        """
         index = fragment.index
-        if index not in self.made or self.made[index].identity != identity:
+        if index not in self.made or self.made[index].capture != gradient.number:
             owed = self.residuals.owed(index, identity)
             planes, squares, residual = await in_thread(quantised_part, gradient, fragment, owed)
             self.residuals.keep(index, identity, residual)
-            self.made[index] = _Made(identity, planes, squares)
+            self.made[index] = _Made(gradient.number, planes, squares)
             gradient.release()
         return self.made[index]
 
@@ -100,7 +103,8 @@ class Following:
                 fragments.reset()
             case Deed.ADOPT:
                 fragments.adopt(fragment, self._read[fragment, version])
-                older = [at for at in self._read if at[0] == fragment and at[1] <= version]
+                # A copy, as the event loop reads on.
+                older = [at for at in [*self._read] if at[0] == fragment and at[1] <= version]
                 for at in older:
                     del self._read[at]
             case _:
