@@ -164,6 +164,7 @@ class SharedGradient:
             in_turn(quantise_jax.encode(scheme, tuple(p.size for p in piece.slices), values))
             for piece, values in (() if feedback else vector.pieces)
         ]
+        self._fetched: tuple[Planes, tuple[float, ...]] | None = None
 
     def __array__(self) -> NDArray[np.float32]:
         msg = "no process holds all of this gradient"
@@ -187,10 +188,13 @@ class SharedGradient:
     def quantise(self, scheme: str, fragment: Fragment) -> tuple[Planes, tuple[float, ...]]:
         """Fetch this process's codes and scales, each in its place, and the norms of all.
 
-        Raises Diverged if anything is not finite, on any device.
+        They are then on the host alone. Raises Diverged if anything is not finite, on any device.
         """
+        held_here = self._made  # two threads may ask at once
+        if self._fetched is not None:
+            return self._fetched
         planes, norms = allocate(scheme, fragment.blocks), list[float]()
-        for piece, (made, measured) in zip(self._pieces, self._made, strict=True):
+        for piece, (made, measured) in zip(self._pieces, held_here, strict=True):
             if not made.finite:
                 msg = f"The outer gradient of fragment {fragment.index} is not finite: not sent."
                 raise Diverged(msg)
@@ -201,7 +205,9 @@ class SharedGradient:
                     held = np.asarray(shard.data)[: max(0, blocks - start)]
                     target[before + start : before + min(stop, blocks)] = held
             norms += np.asarray(measured).tolist()
-        return planes, tuple(norms)
+        fetched = planes, tuple(norms)
+        self._fetched, self._made = fetched, []
+        return fetched
 
 
 class SharedFragments:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from skerry.algorithm.backend import cpu
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.client.following import Following, _Quantised
 from skerry.client.inner_file import Origin
@@ -42,6 +44,21 @@ async def test_a_capture_under_an_identity_that_is_used_again_is_quantised_itsel
     sent = await quantised.take(gradient, FRAGMENT, 7)
     assert sent.squares[0] == pytest.approx(25 * never_sent.squares[0])
     assert await quantised.take(gradient, FRAGMENT, 7) is sent, "each time that it is asked for"
+
+
+def test_what_was_fetched_to_be_sent_is_held_on_the_host_alone() -> None:
+    held, shared = holding("int4")
+    held.params = {"w": jnp.linspace(0, 1, SIZE)}
+    gradient = shared.capture(0)
+    on_devices = len(jax.live_arrays())
+    planes, norms = gradient.quantise("int4", FRAGMENT)
+    assert len(jax.live_arrays()) < on_devices
+    wanted = cpu().quantise("int4", -np.asarray(held.params["w"]))
+    again, same = gradient.quantise("int4", FRAGMENT)
+    for made in (planes, again):
+        np.testing.assert_array_equal(made.codes, wanted.codes)
+        np.testing.assert_array_equal(made.scales, wanted.scales)
+    assert norms == same
 
 
 async def test_a_version_is_adopted_while_another_one_is_read() -> None:
