@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -131,7 +131,8 @@ class OtherProcesses:
     def take_answer(self, number: int, failed: Any, value: Any) -> None:
         """Take what one of them has answered, in any thread."""
         asked = self._asked[number]
-        asked.loop.call_soon_threadsafe(self._answered, number, failed, value)
+        with suppress(RuntimeError):  # the loop has closed
+            asked.loop.call_soon_threadsafe(self._answered, number, failed, value)
 
     def _answered(self, number: int, failed: Any, value: Any) -> None:
         asked = self._asked[number]

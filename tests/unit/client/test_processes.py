@@ -119,6 +119,24 @@ def test_a_request_that_comes_early_waits_and_its_failure_is_told() -> None:
     asyncio.run(main())
 
 
+def test_an_answer_that_comes_after_the_end_of_who_asked_is_no_loss() -> None:
+    """A contribution may still be on its way when the run is over."""
+    with joined() as (lead, follower, _, lost):
+        asked = SimpleQueue[int]()
+        follower.take_requests(lambda _deed, words: asked.put(words[0]))
+
+        async def ask() -> int:
+            asking = asyncio.create_task(lead.others.read(3, 7))
+            number = await asyncio.to_thread(asked.get)
+            asking.cancel()
+            return number
+
+        follower.answer(asyncio.run(ask()))
+        follower.tell(Deed.FOUND, (1, 2))
+        assert lead.all_found(10) == [{(1, 2)}]
+    assert lost.empty()
+
+
 def test_a_process_that_was_asked_to_end_asks_the_first_one() -> None:
     asked = SimpleQueue[None]()
     with joined() as (lead, follower, _, _lost):
