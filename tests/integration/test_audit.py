@@ -464,7 +464,7 @@ async def test_a_fork_without_a_learner_merges_the_others_alone(tmp_path: Path) 
             merged = [sent[id_of(item)] for item in commit.consumed]
             kept = [one.gradient for one in merged if one.header.learner == "a"]
             if commit.version == 1:
-                fold.begin(first_master(merged[0]), None)
+                fold.begin(first_master(merged[0], fold.fragment), None)
             elif kept:
                 work = [1.0 / len(kept)] * len(kept)
                 assert len(kept) == 1

@@ -79,7 +79,7 @@ class Committer:
         refuse_others(batch, state, first)
         if first is None:
             return None
-        master = await asyncio.to_thread(first_master, first)
+        master = await asyncio.to_thread(first_master, first, state.fragment)
         vectors = FragmentVectors(1, master, self.outer.init(master))
         return await self._write(state, batch, [Weighed(first, 0, 1.0)], vectors, closing)
 

@@ -222,6 +222,15 @@ def scatter(fragment: Fragment, vector: NDArray[Any], leaves: Sequence[NDArray[A
         _window(leaf.reshape(-1), piece)[:] = vector[offset : offset + piece.size]
 
 
+def clear_padding(fragment: Fragment, vector: NDArray[np.float32]) -> None:
+    """Write zeros into the padding of a vector f32 (padded_size,).
+
+    A checkpoint holds no padding: one of a vector that had some could not be restored.
+    """
+    for piece, start in zip(fragment.slices, fragment.offsets, strict=False):
+        vector[start + piece.size : start + padded(piece.size)] = 0
+
+
 def averaged(of: Plan, fragment: Fragment) -> tuple[bool, ...]:
     """Return for each slice whether every merge averages it, as all do with embeddings.
 

@@ -232,7 +232,7 @@ def largest(contributions: Sequence[OuterGradient], fragment: Fragment) -> int:
     """
 
     def size(item: OuterGradient) -> float:
-        return max(*decoded_norms(item, fragment), *item.norms)
+        return max((*decoded_norms(item, fragment), *item.norms))
 
     sizes = [size(item) for item in contributions]
     return sizes.index(max(sizes))

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from skerry import code
 from skerry.algorithm import backend
-from skerry.algorithm.fragments import BLOCK, Fragment, Plan, padded
+from skerry.algorithm.fragments import BLOCK, Fragment, Plan, clear_padding, padded
 from skerry.algorithm.merge import Direction, direction, scaled
 from skerry.algorithm.merge_numpy import OuterGradient, whole
 from skerry.algorithm.presets import OUTERS, Sgd, resolved
@@ -110,6 +110,7 @@ def make_outer(
     return _sgd_outer(name, sgd)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in its order
     outer: Outer,
     master: F32s,
@@ -123,8 +124,9 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
 ) -> tuple[F32s, Any]:
     """Merge contributions and take one outer step.
 
-    Returns the new master f32 (padded_size,) and the new state; the inputs are untouched. Presets
-    decode, merge and step block by block without another vector.
+    Returns the new master f32 (padded_size,), its padding zero whatever contributions have there,
+    and the new state; the inputs are untouched. Presets decode, merge and step block by block
+    without another vector.
     ``spare`` are up to two dead vectors (an earlier master and momentum) that presets write into
     instead of new memory, whose first touch costs as much as the merge.
     Raises Diverged when the merge or the step is not finite, ValueError when shapes or weights do
@@ -134,9 +136,7 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
         found = direction(method, contributions, weights, fragment, averaged)
         moved, fresh = outer.apply(master, scaled(found), state)
         _leave(found, moved, master)
-        if not np.isfinite(moved).all():
-            msg = f"the outer step of {outer.name} is not finite"
-            raise Diverged(msg)
+        _finish(outer, fragment, moved)
         return moved, fresh
     fitting = [vector for vector in spare if vector.size == fragment.padded_size]
     out, into = (*fitting, None, None)[:2]
@@ -148,7 +148,16 @@ def merge_and_apply(  # noqa: PLR0913, PLR0917 - what a commit consists of, in i
     _leave(found, vector, master)
     if fresh is not None:
         _leave(found, fresh, state)
+    _finish(outer, fragment, vector)
     return vector, fresh
+
+
+def _finish(outer: Outer, fragment: Fragment, master: F32s) -> None:
+    """Clear the padding of a new master; raise Diverged if any value is not finite."""
+    if not (math.isfinite(master.min()) and math.isfinite(master.max())):
+        msg = f"the outer step of {outer.name} is not finite"
+        raise Diverged(msg)
+    clear_padding(fragment, master)
 
 
 def _leave(found: Direction, new: F32s, old: F32s) -> None:

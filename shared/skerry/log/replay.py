@@ -28,11 +28,12 @@ from skerry.protocol.messages import Commit, Consumed, is_from_checkpoint
 Vector = NDArray[np.float32]
 
 
-def first_master(genesis: Contribution) -> Vector:
+def first_master(genesis: Contribution, fragment: Fragment) -> Vector:
     """Return version 1 of a fragment f32 (padded_size,): the negated GENESIS contribution."""
     negated = cpu().dequantise(genesis.scheme, genesis.planes)
-    # Not the negative: the padding must stay +0, which is what a checkpoint restores.
-    return np.float32(0) - negated
+    master = np.float32(0) - negated
+    fragments.clear_padding(fragment, master)
+    return master
 
 
 def vectors_of(master: Vector, state: object) -> tuple[Vector, ...]:
@@ -128,7 +129,7 @@ async def redo(fold: FragmentFold, commit: Commit, source: Payloads) -> list[Con
             raise _gone(item, commit)
         merged.append(found)
     if commit.version == 1 and not is_from_checkpoint(commit):
-        fold.begin(await asyncio.to_thread(first_master, merged[0]), None)
+        fold.begin(await asyncio.to_thread(first_master, merged[0], fold.fragment), None)
     elif merged:
         pairs = zip(merged, commit.consumed, strict=True)
         gradients = [replace(found.gradient, cut=item.cut) for found, item in pairs]

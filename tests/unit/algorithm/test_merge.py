@@ -225,6 +225,15 @@ def test_a_norm_longer_than_the_values_does_not_count(scheme: str, seed: int, bo
     assert not merge.sound(merge.OuterGradient(scheme, planes, wrong), FRAGMENT, None)
 
 
+@pytest.mark.parametrize("norms", [(), (1.0,)])
+def test_the_largest_contribution_is_found_in_a_fragment_of_one_tensor(
+    norms: tuple[float, ...],
+) -> None:
+    one = Fragment(0, (Slice(0, 0, 2 * BLOCK),))
+    items = [contribution(np.full(2 * BLOCK, size, np.float32)) for size in (1.0, 3.0, 2.0)]
+    assert merge.largest([replace(item, norms=norms) for item in items], one) == 1
+
+
 def median(values: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray[np.float32]:
     """A rule as CONTRIBUTING describes it."""
     assert weights.sum() == pytest.approx(1)

@@ -16,10 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from skerry.algorithm import merge, quantise_numpy
-from skerry.algorithm.fragments import BLOCK, Fragment, Slice
+from skerry.algorithm.fragments import BLOCK, Fragment, Slice, gather
 from skerry.algorithm.merge_numpy import OuterGradient
 from skerry.algorithm.outer import Outer, from_optax, make_outer, merge_and_apply
-from skerry.errors import ConfigError
+from skerry.algorithm.planes import exact
+from skerry.errors import ConfigError, Diverged
 
 FRAGMENT = Fragment(0, (Slice(0, 0, 3 * BLOCK), Slice(1, 0, BLOCK)))
 AVERAGED = (False, True)
@@ -110,6 +111,28 @@ def test_a_slice_that_nobody_trained_keeps_its_value(outer: Outer) -> None:
     after, _ = merge_and_apply(outer, master, state, idle, WEIGHTS, *RDA)
     assert np.array_equal(after[: 3 * BLOCK], master[: 3 * BLOCK])
     assert not np.array_equal(after[3 * BLOCK :], master[3 * BLOCK :])
+
+
+@pytest.mark.parametrize("outer", OUTERS.values(), ids=OUTERS)
+def test_what_contributions_have_in_their_padding_is_left_out(outer: Outer) -> None:
+    ragged = Fragment(0, (Slice(0, 0, 300), Slice(1, 0, 400)))
+    kept = gather(ragged, [np.ones(part.size, np.float32) for part in ragged.slices]) > 0
+    before, item = np.where(kept, vector(0), 0), OuterGradient("f32", exact(vector(1)))
+    rest = [item], [1.0], "rda", ragged, AVERAGED
+    after, _ = merge_and_apply(outer, before, outer.init(before), *rest)
+    assert not after[~kept].any()
+    assert (after[kept] != before[kept]).all()
+
+
+@pytest.mark.parametrize("name", ["nesterov", "direct"])
+@pytest.mark.parametrize("far", [3e38, -3e38])
+def test_a_step_beyond_the_largest_float_is_refused(name: str, far: float) -> None:
+    """Where merged contributions are finite, and what they make of the parameters is not."""
+    outer, master, away = preset(name), vector(0), np.zeros_like(vector(0))
+    master[1], away[1] = far, -far
+    rest = [OuterGradient("f32", exact(away))], [1.0], *RDA
+    with pytest.raises(Diverged, match=r"outer step of .* is not finite"):
+        merge_and_apply(outer, master, outer.init(master), *rest)
 
 
 @pytest.mark.parametrize("name", ["nesterov", "direct"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from skerry.algorithm.fragments import Fragment
 from skerry.errors import StateLost
 from skerry.log import ledger
 from skerry.log.memory_stream import MemoryStream
@@ -21,10 +23,14 @@ from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, newest, snapshot_vers
 from skerry.protocol.records import decode, encode
 from skerry.protocol.subjects import ShardStream, Subjects
 from skerry.settings.models import OuterConfig
+from skerry.store.checkpoint import verify
+from skerry.store.local import LocalStore
+from skerry_checkpointer.service import Checkpointer
 from skerry_syncer.following import StandbyFollower
 from skerry_syncer.restoring import FragmentVectors, Restorer
 from skerry_tools.audit.log import RunLog
 from skerry_tools.audit.replay import replay
+from tests.support import learners
 from tests.support.builders import until
 from tests.unit.syncer.driven import RUN, DrivenSyncer
 
@@ -261,3 +267,20 @@ async def test_audit_replays_up_to_where_another_master_was_gone_on_from() -> No
     assert not report.wrong
     assert "Fragment 0 can be replayed from version 6 on" in report.fragments[0].stopped
     assert report.fragments[1].whole
+
+
+async def test_a_checkpoint_can_be_restored_whatever_learners_sent_as_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = learners.walk
+
+    def filled(fragment: Fragment, *key: object) -> learners.Vector:
+        return walk(fragment, *key) + np.float32(1e-3)
+
+    monkeypatch.setattr(learners, "walk", filled)
+    driven = await DrivenSyncer.begin(outer=NESTEROV)
+    await driven.round(0)
+    store, record = LocalStore(tmp_path / RUN), await ledger.read_run(driven.bus, RUN)
+    written = await Checkpointer.of(driven.bus, record, store).save()
+    assert written is not None
+    assert verify(store, written.name).versions == (2, 1)
