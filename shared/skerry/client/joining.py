@@ -13,7 +13,8 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from skerry.algorithm.fragments import LeafSpec, Plan, trainable
+from skerry.algorithm.fragments import BLOCK, LeafSpec, Plan, trainable
+from skerry.algorithm.presets import state_vectors
 from skerry.client.inner import RestoredState
 from skerry.client.telemetry import LearnerIdentity
 from skerry.data.source import with_tokenizer
@@ -26,9 +27,10 @@ from skerry.log.streams import check_payload, specs
 from skerry.models.adapters import digest_of
 from skerry.models.machine import Machine
 from skerry.models.presets import written_out
+from skerry.protocol.codec import blocks_per_chunk
 from skerry.protocol.learner import TrainingProgress
 from skerry.protocol.messages import MemberRecord, Pulse, RunRecord, RunState
-from skerry.protocol.parts import INITIAL_BYTES, window_bytes
+from skerry.protocol.parts import INITIAL_BYTES, MOST_WHOLE_CHUNKS, window_bytes
 from skerry.protocol.subjects import Subjects
 from skerry.service.shell import outlast
 from skerry.settings import loading
@@ -189,6 +191,7 @@ async def create(bus: Bus, run: str, given: RunConfig, cut: Plan, created_ns: in
     weights = await asyncio.to_thread(digest_of, folder) if folder else ""
     config = _recorded(given, cut.parameters, weights)
     check_window(cut, config)
+    check_manifests(cut, config)
     check_payload(bus, config.sync.chunk_bytes, max(len(f.slices) for f in cut.fragments))
     for difference in await bus.declare(
         specs(run, shards=config.sync.shards, **config.log.model_dump())
@@ -222,6 +225,28 @@ def check_window(cut: Plan, config: RunConfig) -> None:
             f" parameters are offered in {needed} bytes: set log.window_bytes={2 * needed}."
         )
         raise ConfigError(msg, path="log.window_bytes")
+
+
+def check_manifests(cut: Plan, config: RunConfig) -> None:
+    """Raise ConfigError if a fragment has so many chunks that no manifest could name all of them.
+
+    No version of it could be committed.
+    """
+    sync, outer = config.sync, config.outer
+    blocks = -(-cut.largest // BLOCK)
+    vectors = 1 + state_vectors(outer.preset, sync.h_steps, outer.momentum)
+    chunks = sum(
+        -(-blocks // blocks_per_chunk(scheme, sync.chunk_bytes))
+        for scheme in (sync.global_scheme, *["f32"] * vectors)
+    )
+    if chunks > MOST_WHOLE_CHUNKS:
+        least = -(-sync.fragments * chunks // MOST_WHOLE_CHUNKS)
+        msg = (
+            f"sync.fragments is {sync.fragments}: a fragment of {cut.largest} parameters takes"
+            f" {chunks} chunks of sync.chunk_bytes, and a manifest names {MOST_WHOLE_CHUNKS}: set"
+            f" sync.fragments to at least {least}, or sync.chunk_bytes higher."
+        )
+        raise ConfigError(msg, path="sync.fragments")
 
 
 def offers(model: ModelConfig, folder: str) -> bool:

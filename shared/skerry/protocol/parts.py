@@ -30,6 +30,9 @@ OUTER = "outer."
 """The prefix of the names of an outer optimizer's parts."""
 INITIAL_BYTES = 4
 """Bytes of an initial parameter, f32: the least that the window must have room for."""
+MOST_DELTA_CHUNKS, MOST_WHOLE_CHUNKS = 16_384, 24_000
+"""Chunks that a manifest names at most, of deltas, and of a keyframe and a snapshot together. Each
+takes 20 bytes of the MiB that a record may have; the rest names learners."""
 MOST_UNCOVERED = 0.85
 """The most of the window that contributions without a snapshot may fill by the next version."""
 
@@ -60,7 +63,25 @@ def is_due(fragment: int, version: int, previous: Manifest | None, name: str, ev
     no link or disk has to be wide enough for those of all fragments at once.
     """
     turn = fragment + fragment // every
-    return (version + turn) % every == 0 or previous is None or newest(previous, name) is None
+    if (version + turn) % every == 0 or previous is None or newest(previous, name) is None:
+        return True
+    return name == KEYFRAME and _is_crowded(previous)
+
+
+def _is_crowded(previous: Manifest) -> bool:
+    """Return True if deltas since the newest keyframe leave no sure room for one more.
+
+    It may be twice as long as the newest one, where ``delta_scheme`` is ``auto``.
+    """
+    frame = newest(previous, KEYFRAME)
+    lengths = [len(p.chunks) for p in _deltas(previous) if frame and p.version > frame.version]
+    return bool(lengths) and sum(lengths) + 2 * lengths[-1] > MOST_DELTA_CHUNKS
+
+
+def _deltas(manifest: Manifest) -> list[Part]:
+    """Return the deltas that a manifest names, the oldest first."""
+    found = (part for part in manifest.parts if part.name == DELTA)
+    return sorted(found, key=lambda part: part.version)
 
 
 def is_snapshot_due(
@@ -104,20 +125,34 @@ def kept(previous: Manifest | None, fresh: Sequence[Part], every: int) -> tuple[
     """Return the parts that a manifest names: the ``fresh`` ones, and earlier ones that stay.
 
     Those are the deltas of the last N versions up to the first gap, the newest keyframe and the
-    newest snapshot. Without a new delta no earlier one can be followed any more.
+    newest snapshot. Without a new delta no earlier one can be followed any more. Deltas to the
+    newest keyframe and before are fewer if there would be more than MOST_DELTA_CHUNKS.
     """
     if previous is None:
         return tuple(fresh)
     names = {part.name for part in fresh}
-    oldest = previous.commit.version + 1 - every
+    first = max(_first_delta(previous, fresh), previous.commit.version + 2 - every)
     stay = [
         part
         for part in previous.parts
-        if (part.name == DELTA and DELTA in names and part.version > oldest)
+        if (part.name == DELTA and DELTA in names and part.version >= first)
         or (part.name == KEYFRAME and KEYFRAME not in names)
         or (kind_of(part.name) == "snapshot" and MASTER not in names)
     ]
     return (*stay, *fresh)
+
+
+def _first_delta(previous: Manifest, fresh: Sequence[Part]) -> int:
+    """Return the version of the first delta for which there is room, or which a keyframe needs."""
+    frame = max((p.version for p in (*previous.parts, *fresh) if p.name == KEYFRAME), default=0)
+    first = previous.commit.version + 1
+    chunks = sum(len(part.chunks) for part in fresh if part.name == DELTA)
+    for part in reversed(_deltas(previous)):
+        chunks += len(part.chunks)
+        if part.version <= frame and chunks > MOST_DELTA_CHUNKS:
+            break
+        first = part.version
+    return first
 
 
 def path(manifest: Manifest, held: int | None) -> tuple[Part, ...]:

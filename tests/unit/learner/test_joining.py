@@ -14,7 +14,7 @@ from skerry import folders
 from skerry.algorithm.fragments import LeafSpec, Plan, plan
 from skerry.client import joining
 from skerry.client.inner import RestoredState, fresh
-from skerry.client.joining import check_window, offers, take_place
+from skerry.client.joining import check_manifests, check_window, offers, take_place
 from skerry.errors import (
     BrokerUnavailable,
     BrokerUnfit,
@@ -36,7 +36,14 @@ from skerry.models.presets import OWN
 from skerry.protocol.messages import InnerState
 from skerry.service import shell
 from skerry.settings.loading import decided, run_config_from_json
-from skerry.settings.models import DataConfig, LogConfig, ModelConfig, RunConfig, TrainConfig
+from skerry.settings.models import (
+    DataConfig,
+    LogConfig,
+    ModelConfig,
+    RunConfig,
+    SyncConfig,
+    TrainConfig,
+)
 from skerry_learner import work as works
 from skerry_learner.work import find_or_create, prepare
 from skerry_tools.audit.verify import verify
@@ -245,6 +252,15 @@ def test_window_too_small_for_initial_parameters_is_refused_with_the_size_to_set
     config = RunConfig(log=LogConfig(window_bytes=4 * 1024**2 - 1))
     with pytest.raises(ConfigError, match=r"set log\.window_bytes=8388608"):
         check_window(cut, config)
+
+
+def test_a_fragment_of_more_chunks_than_a_manifest_names_is_refused_with_what_to_set() -> None:
+    leaves = [LeafSpec(f"w{number}", (1 << 20,)) for number in range(40)]
+    config = RunConfig(sync=SyncConfig(fragments=1, chunk_bytes=4096))
+    with pytest.raises(ConfigError, match=r"set sync\.fragments to at least 4, or") as refused:
+        check_manifests(plan(leaves, 1), config)
+    assert refused.value.path == "sync.fragments"
+    check_manifests(plan(leaves, 4), config)
 
 
 async def test_broker_whose_messages_are_too_small_is_named_with_its_setting() -> None:

@@ -14,6 +14,7 @@ from skerry.protocol.parts import (
     DELTA,
     KEYFRAME,
     MASTER,
+    MOST_DELTA_CHUNKS,
     is_due,
     is_snapshot_due,
     kept,
@@ -22,15 +23,24 @@ from skerry.protocol.parts import (
     path,
     slot,
 )
+from skerry.protocol.records import encode
 from tests.support.builders import commit, part
 
 MOMENTUM = "outer.momentum"
 
 
 def history(
-    every: int, versions: int, *, lost: frozenset[int] = frozenset(), snapshots: int = 1
+    every: int,
+    versions: int,
+    *,
+    lost: frozenset[int] = frozenset(),
+    snapshots: int = 1,
+    chunks: int = 1,
 ) -> list[Manifest]:
-    """Return the manifests of a run, in which the syncer finds no keyframe before ``lost`` ones."""
+    """Return the manifests of a run, in which the syncer finds no keyframe before ``lost`` ones.
+
+    Deltas have ``chunks``, those of every other version twice as many.
+    """
     found: list[Manifest] = []
     for version in range(1, versions + 1):
         previous = found[-1] if found else None
@@ -42,7 +52,8 @@ def history(
         fresh = [
             part(
                 name,
-                ChunkRef(version, 1000 if name == KEYFRAME else 250, 0),
+                *[ChunkRef(version, 1000 if name == KEYFRAME else 250, 0)]
+                * (chunks * (1 + version % 2) if name == DELTA and chunks > 1 else 1),
                 version=version,
                 slot=slot(name, version, previous, every),
             )
@@ -91,6 +102,20 @@ def test_a_commit_writes_nothing_that_a_reader_of_the_manifest_before_reads(
             (kind_of(p.name), p.slot) for p in after.parts if p.version == after.commit.version
         }
         assert not fresh & places(before)
+
+
+@pytest.mark.parametrize(("every", "chunks"), [(256, 200), (16, 1000), (16, 4500), (16, 8000)])
+def test_a_manifest_has_room_in_a_record_however_long_its_deltas_are(
+    every: int, chunks: int
+) -> None:
+    manifests = history(every, every + 3, snapshots=16, chunks=chunks)
+    for before, after in pairwise(manifests):
+        deltas = [p for p in after.parts if p.name == DELTA]
+        assert sum(len(p.chunks) for p in deltas) <= MOST_DELTA_CHUNKS
+        assert deltas[-1].version == after.commit.version
+        for held in (None, before.commit.version):
+            leads_to(after, held)
+    assert encode(manifests[-1])
 
 
 def test_a_learner_in_step_reads_the_delta_also_where_there_is_a_keyframe() -> None:
