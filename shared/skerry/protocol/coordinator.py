@@ -239,11 +239,14 @@ class RoundCoordinator:
             )
         if manifest is not None:
             self.clock.committed(manifest.commit, now_s)
-        if self.clock.limit.step >= self.settings.steps and self.end.over_since_s is None:
-            self.end.over_since_s = now_s
 
     def _measure(self, now_s: float) -> None:
-        """Note since when fewer than K learners work, and the step time before any round closed."""
+        """Note since when the clock is at the last step, and since when fewer than K learners work.
+
+        Also the step time before any round closed.
+        """
+        if self.clock.limit.step >= self.settings.steps and self.end.over_since_s is None:
+            self.end.over_since_s = now_s
         working = len(self.clock.learners.working(now_s))
         policy = self.settings.policy
         self.short_since_s = rounds.short_since_s(now_s, self.short_since_s, working, policy)

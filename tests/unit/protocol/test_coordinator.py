@@ -10,10 +10,11 @@ import pytest
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.algorithm.liveness import LivenessPolicy
 from skerry.algorithm.schedule import Schedule
-from skerry.protocol.clock import ClockLimit, GlobalClock, LearnerTable
+from skerry.protocol.clock import END_TIMEOUTS, ClockLimit, GlobalClock, LearnerTable
 from skerry.protocol.contribution import Contribution, ContributionRules
 from skerry.protocol.coordinator import (
     MOST_LAST_ROUNDS,
+    Action,
     CommitVersion,
     CoordinatorSettings,
     EndRun,
@@ -107,6 +108,20 @@ def test_refusals_alone_ask_for_so_many_last_rounds() -> None:
     assert end.left(shard) == [0]
     end.last_rounds[0] += 1
     assert end.left(shard) == []
+
+
+def test_a_syncer_that_takes_over_at_the_last_step_does_not_wait_for_one_that_hangs() -> None:
+    """No commit may come any more that would tell it that the clock is there."""
+    held = coordinator(committed=STEPS, phase=LearnerPhase.FINISHED)
+    held.end.finals = {0, 1}
+    table, found = held.clock.learners, list[Action | None]()
+    for at_s in range(0, int(END_TIMEOUTS * table.patience_s) + 2, 10):
+        table.observe(pulse("a", STEPS, phase=LearnerPhase.FINISHED), at_s)
+        table.observe(pulse("hangs", 7, phase=LearnerPhase.TRAINING), at_s)
+        found.append(held.decide(at_s, 0))
+    later = END_TIMEOUTS * table.patience_s + 1
+    assert not any(isinstance(action, EndRun) for action in found)
+    assert held.decide(later, 0) == EndRun()
 
 
 def test_whether_the_run_may_end_is_asked_from_time_to_time() -> None:
