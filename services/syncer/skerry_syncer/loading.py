@@ -132,7 +132,8 @@ async def commits_since(
     ``last`` is the ledger's last sequence. What lies above a fragment's floor was sent at most
     ``max_staleness`` versions ago, since nothing older holds a floor down; those of a window say
     what contributions are compared with. A ledger holds one commit per fragment and version, and
-    half as many other records at the very most; where there are more, all of a fragment's are read.
+    half as many other records in most runs; where there are more, those of a fragment since its
+    snapshot are read by themselves.
     """
     since = {i: range(snapshot_version(m) + 1, m.commit.version) for i, m in manifests.items()}
     reach = max([config.max_staleness, WINDOW, *(len(versions) for versions in since.values())]) + 2
@@ -151,7 +152,8 @@ async def commits_since(
     await collect(those, max(0, last - count))
     for index, versions in since.items():
         if not found[index].keys() >= set(versions):
-            await collect(Subjects(run).commit(index), 0)
+            begins = await ledger.commit_of(bus, run, index, versions.start)
+            await collect(Subjects(run).commit(index), begins[0] - 1 if begins else 0)
     return found
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from skerry.algorithm.outer import Outer, make_outer
 from skerry.errors import StateLost
+from skerry.log.base import Record
 from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
+from skerry.log.streams import specs
 from skerry.protocol.messages import Commit, InnerState, RefusalCause, Refused, Start
 from skerry.protocol.parts import MASTER
 from skerry.protocol.records import encode
@@ -18,7 +23,7 @@ from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig, SyncConfig
 from skerry_syncer import loading
 from skerry_syncer.restoring import Restorer
-from tests.support.builders import member
+from tests.support.builders import commit, evaluation, manifest, member, part
 from tests.support.scripted_run import ScriptedRun
 
 OUTER: Outer = make_outer("nesterov", lr=None, momentum=None, h_steps=8)
@@ -86,6 +91,31 @@ async def test_what_the_newest_commits_refused_is_settled(
     shard = await loaded(bus, run)
     assert ("a", 1, 9) in shard.fragments[1].settled
     assert ("a", 1, 9) not in shard.fragments[0].settled
+
+
+async def test_of_a_long_ledger_no_more_is_read_than_came_since_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, last = MemoryBroker().connect(), 1000
+    await bus.declare(specs("run"))
+    for version in range(1, last + 1):
+        await bus.publish(Subjects("run").commit(0), encode(commit(version)))
+    for _ in range(100):  # as many as fill the span that is read at once
+        await bus.publish(Subjects("run").ledger("eval"), encode(evaluation()))
+    follow, read = bus.follow, list[int]()
+
+    async def counted(pattern: str, **how: Any) -> AsyncGenerator[Record]:
+        async with aclosing(follow(pattern, **how)) as records:
+            async for record in records:
+                read.append(record.sequence)
+                yield record
+
+    monkeypatch.setattr(bus, "follow", counted)
+    newest = {0: manifest(last, 0, part(MASTER, version=last - 10))}
+    sync = SyncConfig(fragments=1)
+    found = await loading.commits_since(bus, "run", newest, sync, last + 100)
+    assert found[0].keys() >= set(range(last - 9, last))
+    assert len(read) < last // 2
 
 
 async def test_bytes_that_stay_wrong_are_lost_state(monkeypatch: pytest.MonkeyPatch) -> None:
