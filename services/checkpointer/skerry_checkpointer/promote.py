@@ -17,6 +17,7 @@ from skerry.service.entry import bus_from, settings_from
 from skerry.service.keyring import ACCOUNTS, Keyring
 from skerry.service.region import cache_of
 from skerry.store.finding import store_of
+from skerry.tasks import in_thread
 from skerry_checkpointer.cut import last_state
 from skerry_checkpointer.restore import span
 from skerry_checkpointer.service import Checkpointer
@@ -52,6 +53,7 @@ async def rescue(bus: NatsBus, run: str, store: Store) -> Written:
             )
             raise ConfigError(msg, path="region") from error
         writer = Checkpointer.of(bus, record, store)
+        await in_thread(writer.read_store)  # this one is to count as newer than all that are there
         return await writer.write(await last_state(bus, run, writer.plan))
 
 

@@ -182,7 +182,7 @@ class Checkpointer:
 
     async def _look(self) -> None:
         """Read what the store holds; record the newest if its writer could not do so any more."""
-        await in_thread(self._read_store)
+        await in_thread(self.read_store)
         if self.is_recorded:
             return
         recorded = await ledger.last_checkpoint(self.bus, self.record.run)
@@ -191,7 +191,7 @@ class Checkpointer:
         if newest and (not recorded or recorded.ledger_sequence < newest.ledger_sequence):
             await self._publish(self._record_of(name, newest))
 
-    def _read_store(self) -> None:
+    def read_store(self) -> None:
         """Delete what dead writers left and read the manifests that are new to us."""
         for name in self.store.sweep():
             log.info("leftover_removed", name=name)
