@@ -325,6 +325,10 @@ def _next_commit(asked: Restore, saved: Commit, held: HeldFragment) -> Commit:
         progress=tuple(rows[learner] for learner in sorted(rows)),
         final=False,
         trace_id="",
+        merge_s=0.0,
+        unnamed=(),
+        master_origin=None,
+        outer_version=0,
     )
 
 

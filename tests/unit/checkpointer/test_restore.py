@@ -26,7 +26,15 @@ from skerry.log.memory import MemoryBroker, MemoryBus
 from skerry.log.state_writer import StateWriter
 from skerry.log.streams import specs
 from skerry.protocol.chunks import vector_digest
-from skerry.protocol.messages import LearnerProgress, Manifest, RunState, why
+from skerry.protocol.messages import (
+    Commit,
+    LearnerProgress,
+    Manifest,
+    MasterOrigin,
+    RunState,
+    Unnamed,
+    why,
+)
 from skerry.protocol.records import plan_of
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import RunConfig
@@ -112,6 +120,24 @@ class TestANewRun:
         commit = (await ledger.last_commits(again, "again"))[0]
         assert commit.progress == (LearnerProgress("a", 0, 0, 70, 21),)
         assert (commit.contrib_floor, commit.step, commit.consumed) == (0, 7, ())
+
+    async def test_what_became_of_contributions_stays_in_the_log_where_they_lie(
+        self, store: LocalStore, empty: MemoryBus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        draft = ScriptedRun._draft
+
+        def troubled(self: ScriptedRun, *about: int) -> Commit:
+            origin, unnamed = MasterOrigin.GLOBAL, (Unnamed("a", 3),)
+            made = draft(self, *about)
+            return replace(made, unnamed=unnamed, master_origin=origin, outer_version=1, merge_s=2)
+
+        monkeypatch.setattr(ScriptedRun, "_draft", troubled)
+        scripted = await begun()
+        await scripted.commit_all()
+        await restore(empty, store.root / await save(scripted, store), "again")
+        for commit in (await ledger.last_commits(empty, "again")).values():
+            assert (commit.unnamed, commit.consumed, commit.merge_s) == ((), (), 0.0)
+            assert (commit.master_origin, commit.outer_version) == (None, 0)
 
     async def test_the_next_commit_goes_on_from_the_restored_version(
         self, again: MemoryBus
