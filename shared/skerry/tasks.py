@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 _ASKED: ContextVar[threading.Event | None] = ContextVar("_ASKED", default=None)
 """Set once the call of ``in_thread`` that this thread computes has been cancelled."""
+_COUNTED: ContextVar[Computations | None] = ContextVar("_COUNTED", default=None)
 
 
 class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used instead
@@ -60,6 +62,28 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one that is to be used
     def _asked(self) -> bool:
         """Return True if the group has cancelled its own waiting task."""
         return bool(getattr(self, "_parent_cancel_requested", False))
+
+
+@dataclass(slots=True)
+class Computations:
+    """How many calls of ``computed`` are under way, of one task and of those that it began."""
+
+    count: int = 0
+
+
+def count_computations(into: Computations) -> None:
+    """Count there what this task computes from now on, and the tasks that it begins."""
+    _COUNTED.set(into)
+
+
+async def computed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a computation that may take minutes in a thread, so that no watcher calls it stuck."""
+    counted = _COUNTED.get() or Computations()
+    counted.count += 1
+    try:
+        return await asyncio.to_thread(call, *args, **kwargs)
+    finally:
+        counted.count -= 1
 
 
 async def in_thread(blocking: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ from skerry.protocol.messages import Commit, Manifest
 from skerry.protocol.parts import DELTA, KEYFRAME, MASTER, OUTER, is_due, is_snapshot_due
 from skerry.protocol.shard import PendingFragment, Shard
 from skerry.protocol.subjects import Subjects
+from skerry.tasks import computed
 from skerry_syncer.restoring import FragmentVectors
 from skerry_syncer.telemetry import CommitTimes
 
@@ -75,11 +75,11 @@ class Committer:
         """
         self.spent.began_ns = self.wall_ns()
         batch = Batch.take(shard, state)
-        first = await asyncio.to_thread(first_parameters, batch, state.fragment)
+        first = await computed(first_parameters, batch, state.fragment)
         refuse_others(batch, state, first)
         if first is None:
             return None
-        master = await asyncio.to_thread(first_master, first, state.fragment)
+        master = await computed(first_master, first, state.fragment)
         vectors = FragmentVectors(1, master, self.outer.init(master))
         return await self._write(state, batch, [Weighed(first, 0, 1.0)], vectors, closing)
 
@@ -97,7 +97,7 @@ class Committer:
         if held is None or not (batch.pending or closing.final):
             return None
         scale = None if self.outer.bare_gradients else held.master
-        measured = await asyncio.to_thread(
+        measured = await computed(
             examine,
             batch.pending,
             state.fragment,
@@ -112,7 +112,7 @@ class Committer:
             try:
                 vectors = await self._step(state.fragment, held, inputs, weighed)
             except Diverged:
-                worst = await asyncio.to_thread(largest, inputs, state.fragment)
+                worst = await computed(largest, inputs, state.fragment)
                 weighed = without(shard, state, weighed, worst)
                 continue
             return await self._write(state, batch, weighed, vectors, closing)
@@ -129,7 +129,7 @@ class Committer:
         weighed: Sequence[Weighed],
     ) -> FragmentVectors:
         """Return the next master and outer state; Diverged when they would not be finite."""
-        merged, outer_state = await asyncio.to_thread(
+        merged, outer_state = await computed(
             merge_and_apply,
             self.outer,
             held.master,
@@ -169,7 +169,7 @@ class Committer:
             commit = replace(commit, master_origin=lapse.origin, outer_version=lapse.outer_version)
         whole = await self._is_snapshot(commit, state.manifest, vectors.uncovered)
         if not whole:
-            digest = await asyncio.to_thread(vector_digest, vectors.master)
+            digest = await computed(vector_digest, vectors.master)
             commit = replace(commit, master_digest=digest)
         parts = self._parts(commit, vectors, state.manifest, whole=whole)
         manifest = await writer.commit(commit, parts, state.manifest)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import structlog
 from skerry.errors import BrokerUnavailable, Conflict, Fenced, Overtaken, StorageFull, first_cause
 from skerry.log import fences
 from skerry.log.state_writer import StateWriter
+from skerry.tasks import Computations, count_computations
 from skerry_syncer.serving import ShardServer
 
 if TYPE_CHECKING:
@@ -55,12 +57,14 @@ class Leadership:
     loaded_bytes: int = 0
     sessions: int = 0
     asked_ns: int = 0
+    computations: Computations = field(default_factory=Computations)
 
     async def serve(self) -> LeadershipEnd:
         """Serve the shard until the run is finished, it is left, or its fence is another one.
 
         Raises what a person must repair.
         """
+        count_computations(self.computations)
         while not self.leaving:
             try:
                 return await self._session()
@@ -98,10 +102,11 @@ class Leadership:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """What changes as long as the leadership is not stuck."""
+        """What changes as long as the leadership is not stuck: a merge may take minutes."""
         turns = self.server.turns if self.server is not None else 0
         published = self.writer.published if self.writer is not None else 0
-        return self.sessions, turns, published, self.loaded_bytes
+        computes_ns = time.monotonic_ns() if self.computations.count else 0
+        return self.sessions, turns, published, self.loaded_bytes, computes_ns
 
     async def _session(self) -> LeadershipEnd:
         served = self.served

@@ -28,6 +28,7 @@ from skerry.protocol.contribution import ContributionAssembler
 from skerry.protocol.messages import Commit, Manifest, MasterOrigin
 from skerry.protocol.parts import MASTER, OUTER, kind_of, snapshot_version
 from skerry.protocol.subjects import Subjects
+from skerry.tasks import computed
 
 if TYPE_CHECKING:
     from skerry.settings.models import SyncConfig
@@ -207,7 +208,7 @@ class Restorer:
             return str(error).removesuffix(".")
         source.forget(commit.contrib_floor)
         vectors.version, vectors.uncovered = version, Uncovered.oldest(vectors.uncovered, merged)
-        digest = await asyncio.to_thread(vector_digest, fold.master)
+        digest = await computed(vector_digest, fold.master)
         if vectors.lapse is None and digest != commit.master_digest:
             vectors.lapse = Lapse(MasterOrigin.REPLAYED)
             log.warning(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -24,6 +23,7 @@ from skerry.protocol.contribution import (
     id_of,
 )
 from skerry.protocol.messages import Commit, Consumed, is_from_checkpoint
+from skerry.tasks import computed
 
 Vector = NDArray[np.float32]
 
@@ -129,12 +129,12 @@ async def redo(fold: FragmentFold, commit: Commit, source: Payloads) -> list[Con
             raise _gone(item, commit)
         merged.append(found)
     if commit.version == 1 and not is_from_checkpoint(commit):
-        fold.begin(await asyncio.to_thread(first_master, merged[0], fold.fragment), None)
+        fold.begin(await computed(first_master, merged[0], fold.fragment), None)
     elif merged:
         pairs = zip(merged, commit.consumed, strict=True)
         gradients = [replace(found.gradient, cut=item.cut) for found, item in pairs]
         shares = [item.weight for item in commit.consumed]
-        await asyncio.to_thread(fold.merge, gradients, shares)
+        await computed(fold.merge, gradients, shares)
     return merged
 
 

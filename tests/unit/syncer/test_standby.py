@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from contextvars import copy_context
@@ -27,8 +28,10 @@ from skerry.protocol.messages import Commit, Round, RunState
 from skerry.protocol.parts import MASTER
 from skerry.protocol.subjects import Subjects
 from skerry.settings.models import DataConfig, OuterConfig, RunConfig, SyncConfig, TrainConfig
+from skerry.tasks import computed
 from skerry_syncer import restoring, standby
 from skerry_syncer.committer import Committer
+from skerry_syncer.leadership import Leadership, LeadershipEnd
 from skerry_syncer.service import stand_by
 from skerry_tools.virtual import OWNER, VirtualLoop
 from tests.support.builders import run_record
@@ -625,6 +628,30 @@ async def test_only_time_in_which_the_process_ran_counts_as_standstill() -> None
     for second in range(int(standby.STUCK_S) + 1):
         held._give_up_stuck(2000.0 + second)
     assert held.leaderships == {}
+
+
+async def test_a_shard_whose_merge_takes_minutes_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, over = asyncio.Event(), threading.Event()
+
+    async def merging(_: Leadership) -> LeadershipEnd:
+        begun.set()
+        await computed(over.wait)
+        return LeadershipEnd.FINISHED
+
+    monkeypatch.setattr(Leadership, "_session", merging)
+    view, policy = succession.View("a", "a1"), succession.Policy(1, LEASE_S)
+    idle: Any = Idle()
+    held = standby.StandBy(idle, "h", view, policy)
+    led = held.leaderships[0] = Leadership(idle, 0, 0, held.wake.set)
+    held.tasks[0] = asyncio.create_task(held._serve(led))
+    await begun.wait()
+    for second in range(3 * int(standby.STUCK_S)):
+        held._give_up_stuck(1000.0 + second)
+    over.set()
+    assert held.leaderships == {0: led}
+    await held.tasks[0]
 
 
 @virtual
