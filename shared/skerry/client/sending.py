@@ -187,7 +187,10 @@ async def is_lost(bus: Bus, run: str, plan: Plan, check: MissingCheck) -> bool:
     floor, last = manifest.commit.contrib_floor, newest.sequence
     # A floor above what is there was counted in another stream, and says nothing about this one.
     position = floor if floor < last else 0
-    while (position := await read_until(bus, [subject], position, last, feed)) < last:
-        if await bus.get(subjects.stream("CONTRIB"), last) is None:
-            return True  # retention has dropped it and all before it
+
+    async def is_there() -> bool:
+        return await bus.get(subjects.stream("CONTRIB"), last) is not None
+
+    if await read_until(bus, [subject], position, last, feed, is_there) < last:
+        return True  # retention has dropped it and all before it
     return ContributionId(check.learner, check.incarnation, check.identity) not in whole

@@ -8,7 +8,6 @@ whole before it does count, and can be read; so the log alone says how far the d
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +16,7 @@ from skerry.errors import BrokerUnavailable, BusError, Superseded, WireError
 from skerry.log import ledger, state
 from skerry.log.base import Expect
 from skerry.log.client import both, together
+from skerry.log.reading import with_pauses
 from skerry.log.recovery import known_members
 from skerry.log.run_records import newest_readable, publish, readable, readable_up_to
 from skerry.protocol import genesis
@@ -27,7 +27,7 @@ from skerry.protocol.records import decode, subject_of
 from skerry.protocol.subjects import Subjects, contributor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from skerry.algorithm.fragments import Plan
     from skerry.log.base import Bus, Record
@@ -225,30 +225,40 @@ async def _read_sent(
         if isinstance(got, Contribution):
             cursor = max(cursor, got.header.cursor_to)
 
-    position = min(*waiting.values(), start - 1)
-    while (position := await read_until(bus, patterns, position, start, feed)) < start:
-        with suppress(BrokerUnavailable):
+    async def is_there() -> bool:
+        try:
             held = await bus.get(subjects.stream("CONTRIB"), start)
-            if held is None or held.subject != own:
-                return None
+        except BrokerUnavailable:
+            return True
+        return held is not None and held.subject == own
+
+    position = min(*waiting.values(), start - 1)
+    position = await read_until(bus, patterns, position, start, feed, is_there)
     return cursor if position == start else None
 
 
 async def read_until(
-    bus: Bus, patterns: Sequence[str], position: int, last: int, feed: Callable[[Record], object]
+    bus: Bus,
+    patterns: Sequence[str],
+    position: int,
+    last: int,
+    feed: Callable[[Record], object],
+    is_there: Callable[[], Awaitable[bool]],
 ) -> int:
     """Feed the messages after ``position`` up to ``last``; return the sequence of the last one fed.
 
-    It is below ``last`` if reading stalled, and above if retention has dropped ``last``.
+    Whenever nothing comes for a while it asks whether ``last`` ``is_there``. The result is below
+    ``last`` if it is not, and above if retention has dropped it.
     """
-    follower = bus.follow(patterns, after=position)
-    loop = asyncio.get_running_loop()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STALLED_S) as stalled, aclosing(follower):
-            async for record in follower:
-                stalled.reschedule(loop.time() + STALLED_S)
-                position = record.sequence
-                feed(record)
-                if position >= last:
-                    break
-    return position
+    async with aclosing(with_pauses(bus.follow(patterns, after=position), STALLED_S)) as records:
+        async for record in records:
+            if record is None:
+                if not await is_there():
+                    return position
+                continue
+            position = record.sequence
+            feed(record)
+            if position >= last:
+                return position
+    msg = "The log was closed while it was read."
+    raise BrokerUnavailable(msg)

@@ -45,6 +45,33 @@ async def read_up_to(
             through = min(through, await newest_sequence(bus, pattern))
 
 
+async def with_pauses(
+    records: AsyncGenerator[Record], pause_s: float
+) -> AsyncGenerator[Record | None]:
+    """Yield what a follower yields, and None each time that nothing has come for so long.
+
+    The follower goes on meanwhile. Begun again, it would send once more what is still on its way,
+    and over a slow link nothing would ever arrive.
+    """
+    coming: asyncio.Future[Record | None] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(records, None))
+            done, _ = await asyncio.wait({coming}, timeout=pause_s)
+            if not done:
+                yield None
+                continue
+            found, coming = coming.result(), None
+            if found is None:
+                return
+            yield found
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.wait({coming})
+        await records.aclose()
+
+
 async def read_now(bus: Bus, pattern: str, after: int = 0) -> AsyncGenerator[Record]:
     """Yield what matches after ``after`` and is there by now, oldest first."""
     async with aclosing(

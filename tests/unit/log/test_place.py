@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -296,22 +297,24 @@ class Restarting(MemoryBus):
 
     away = 3
 
-    def follow(
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.back = asyncio.Event()
+
+    async def follow(
         self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
     ) -> AsyncGenerator[Record]:
-        if self.away:
-            return self._silent()
-        return super().follow(pattern, deliver=deliver, after=after)
-
-    async def _silent(self) -> AsyncGenerator[Record]:
-        await asyncio.Event().wait()
-        yield Record("", 0, 0, b"")
+        await self.back.wait()
+        async with aclosing(super().follow(pattern, deliver=deliver, after=after)) as records:
+            async for record in records:
+                yield record
 
     async def get(self, stream: str, sequence: int) -> Record | None:
         self.away -= 1
         if self.away:
             msg = "No server answers."
             raise BrokerUnavailable(msg)
+        self.back.set()
         return await super().get(stream, sequence)
 
 
@@ -321,6 +324,31 @@ async def test_broker_that_restarts_meanwhile_is_waited_for(begun: MemoryBus) ->
     found = await joined(Restarting(begun.broker))
     assert found.cursor == 8
     assert found.contrib_sequences == (2 + COUNT,), "the Start is not said again"
+
+
+class Slow(MemoryBus):
+    """A client whose link takes longer for each message than reading waits for one."""
+
+    async def follow(
+        self, pattern: str | Sequence[str], *, deliver: Deliver = Deliver.ALL, after: int = 0
+    ) -> AsyncGenerator[Record]:
+        async with aclosing(super().follow(pattern, deliver=deliver, after=after)) as records:
+            async for record in records:
+                await asyncio.sleep(3 * place.STALLED_S)
+                yield record
+
+
+def test_what_was_sent_comes_over_a_slow_link_too() -> None:
+    async def rejoin(loop: VirtualLoop) -> None:
+        broker = broker_of(loop)
+        await broker.connect().declare(specs(RUN))
+        await joined(broker.connect())
+        await send(broker.connect(), told(1, 1, 0, 8))
+        async with asyncio.timeout(100 * place.STALLED_S):  # on the loop's own clock
+            found = await take_place(Slow(broker), RUN, PLAN, "a", host="h", now_ns=2)
+        assert found.member.cursor == 8
+
+    simulate(rejoin)
 
 
 async def test_bytes_that_nobody_would_merge_count_for_nothing(begun: MemoryBus) -> None:
