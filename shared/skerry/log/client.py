@@ -31,8 +31,10 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 FRESH_IDS = 3
 """A broker that calls this many new ids duplicates of other messages is not asked again."""
-AT_ONCE = 8
-"""Reads of single messages in flight at a time."""
+AT_ONCE, GROUP_S, GROUP_BYTES = 8, 2.0, 1024**2
+"""Reads of single messages in flight at a time, and in how many seconds all of them should come if
+they have more bytes than that. A request waits a few seconds for its answer: over a slow link the
+last of too many come later, each is asked for again, and none would ever come in time."""
 
 
 class NoAnswer(Exception):
@@ -266,11 +268,15 @@ async def one_by_one(
     left, size = deque(sequences), 1  # after a gap the next one is gone, most likely
     while left:
         wanted = [left.popleft() for _ in range(min(size, len(left)))]
-        for record in await together(get(stream, sequence) for sequence in wanted):
+        began_s = now_s()
+        found = await together(get(stream, sequence) for sequence in wanted)
+        each_s, longest = (now_s() - began_s) / len(wanted), 1
+        for record in found:
             if record is None:
                 return
+            longest = max(longest, len(record.payload))
             yield record
-        size = AT_ONCE
+        size = min(AT_ONCE, max(GROUP_BYTES // longest, int(GROUP_S / max(each_s, 1e-3)), 1))
 
 
 async def merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:

@@ -18,7 +18,11 @@ from skerry.tasks import TaskGroup
 from skerry.telemetry import tracing
 
 SEND_LEAST = 4
-"""Chunks that a learner may always have on their way, not acknowledged by the log yet."""
+"""Chunks that a learner may have on their way, not acknowledged by the log yet, over any link that
+brings them within LATE_S."""
+LATE_S, LEAST_BYTES = 4.0, 1024**2
+"""Chunks that take longer are sent again after a while, and would hold up each other for ever. So
+many bytes may always be on their way, and no more until an answer shows how fast the link is."""
 QUICK, SLOW = 1.5, 2.5
 """Below QUICK times the shortest round trip a link has room; above SLOW times it is full."""
 FORGET = 1.001
@@ -29,40 +33,61 @@ class SendWindow:
     """Bounds the chunks on their way to as many as keep the link busy.
 
     An answer that takes hardly longer than the quickest one adds a chunk. One that takes far longer
-    takes a chunk away: chunks only wait for each other then.
+    takes a chunk away: chunks only wait for each other then. There are never more than the link
+    brings in LATE_S. One sender at a time takes a place.
     """
 
     def __init__(self) -> None:
         self.size = SEND_LEAST
-        self._free = asyncio.Semaphore(SEND_LEAST)
+        self.flying = 0
+        self._flying_bytes = 0
+        self._freed = asyncio.Event()
         self._shortest_s = math.inf
 
-    async def take(self) -> None:
-        """Wait until one more chunk may leave."""
-        await self._free.acquire()
+    async def take(self, size: int) -> None:
+        """Wait until one more chunk, of ``size`` bytes, may leave."""
+        while self.flying >= self.size or self._must_wait(size):
+            self._freed.clear()
+            await self._freed.wait()
+        self.flying += 1
 
-    def landed(self, took_s: float, size: int) -> None:
-        """Note that the log acknowledged a chunk of ``size`` bytes ``took_s`` after it left."""
+    def _must_wait(self, size: int) -> bool:
+        """Return True if a first answer must come before so many bytes more may leave."""
+        unknown = self._shortest_s == math.inf
+        return unknown and self.flying > 0 and self._flying_bytes + size > LEAST_BYTES
+
+    def landed(self, took_s: float, size: int, ahead: int) -> None:
+        """Note that the log acknowledged a chunk of ``size`` bytes ``took_s`` after it left.
+
+        ``ahead`` chunks were on their way by then, itself included.
+        """
         self._shortest_s = min(took_s, FORGET * self._shortest_s)
         most = max(SEND_LEAST, min(SEND_MOST, AHEAD_BYTES // size))
-        if took_s < QUICK * self._shortest_s and self._free.locked() and self.size < most:
+        if took_s < QUICK * self._shortest_s and self.flying >= self.size and self.size < most:
             self.size += 1
-            self._free.release()
         elif (took_s > SLOW * self._shortest_s and self.size > SEND_LEAST) or self.size > most:
             self.size -= 1
-            return
-        self._free.release()
+        in_time = int(LATE_S * ahead / max(took_s, 1e-3))
+        self.size = max(1, min(self.size, max(in_time, LEAST_BYTES // size)))
+        self.free()
+
+    def free(self) -> None:
+        """Give a place back."""
+        self.flying -= 1
+        self._freed.set()
 
     def leave(self, size: int) -> Callable[[asyncio.Task[None]], None]:
         """Return the callback for the end of a publish that sends a chunk now."""
         clock = asyncio.get_running_loop().time
-        left_s = clock()
+        left_s, ahead = clock(), self.flying
+        self._flying_bytes += size
 
         def ended(task: asyncio.Task[None]) -> None:
+            self._flying_bytes -= size
             if task.cancelled() or task.exception() is not None:
-                self._free.release()
+                self.free()
             else:
-                self.landed(clock() - left_s, size)
+                self.landed(clock() - left_s, size, ahead)
 
         return ended
 
@@ -104,7 +129,7 @@ class Sender:
                     on_turn()
                 while (chunk := await asyncio.to_thread(next, source, None)) is not None:
                     data = seal_contribution(self._run, self._plan, header, chunk)
-                    await self.window.take()
+                    await self.window.take(len(data))
                     task = group.create_task(self._publish(header, chunk.index, data))
                     task.add_done_callback(self.window.leave(len(data)))
                     sent += len(data)

@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 
 from skerry.algorithm.fragments import LeafSpec, plan
+from skerry.algorithm.schemes import CHUNK_BYTES
 from skerry.errors import BrokerUnavailable
 from skerry.log import contributions
+from skerry.log.base import Receipt, Record
+from skerry.log.client import one_by_one
 from skerry.log.contributions import Sender, SendWindow
 from skerry.log.memory import MemoryBus
 from skerry.log.streams import SEND_MOST
 from skerry.protocol.codec import Chunk
 from skerry.settings.local import NatsSettings
+from skerry.tasks import now_s
+from skerry_tools.virtual import VirtualLoop
 from tests.support.builders import header, until
 from tests.support.learners import encode_vector, walk
+from tests.support.virtual_time import simulate
 
 RUN = "t"
 PLAN = plan([LeafSpec("w", (64, 256))], 2)
@@ -121,7 +127,7 @@ async def test_one_that_fails_after_it_has_left_leaves_the_window_to_the_others(
         failed, sent = await ended
     assert isinstance(failed, BrokerUnavailable)
     assert sent > 0
-    assert sender.window._free._value == contributions.SEND_LEAST
+    assert (sender.window.size, sender.window.flying) == (contributions.SEND_LEAST, 0)
 
 
 async def test_one_that_fails_while_it_leaves_makes_way_for_the_next(
@@ -156,19 +162,21 @@ async def test_one_that_is_given_up_while_it_leaves_makes_way_for_the_next(
     assert first.cancelled()
 
 
-async def flown(window: SendWindow, round_trip_s: float, chunk_s: float, chunks: int) -> float:
+async def flown(
+    window: SendWindow, round_trip_s: float, chunk_s: float, chunks: int, size: int = 400_000
+) -> float:
     """Send chunks over a link that carries one in ``chunk_s``; return how long they took."""
     now_s = free_s = 0.0
-    out: list[tuple[float, float]] = []
+    out: list[tuple[float, float, int]] = []
     for _ in range(chunks):
         while len(out) >= window.size:
-            left_s, now_s = out.pop(0)
-            window.landed(now_s - left_s, 400_000)
-        await window.take()
+            left_s, now_s, ahead = out.pop(0)
+            window.landed(now_s - left_s, size, ahead)
+        await window.take(size)
         free_s = max(now_s, free_s) + chunk_s
-        out.append((now_s, free_s + round_trip_s))
-    for left_s, lands_s in out:
-        window.landed(lands_s - left_s, 400_000)
+        out.append((now_s, free_s + round_trip_s, window.flying))
+    for left_s, lands_s, ahead in out:
+        window.landed(lands_s - left_s, size, ahead)
     return out[-1][1]
 
 
@@ -188,6 +196,59 @@ async def test_a_window_closes_again_when_the_link_gets_slower_and_holds_few_byt
     assert window.size == SEND_MOST < NatsSettings().publish_window
     for size in (400_000, 2**30):
         for _ in range(SEND_MOST):
-            await window.take()
-            window.landed(1.0, size)
+            await window.take(size)
+            window.landed(1.0, size, SEND_MOST)
         assert window.size == contributions.SEND_LEAST
+
+
+async def test_a_long_way_alone_takes_no_small_chunk_away() -> None:
+    """As messages that take some steps of a lab's learner."""
+    window = SendWindow()
+    await flown(window, 20.0, 0.001, 100, size=10_000)
+    assert window.size >= contributions.SEND_LEAST
+
+
+@dataclass
+class Narrow:
+    """A broker behind a link of so many bytes a second, which carries one message after another."""
+
+    rate: float
+    longest_s: float = 0.0
+    free_s: float = 0.0
+
+    async def _carry(self, size: int) -> None:
+        began_s = now_s()
+        self.free_s = max(began_s, self.free_s) + size / self.rate
+        await asyncio.sleep(self.free_s - began_s)
+        self.longest_s = max(self.longest_s, now_s() - began_s)
+
+    async def publish(self, subject: str, payload: bytes, **_: object) -> Receipt:
+        await self._carry(len(payload))
+        return Receipt(1)
+
+    async def get(self, stream: str, sequence: int) -> Record:
+        await self._carry(CHUNK_BYTES)
+        return Record(stream, sequence, 0, bytes(CHUNK_BYTES))
+
+
+@pytest.mark.parametrize("mbit", [1.5, 2.5, 4.0, 5.0, 8.0, 16.0, 100.0])
+def test_no_chunk_waits_behind_so_many_that_it_is_sent_or_asked_for_again(mbit: float) -> None:
+    count, rate = 40, mbit * 1e6 / 8
+    most_s = NatsSettings().request_timeout_s
+
+    async def send(_: VirtualLoop) -> None:
+        link: Any = Narrow(rate)
+        made = [Chunk(n, count, n, 1, "int4", 130, bytes(CHUNK_BYTES)) for n in range(count)]
+        await Sender(link, RUN, PLAN).send(header(fragment=0), made)
+        assert link.longest_s < most_s
+        assert now_s() < 1.1 * count * CHUNK_BYTES / rate
+
+    async def read(_: VirtualLoop) -> None:
+        link = Narrow(rate)
+        read = [record async for record in one_by_one(link.get, "s", range(count))]
+        assert [record.sequence for record in read] == [*range(count)]
+        assert link.longest_s < most_s
+        assert now_s() < 1.1 * count * CHUNK_BYTES / rate
+
+    simulate(send)
+    simulate(read)
