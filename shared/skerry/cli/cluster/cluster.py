@@ -35,6 +35,7 @@ from skerry.service.clusters import reached
 from skerry.service.private import write_private
 from skerry.settings.checks import refuse_secret
 from skerry.settings.loading import child_environment, to_toml
+from skerry.status.format import size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from skerry.cli.cluster.proxy import Proxy
     from skerry.settings.local import HealthSettings, NatsSettings, Settings
 
+LONG_BYTES = 10**9
+"""A log that is longer may take its broker seconds to read."""
 INSTALLED = ("learner", "syncer", "checkpointer", "health-monitor")
 """Services without which no cluster is started."""
 NEEDS = {"evaluator": Need.NEVER, "health-monitor": Need.NEVER, "checkpointer": Need.SETTINGS}
@@ -193,6 +196,8 @@ async def served(
         yield ServedBroker(local.nats.model_copy(update={"url": external}), table)
         return
     ours = LocalBroker(folder.broker, find_server())
+    if (stored := ours.stored_bytes()) > LONG_BYTES:
+        say(f"The broker reads its log of {size(stored)}, which may take a while.")
 
     def on_event(event: ProcessEvent) -> None:
         note(table, BROKER, event)
