@@ -54,6 +54,7 @@ def test_only_a_run_that_asks_for_it_has_clocks_that_can_be_set(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, clocks: bool
 ) -> None:
     monkeypatch.setattr(clock, "library", lambda: Path("/lib/faketime.so"))
+    clock.move(folder.path, "learner-9", 0.0)  # of an earlier start
     learner = commands(folder, Team(1, chaos=True, clocks=clocks))["learner-1"]
     assert ("LD_PRELOAD" in learner.env) == clocks
     assert clock.names(folder.path) == (sorted(Team(1).kinds()) if clocks else [])

@@ -6,6 +6,7 @@ Only ``time()`` and its kin move; the monotonic clock, by which services wait an
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 
 CLOCKS = "clocks"
@@ -55,6 +56,11 @@ def move(folder: Path, name: str, seconds: float) -> None:
     draft = path.with_name(path.name + DRAFT)
     draft.write_text(f"{seconds:+f}\n", encoding="utf-8")
     draft.replace(path)
+
+
+def forget(folder: Path) -> None:
+    """Remove the clocks of an earlier start of the cluster: what runs now does not read them."""
+    shutil.rmtree(folder / CLOCKS, ignore_errors=True)
 
 
 def names(folder: Path) -> list[str]:

@@ -307,6 +307,7 @@ def stages(
         page = tuple(faults)
 
     own = devices.shares(team.names().get("learner", ()), accelerators)
+    clock.forget(folder.path)
 
     def command(service: str, name: str) -> Command:
         given = ["--run", folder.run, "--name", name, "--config", str(folder.settings)]
