@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from skerry.algorithm.fragments import LeafSpec, plan
 from skerry.log.base import Retention, Room, Storage, StreamInfo, StreamSpec
+from skerry.log.streams import specs
 from skerry.protocol.messages import (
     CloseReason,
     Commit,
@@ -158,6 +159,13 @@ def test_every_metric_of_the_monitor_is_reported_once_with_a_value_for_every_lab
     series = [(f.metric.name, f.labels) for f in everything]
     assert len(series) == len(set(series))
     assert all(len(f.labels) == len(f.metric.attributes) for f in everything)
+
+
+def test_each_stream_of_a_run_has_a_series_of_its_own() -> None:
+    held = [StreamInfo(spec.name, n, n, 1, n, spec) for n, spec in enumerate(specs("r", shards=2))]
+    found = values(figures(model().snapshot(), MessageCounts(), held), metrics.STREAM_SIZE)
+    kinds = ("LEDGER", "MEMBERS", "PULSE", "STATE_0", "CONTRIB_0", "STATE_1", "CONTRIB_1")
+    assert found == {("r", kind): n for n, kind in enumerate(kinds)}
 
 
 def test_counters_of_a_learner_are_those_of_its_newest_incarnation() -> None:

@@ -10,6 +10,7 @@ import xxhash
 
 from skerry.algorithm.goodput import TRAIN, Cause
 from skerry.algorithm.liveness import Liveness
+from skerry.log.streams import STREAM_PREFIX
 from skerry.status.alerts import checkpoint_due_s, diverged, held_out, missed, round_s
 from skerry.status.pulse_metrics import PULSE_METRICS
 from skerry.status.sources import MOST_LEARNERS
@@ -145,7 +146,7 @@ def _streams(
     run: str, streams: Iterable[StreamInfo], servers: Iterable[Server]
 ) -> Iterator[Figure]:
     for stream in streams:
-        labels = (run, stream.name.rpartition("_")[2])
+        labels = (run, stream.name.removeprefix(f"{STREAM_PREFIX}{run}_"))
         yield Point(metrics.STREAM_MESSAGES, stream.messages, labels)
         yield Point(metrics.STREAM_SIZE, stream.bytes, labels)
         if stream.spec.max_bytes > 0:
