@@ -81,6 +81,22 @@ def test_files_are_set_aside_and_only_so_many_are_kept(tmp_path: Path, keep: int
     assert kept == list(range(200 - len(kept), 200)), "the newest, in order, none missing"
 
 
+def test_files_stay_where_the_next_one_cannot_be_packed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "m.jsonl", "r", most_bytes=1000, keep=3)
+    for step in range(200):
+        journal.write(Row(step, step, {"x": 1.0}))
+    held = {path: path.read_bytes() for path in tmp_path.glob("*.gz")}
+    (tmp_path / "m.jsonl.draft").mkdir()
+    failed = 0
+    while failed < 5:
+        try:
+            journal.write(Row(200, 200, {"x": 1.0}))
+        except IsADirectoryError:
+            failed += 1
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.gz")} == held
+    assert len(held) == 3
+
+
 def test_a_row_that_is_larger_than_a_file_may_be_has_one_to_itself(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "m.jsonl", "r", most_bytes=10, keep=1)
     for step in (1, 2):

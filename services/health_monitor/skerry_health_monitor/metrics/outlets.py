@@ -88,14 +88,17 @@ class Journal:
             raise
 
     def _rotate(self) -> None:
-        """Set the file aside, packed, and those before it one number on; the last is replaced."""
-        for number in range(self._keep, 1, -1):
-            if (newer := self._aside(number - 1)).exists():
-                newer.replace(self._aside(number))
+        """Set the file aside, packed, and those before it one number on; the last is replaced.
+
+        If it cannot be packed, as on a full disk, nothing moves.
+        """
         if self._keep:
             draft = self.path.with_name(f"{self.path.name}.draft")
             with self.path.open("rb") as whole, gzip.open(draft, "wb", compresslevel=6) as packed:
                 shutil.copyfileobj(whole, packed)
+            for number in range(self._keep, 1, -1):
+                if (newer := self._aside(number - 1)).exists():
+                    newer.replace(self._aside(number))
             draft.replace(self._aside(1))
         self.path.unlink()
 
