@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
@@ -23,7 +24,9 @@ from skerry_health_monitor.metrics.outlets import (
     Sink,
     outlets,
     tag,
+    write_rows,
 )
+from tests.support.builders import background
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,6 +123,23 @@ def test_a_disk_that_is_full_leaves_no_half_of_a_row(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.write(Row(3, 3, {"x": 1.0}))
     assert [row["step"] for row in rows(journal.path)] == left
+
+
+async def test_rows_go_on_with_the_next_run_of_a_name() -> None:
+    ended = Row(2, 9, {}, last=True)
+    coming, written = [Row(1, 5, {}), ended, ended, Row(3, 1, {})], list[Row]()
+    read = asyncio.Event()
+
+    def current() -> Row:
+        if len(coming) == 1:
+            read.set()
+            return coming[0]
+        return coming.pop(0)
+
+    outlet = Outlet("list", lambda: Sink(written.append, lambda: None))
+    async with background(write_rows([outlet], current, 0)):
+        await read.wait()
+    assert [row.step for row in written[:3]] == [5, 9, 1]
 
 
 def test_what_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ CLOSE_S = 2.0
 class Row:
     """Numbers by name at one moment: seconds since the epoch, and the global clock's step.
 
-    Nothing follows the ``last`` one, that of a run which is finished.
+    None follows the ``last`` one, that of a run which is finished, until another run of that name
+    begins.
     """
 
     at_s: float
@@ -198,7 +199,8 @@ async def write_rows(
 
     def offer() -> None:
         nonlocal row
-        if (row is None or not row.last) and (row := current()) is not None:
+        was_last, row = row is not None and row.last, current()
+        if row is not None and not (was_last and row.last):
             for outlet in to:
                 outlet.offer(row)
 
