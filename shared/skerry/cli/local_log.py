@@ -64,7 +64,7 @@ async def log_of(given: Settings, run: str | None, *, named: bool) -> AsyncGener
     elif clusters:
         yield Log(clusters[0].reached_with(nats), run)
     else:
-        with folders[0].held():
+        with folders[0].read():
             async with served(folders[0], given, None) as broker:
                 waits = {"connect_timeout_s": nats.connect_timeout_s}
                 yield Log(broker.nats.model_copy(update=waits), folders[0].run, at_rest=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from skerry.cli.cluster.folder import (
     size_of,
 )
 from skerry.cli.cluster.processes import ProcessTable
+from skerry.cli.local_log import log_of
 from skerry.errors import ConfigError
 from skerry.service.clusters import running
 from skerry.service.private import private_file, write_private
@@ -164,9 +166,19 @@ def test_logs_at_rest_are_found_newest_first(tmp_path: Path) -> None:
         (folder.broker / "jetstream").mkdir(parents=True)
         folder.settings.touch()
         os.utime(folder.settings, (at_s, at_s))
+    shutil.copytree(tmp_path / "new", tmp_path / "new.before")  # no run has such a name
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "settings.toml").touch()
     assert [folder.run for folder in resting(tmp_path)] == ["new", "old"]
+
+
+async def test_a_log_that_is_in_use_can_be_read_later(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.cli.local_log.resting", lambda: [folder])
+    with folder.held(), pytest.raises(RunInUse, match=f"Process {os.getpid()} works .* try again"):
+        async with log_of(load(None, [], {}), None, named=False):
+            pytest.fail("it is in use")
 
 
 def test_services_are_given_the_broker_and_where_metrics_go_unless_the_user_says(

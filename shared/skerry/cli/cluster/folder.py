@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from skerry.cli.cluster.processes import TABLE
 from skerry.errors import ConfigError
-from skerry.protocol.subjects import checked_token
+from skerry.protocol.subjects import TOKEN, checked_token
 from skerry.service.clusters import ANNOUNCEMENT, LOCK, LOGIN, ROOT, RunningCluster
 from skerry.service.private import private_file, writing
 
@@ -148,6 +148,11 @@ class RunFolder:
         what = f"runs {self.run!r} in {self.path} already"
         return _locked(self.path / LOCK, f"{what}: stop it, or take another name with --run.")
 
+    def read(self) -> contextlib.AbstractContextManager[None]:
+        """Hold this folder to read its log; RunInUse while a cluster starts, or another reads."""
+        what = f"works with run {self.run!r} in {self.path}"
+        return _locked(self.path / LOCK, f"{what}: try again once it has started, or is done.")
+
     def drilled(self) -> contextlib.AbstractContextManager[None]:
         """Hold this cluster's faults for one drill; RunInUse while another drill runs."""
         what = f"drills {self.run!r} already, and two drills undo each other's faults"
@@ -164,8 +169,12 @@ class RunFolder:
 
 
 def resting(root: Path = ROOT) -> list[RunFolder]:
-    """Return the folders that hold the log of an earlier run, newest first."""
-    folders = [RunFolder(path.parent.name, root) for path in root.glob("*/settings.toml")]
+    """Return the folders that hold the log of an earlier run, newest first.
+
+    A folder whose name no run can have, such as a copy, is left out.
+    """
+    names = (path.parent.name for path in root.glob("*/settings.toml"))
+    folders = [RunFolder(name, root) for name in names if TOKEN.fullmatch(name)]
     kept = [(folder.settings.stat().st_mtime, folder) for folder in folders if folder.has_log]
     return [folder for _, folder in sorted(kept, key=lambda pair: -pair[0])]
 
