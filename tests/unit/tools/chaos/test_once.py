@@ -71,6 +71,28 @@ def test_a_pause_ends_by_itself(
     assert seen[0] == psutil.STATUS_STOPPED != seen[1]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_pause_ends_with_its_command(victim: subprocess.Popen[bytes], number: int) -> None:
+    words = ("chaos", "--once", "pause", "learner-1", "--duration-s", "600")
+    before = signal.signal(number, signal.SIG_DFL)  # nohup has it ignored, and that is inherited
+    with subprocess.Popen([sys.executable, "-m", "skerry_tools", *words]) as command:
+        signal.signal(number, before)
+        os.waitid(os.P_PID, victim.pid, os.WSTOPPED)
+        command.send_signal(number)
+    assert psutil.Process(victim.pid).status() != psutil.STATUS_STOPPED
+    assert command.returncode == 128 + number
+
+
+def test_what_was_left_stopped_is_healed(
+    victim: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, victim.pid, os.WSTOPPED)
+    run_chaos(ChaosOptions(heal=True))
+    assert psutil.Process(victim.pid).status() != psutil.STATUS_STOPPED
+    assert capsys.readouterr().out == "learner-1 was stopped, and goes on.\n"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
