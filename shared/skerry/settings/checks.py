@@ -145,7 +145,9 @@ def is_address(url: str, schemes: Container[str]) -> bool:
 
 
 def masked_url(url: str) -> str:
-    """Return an address without its password or token."""
+    """Return an address, or each of several with commas, without its password or token."""
+    if "," in url:
+        return ",".join(map(masked_url, url.split(",")))
     credentials, at, rest = url.rpartition("@")
     if not at:
         return url

@@ -247,6 +247,10 @@ def _values(settings: Settings) -> dict[str, Any]:
     return {**settings.run.model_dump(mode="json"), **settings.local.model_dump(mode="json")}
 
 
+ADDRESSES = "url", "endpoint", "metrics.broker"
+"""Ends of the settings that are addresses, which may hold a password."""
+
+
 class SettingOrigin(NamedTuple):
     """A setting, its value as in JSON, and what set it."""
 
@@ -258,14 +262,19 @@ class SettingOrigin(NamedTuple):
 def origins(settings: Settings, tree: Tree) -> list[SettingOrigin]:
     """Return every setting with its source, which may be the mode or the default; no secrets."""
     values, run = _values(settings), settings.run
-    values["nats"]["url"] = ",".join(map(masked_url, settings.local.nats.url.split(",")))
     by_mode = {c.path for c in clauses(run.mode, run.sync.learners) if c.value is not None}
     rows: list[SettingOrigin] = []
     for keys in leaves(RunConfig, LocalSettings):
         path = ".".join(keys)
         other = f'mode "{run.mode}"' if path in by_mode else "default"
-        rows.append(SettingOrigin(path, reduce(getitem, keys, values), tree.origin(keys) or other))
+        value = _shown(path, reduce(getitem, keys, values))
+        rows.append(SettingOrigin(path, value, tree.origin(keys) or other))
     return rows
+
+
+def _shown(path: str, value: Any) -> Any:
+    """Return the value of a setting, without the password if it is an address."""
+    return masked_url(value) if isinstance(value, str) and path.endswith(ADDRESSES) else value
 
 
 def differences(mine: BaseModel, theirs: BaseModel) -> tuple[str, ...]:

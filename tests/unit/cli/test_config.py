@@ -77,7 +77,11 @@ def test_config_show_says_what_set_each_value(folder: Path) -> None:
     shown = CliRunner().invoke(
         app,
         ["config", "show", "run.toml", "--set", "train.steps=7", "--json"],
-        env={"SKERRY_DATA__BATCH": "4", "SKERRY_NATS__URL": "nats://me:hush@far:4222"},
+        env={
+            "SKERRY_DATA__BATCH": "4",
+            "SKERRY_NATS__URL": "nats://me:hush@far:4222",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:hush@far:4318",
+        },
     )
     assert shown.exit_code == 0, shown.output
     rows = {row["setting"]: (row["value"], row["origin"]) for row in json.loads(shown.output)}

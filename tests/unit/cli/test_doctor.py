@@ -41,6 +41,13 @@ def test_only_a_broker_that_was_named_must_answer(
     assert by_name(quick, reach_broker=named)["broker"].verdict is verdict
 
 
+def test_a_broker_that_does_not_answer_is_named_without_its_password() -> None:
+    away = {"SKERRY_NATS__URL": "nats://me:secret@127.0.0.1:1,nats://token@127.0.0.1:2"}
+    _, found, _ = doctor.broker(load(None, [], away), required=True)
+    masked = "nats://me:***@127.0.0.1:1,nats://***@127.0.0.1:2"
+    assert found.startswith(f"{masked}: No NATS server answered at {masked} for ")
+
+
 def test_a_missing_package_names_its_extra(
     quick: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,6 +310,7 @@ def test_differences_are_dotted_paths() -> None:
     [
         ("nats://me:secret@a:4222", "nats://me:***@a:4222"),
         ("nats://token@b:4222", "nats://***@b:4222"),
+        ("nats://me:secret@a,nats://me:secret@b", "nats://me:***@a,nats://me:***@b"),
         ("https://otel.example", "https://otel.example"),
     ],
 )

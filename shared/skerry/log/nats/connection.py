@@ -28,6 +28,7 @@ from skerry.log.nats.fitness import check, is_refusal, refusal, region_of, remed
 from skerry.log.nats.jetstream import NO_FOLDER, error_of, is_transient
 from skerry.log.nats.login import NatsOptions, inbox_prefix, login_of, tls_of
 from skerry.log.nats.session import NatsSession, cancellable
+from skerry.settings.checks import masked_url
 from skerry.tasks import now_s
 
 PING_INTERVAL_S = 5
@@ -102,7 +103,8 @@ class Connection:
     """A connection that is dialled once, checked, and kept for as long as the bus is open."""
 
     def __init__(self, urls: str, name: str, options: NatsOptions) -> None:
-        self.urls = urls
+        self.urls = masked_url(urls)
+        """The addresses without their passwords, as errors name them."""
         self.options = options
         self.reason = "no connection"
         self.region = ""
@@ -111,6 +113,7 @@ class Connection:
         self.lost: set[Callable[[], None]] = set()
         """Callbacks for the loss of all that the server held for this connection."""
         self._name = name
+        self._servers = [url.strip() for url in urls.split(",")]
         self._session: NatsSession | None = None
         self._look: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
@@ -289,8 +292,7 @@ class Connection:
     async def _dialled(self) -> NatsSession:
         """Connect once; any error leaves nothing behind."""
         options, login = self.options, login_of(self.options)
-        servers = [url.strip() for url in self.urls.split(",")]
-        random.shuffle(servers)
+        servers = random.sample(self._servers, len(self._servers))
         client = new_client(needs_tls=options.needs_tls or "tls://" in self.urls)
         session = NatsSession(client, self.urls, login)
         try:
