@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from skerry.errors import ConfigError, RunMismatch, RunNotFound
 from skerry.log import ledger
 from skerry.service.entry import bus_from, settings_from
-from skerry.service.keyring import ACCOUNTS, Keyring
+from skerry.service.keyring import ACCOUNTS, Keyring, changing
 from skerry.service.region import cache_of
 from skerry.store.finding import store_of
 from skerry.tasks import in_thread
@@ -65,7 +65,8 @@ def run_promote(name: str, nats: str | None, sets: Sequence[str], keys: Path) ->
     local = settings_from(nats, None, [login, *sets]).local
     store = store_of(local.store, run)
     written = asyncio.run(rescue(bus_from(local.nats, "promote"), run, store))
-    held.promote(name)
+    with changing(keys) as held:
+        held.promote(name)
     where, versions = store.where(written.name), span(written.checkpoint.versions)
     admin = f"nats.credentials={held.seed('admin')}"
     print(f"""\

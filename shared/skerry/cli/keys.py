@@ -15,6 +15,8 @@ from skerry.protocol.roles import Grant, Role
 from skerry.service.entry import Run, application, exit_on_error
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from skerry.service.keyring import Keyring
 
 Name = Annotated[str, typer.Argument(help="Owner of the key: a service's --name.", metavar="NAME")]
@@ -97,8 +99,7 @@ def add(
     """Make one more key; a broker that must know it accepts it after a reload."""
     from skerry.service.accounts import shards_of
 
-    with exit_on_error():
-        held = _opened(keys)
+    with exit_on_error(), _changing(keys) as held:
         grant = granted_in(
             held, Grant(role, name, run, shards or shards_of(run, held.grants.values())), region
         )
@@ -106,7 +107,7 @@ def add(
         print(f"{held.seed(name)} is the secret of {role} {name}: copy it to that machine, for the")
         print("user of the service alone, and name it there: --set nats.credentials=FILE.")
         if is_news:
-            _reload(held, pid_file)
+            _reload(held, pid_file, grant.region)
 
 
 @app.command()
@@ -117,8 +118,7 @@ def renew(
     keys: Folder = KEYS,
 ) -> None:
     """Extend keys that expire; no broker has to reload."""
-    with exit_on_error():
-        held = _opened(keys)
+    with exit_on_error(), _changing(keys) as held:
         for name in names:
             held.renew(name, days)
             _say_new(held, name)
@@ -127,18 +127,16 @@ def renew(
 @app.command()
 def rotate(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
     """Replace a key by a new one; the broker accepts it after a reload."""
-    with exit_on_error():
-        held = _opened(keys)
+    with exit_on_error(), _changing(keys) as held:
         held.rotate(name)
         _say_new(held, name)
-        _reload(held, pid_file)
+        _reload(held, pid_file, held.grant(name).region)
 
 
 @app.command()
 def revoke(name: Name, *, keys: Folder = KEYS, pid_file: PidFile = None) -> None:
     """Revoke a key; this takes effect after a reload, and others stay connected."""
-    with exit_on_error():
-        held = _opened(keys)
+    with exit_on_error(), _changing(keys) as held:
         held.revoke(name)
         _reload(held, pid_file)
 
@@ -152,8 +150,8 @@ def show(
     ] = False,
 ) -> None:
     """List all keys, with roles and runs but no secrets."""
-    with exit_on_error():
-        _show(_opened(keys), as_json=as_json)
+    with exit_on_error(), _changing(keys) as held:
+        _show(held, as_json=as_json)
 
 
 def granted_in(held: Keyring, grant: Grant, region: str) -> Grant:
@@ -172,10 +170,10 @@ def granted_in(held: Keyring, grant: Grant, region: str) -> Grant:
     return replace(grant, run=there.run, shards=there.shards, region=region)
 
 
-def _opened(keys: Path) -> Keyring:
-    from skerry.service.keyring import Keyring
+def _changing(keys: Path) -> AbstractContextManager[Keyring]:
+    from skerry.service.keyring import changing
 
-    return Keyring.opened(keys)
+    return changing(keys)
 
 
 def _show(held: Keyring, *, as_json: bool = False) -> None:
@@ -211,11 +209,13 @@ def _expires(grant: Grant) -> str:
     return datetime.fromtimestamp(grant.until, UTC).isoformat() if grant.until else ""
 
 
-def _reload(held: Keyring, pid_file: Path | None) -> None:
-    """Have the broker read its keys again, or say how that is done."""
+def _reload(held: Keyring, pid_file: Path | None, region: str = "") -> None:
+    """Have the broker read its keys again, or say how; the broker of a ``region`` must, too."""
     from skerry.service.keyring import ACCOUNTS, reload
 
     accounts = held.folder / ACCOUNTS
+    if region:
+        print(f"The broker of region {region} must read {held.region(region) / ACCOUNTS}, too.")
     if pid_file is None:
         print(f"The broker does not know yet: have it read {accounts} again, by")
         print("`nats-server --signal reload` or SIGHUP.")

@@ -37,11 +37,10 @@ def init(
 ) -> None:
     """Make the keys of a region, and print the configuration of its broker."""
     from skerry.service.accounts import shards_of
-    from skerry.service.keyring import ACCOUNTS, Keyring
+    from skerry.service.keyring import ACCOUNTS, changing
     from skerry.service.region import CONFIG, begin_region, cache_of
 
-    with exit_on_error():
-        held = Keyring.opened(keys)
+    with exit_on_error(), changing(keys) as held:
         region = Grant(Role.REGION, name, run, shards or shards_of(run, held.grants.values()))
         folder = begin_region(held, region, learner or [], hub, ca)
         print((folder / CONFIG).read_text("utf-8"))

@@ -12,9 +12,12 @@ the broker knows who signs instead of each key.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import signal
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +33,7 @@ from skerry.service.private import write_private
 from skerry.service.signing import SIGNER, Signer, checked_days
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
 ACCOUNTS = "broker/accounts.conf"
@@ -38,6 +42,21 @@ LINK_CREDENTIALS = "link.creds"
 REGISTER = "keys.json"
 GRANT = TypeAdapter(Grant)
 SEED = re.compile(r"SU[A-Z2-7]{56}")
+
+
+@contextmanager
+def changing(folder: Path) -> Generator[Keyring]:
+    """Yield the keys of a folder; another command that changes them waits until this one is done.
+
+    Both would read them, and the second to write would undo what the first did. Raises as
+    ``Keyring.opened``.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):  # ``opened`` says what is wrong with the folder
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield Keyring.opened(folder)
 
 
 @dataclass(slots=True)
@@ -132,6 +151,10 @@ class Keyring:
             f" {name}` makes its keys."
         )
         raise ConfigError(msg, path="region")
+
+    def grant(self, name: str) -> Grant:
+        """Return what the key of this name may do; ConfigError where there is none."""
+        return self.grants[self._known(name)]
 
     def promote(self, region: str) -> None:
         """Move a region's learners to the hub's own broker, and drop the keys of the region's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -18,7 +19,14 @@ from skerry.cli.main import app
 from skerry.errors import ConfigError
 from skerry.log.nats.login import NatsOptions, login_of
 from skerry.protocol.roles import Grant, Role
-from skerry.service.keyring import ACCOUNTS, LINK, LINK_CREDENTIALS, REGISTER, Keyring
+from skerry.service.keyring import (
+    ACCOUNTS,
+    LINK,
+    LINK_CREDENTIALS,
+    REGISTER,
+    Keyring,
+    changing,
+)
 from skerry.service.signing import SIGNER
 
 LONGEST_LOGIN = 4096
@@ -45,6 +53,35 @@ def test_only_the_owner_reads_keys_and_no_file_but_its_own_holds_a_secret(
         assert (secret in path.read_text()) == (path.name == "a.nk")
     accounts = keyring.folder / ACCOUNTS  # for a container to read, whose parent keeps others out
     assert (stat.S_IMODE(accounts.stat().st_mode), secret in accounts.read_text()) == (0o644, False)
+
+
+def test_of_two_commands_that_change_keys_the_second_waits(keyring: Keyring) -> None:
+    folder = os.open(keyring.folder, os.O_RDONLY)
+    with changing(keyring.folder) as ours:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ours.add(replace(A, name="b"))
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+    assert sorted(g.name for g in Keyring.opened(keyring.folder).grants.values()) == [
+        "a",
+        "admin",
+        "b",
+    ]
+
+
+def test_a_new_key_of_a_region_names_what_its_broker_must_read(keyring: Keyring) -> None:
+    def keys(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words, "--keys", str(keyring.folder)])
+        assert done.exit_code == 0, done.output
+        return done.output.replace("\n", " ")
+
+    keys("region", "init", "eu", "--hub", "tls://hub:7422", "--run", "r")
+    accounts = keyring.folder / "regions" / "eu" / ACCOUNTS
+    needed = f"The broker of region eu must read {accounts}, too."
+    assert needed in keys("keys", "add", "eu-2", "--region", "eu")
+    assert needed in keys("keys", "rotate", "eu-2")
+    assert "region eu" not in keys("keys", "rotate", "a")
 
 
 def test_keys_that_expire_are_signed_by_what_only_their_owner_reads(tmp_path: Path) -> None:
