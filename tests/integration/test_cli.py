@@ -191,7 +191,7 @@ def test_a_broker_that_runs_already_is_used_and_left_alone(
     done = skerry(tmp_path, "up", "--run", run_id, "--nats", shared_nats.url)
     assert done.returncode == 0, done.stderr
     assert f"broker {shared_nats.url}, logs in" in done.stdout
-    assert f"Run {run_id} is finished already: --run NAME starts another one" in done.stdout
+    assert f"Run {run_id} is finished already: --run NAME starts another one." in done.stdout
     assert not (tmp_path / ".skerry" / run_id / "broker").exists()
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.protocol.messages import RunRecord
+    from skerry.settings.local import NatsSettings
     from skerry.status.sources import RunMessage
 
 MONITOR = "health-monitor"
@@ -71,6 +72,12 @@ def run_up(
     counted = [f"sync.learners={team.learners}"] if team.learners else []
     wanted = loading.load(config, [*sets, *counted])
     further = [text for text in sets if text.startswith(ENDS)]
+    if fresh and nats is not None:
+        msg = (
+            "--fresh discards the log of a broker in this folder, and nothing at --nats: take"
+            " another name with --run."
+        )
+        raise ConfigError(msg, path="fresh")
     ready.check(wanted, nats, checkpoint, further)
     folder = RunFolder(run)
     interrupts.raise_again()  # from here on there is something to stop
@@ -89,6 +96,8 @@ def run_up(
             nonlocal incomplete
             async with served(folder, wanted, nats, on.say) as broker:
                 cluster = Cluster(folder, prepared(wanted, broker, folder), broker, stop)
+                if sentence := unused_address(wanted.local.nats, nats):
+                    on.say(sentence)
                 if checkpoint is not None:
                     on.say(printable(await restore(cluster, checkpoint, further)))
                     incomplete = False
@@ -99,6 +108,14 @@ def run_up(
         finally:
             if incomplete:
                 folder.clear()  # half a restored log is of no use
+
+
+def unused_address(given: NatsSettings, nats: str | None) -> str:
+    """Return what to say of a broker that is set and not used; empty where none is."""
+    if nats is not None or "url" not in given.model_fields_set:
+        return ""
+    url = masked_url(given.url)
+    return f"nats.url ({url}) is not used: `skerry up` starts a broker of its own without --nats."
 
 
 async def restore(cluster: Cluster, checkpoint: str, extends: Sequence[str] = ()) -> str:
@@ -124,10 +141,9 @@ async def _up(cluster: Cluster, on: Screen, team: Team, *, fresh: bool) -> None:
     config = cluster.settings.run
     if record is not None:
         if record.state is RunState.FINISHED:
-            on.say(
-                f"Run {folder.run} is finished already: --run NAME starts another one, --fresh"
-                " discards this one and starts it again."
-            )
+            fresh_too = ", --fresh discards this one and starts it again"
+            more = "" if cluster.broker.kept is None else fresh_too
+            on.say(f"Run {folder.run} is finished already: --run NAME starts another one{more}.")
             return
         config = loading.run_config_from_json(record.config_json)
         for sentence in ignored(record, config, cluster.settings.run):

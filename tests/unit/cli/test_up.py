@@ -13,12 +13,21 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from skerry.cli.cluster.cluster import StopSignal, run_stoppable
+from skerry.cli.cluster.cluster import StopSignal, Team, run_stoppable
 from skerry.cli.cluster.folder import RunFolder
 from skerry.cli.cluster.supervisor import Change, ProcessEvent
-from skerry.cli.up import broker_watch, conclude, ends_training, say_page
+from skerry.cli.up import (
+    broker_watch,
+    conclude,
+    ends_training,
+    run_up,
+    say_page,
+    unused_address,
+)
 from skerry.cli.viewer import Screen
+from skerry.errors import ConfigError
 from skerry.service.entry import exit_on_error
+from skerry.settings.loading import load
 from skerry.status.format import printable
 
 EVIL = "/x\x1b]0;pwn\x07\x1b[2J/step-1"
@@ -100,6 +109,19 @@ def test_no_escape_sequence_of_the_ledger_reaches_the_terminal(
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "step-1" in shown
+
+
+def test_a_run_at_another_broker_is_not_discarded() -> None:
+    given: dict[str, Any] = {"config": None, "sets": [], "run": "r", "checkpoint": None}
+    with pytest.raises(ConfigError, match=r"--fresh .* nothing at --nats: take another name"):
+        run_up(**given, fresh=True, team=Team(), nats="nats://127.0.0.1:1")
+
+
+def test_an_address_that_is_set_and_not_used_is_named() -> None:
+    given = load(None, [], {"SKERRY_NATS__URL": "nats://me@far:4222"}).local.nats
+    assert "nats.url (nats://***@far:4222) is not used" in unused_address(given, None)
+    assert unused_address(given, "nats://far:4222") == ""
+    assert unused_address(load(None, [], {}).local.nats, None) == ""
 
 
 def listens(folder: RunFolder, port: int) -> None:
