@@ -110,7 +110,7 @@ def observe(heartbeat: Heartbeat, now_s: float) -> Heartbeat:
     share = 1.0 / min(heartbeat.count + 2, WINDOW)
     off = interval - heartbeat.mean_s
     return Heartbeat(
-        last_s=max(now_s, heartbeat.last_s),
+        last_s=now_s,  # may be earlier: a clock that was set back hides no silence
         mean_s=heartbeat.mean_s + share * off,
         variance=(1.0 - share) * (heartbeat.variance + share * off * off),
         count=heartbeat.count + 1,

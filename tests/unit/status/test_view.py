@@ -120,6 +120,12 @@ def test_the_time_allocated_to_a_learner_does_not_hang_on_its_own_clock() -> Non
     assert row.goodput == reported(10, (0, joined()), *training(10)).learners[0].goodput
 
 
+def test_silence_counts_though_the_viewers_clock_was_set_back() -> None:
+    later = [(at_s - 3600, beat) for at_s, beat in training(20)[20:]]
+    (row,) = reported(60 - 3600, (0, joined()), *training(10), *later).learners
+    assert (row.liveness, row.reason) == (Liveness.GONE, "silent")
+
+
 def test_a_learner_that_lost_its_connection_is_gone_sooner_until_it_pulses_again() -> None:
     view, now_s = seen((0, joined()), *training(10)), T0 + 11.3
     assert (unconfirmed(view, T0 + 10.4), unconfirmed(view, now_s)) == ([], ["a"])
