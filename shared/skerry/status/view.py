@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from skerry.algorithm import liveness
@@ -107,7 +108,7 @@ class LearnerView:
 
 @dataclass(slots=True)
 class Evaluations:
-    """Evaluations ``kept`` in the order of the ledger, thinned out.
+    """Evaluations ``kept`` in the order of the ledger, thinned out; the best ones stay.
 
     ``reached`` says how far each evaluator's have been seen. ``newest`` is that of the newest
     state, which may be known before those that led to it.
@@ -137,8 +138,21 @@ class Evaluations:
         self.peek(evaluation)
         self.reached[evaluation.evaluator] = reached
         if len(self.kept) >= MOST_EVALUATIONS:
-            del self.kept[1:-RECENT_EVALUATIONS:2]
+            best = self._best()
+            old, recent = self.kept[:-RECENT_EVALUATIONS], self.kept[-RECENT_EVALUATIONS:]
+            kept = (one for n, one in enumerate(old) if n % 2 == 0 or one in best)
+            self.kept = [*kept, *recent]
         self.kept.append(evaluation)
+
+    def _best(self) -> list[Evaluation]:
+        """Return the evaluation with the least loss on each text that was read recently."""
+        best = dict[int, Evaluation]()
+        texts = {one.text_digest for one in self.kept[-RECENT_EVALUATIONS:]}
+        for one in self.kept:
+            held, counts = best.get(one.text_digest), one.text_digest in texts
+            if counts and isfinite(one.loss) and (held is None or one.loss < held.loss):
+                best[one.text_digest] = one
+        return list(best.values())
 
 
 @dataclass(slots=True)

@@ -448,6 +448,13 @@ def test_a_long_history_of_evaluations_thins_out_and_keeps_both_ends() -> None:
     assert (kept[0].versions, kept[-1].versions) == ((1, 1), (last, last))
 
 
+def test_the_best_evaluation_outlasts_a_long_history() -> None:
+    last = 5 * MOST_EVALUATIONS
+    losses = {n: 1.0 if n == 2 else math.nan if n == 4 else 3.0 for n in range(1, last + 1)}
+    view = seen(*((float(n), replace(judged(n), loss=loss)) for n, loss in losses.items()))
+    assert min(one.loss for one in view.evaluations.kept) == 1.0
+
+
 def test_the_newest_evaluation_may_be_known_before_those_that_led_to_it() -> None:
     said, ahead = [judged(n) for n in (1, 2, 3)], empty()
     ahead.peek(said[2], T0)
