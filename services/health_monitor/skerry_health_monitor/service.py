@@ -202,7 +202,7 @@ def page_of(
         token = read_token(health.token_file)
         more.append(fault_route(faults, token, lambda: monitor.allows_chaos))
         monitor.may_inject = True
-    return hub, gate_for(application(feed, more), health)
+    return hub, gate_for(application(feed, monitor.snapshot, more), health)
 
 
 async def health_monitor(

@@ -48,7 +48,7 @@ def beat(step: int, **changes: Any) -> Pulse:
 
 
 async def asked(monitor: Monitor, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(application(monitor.feed))
+    transport = httpx.ASGITransport(application(monitor.feed, monitor.snapshot))
     async with httpx.AsyncClient(transport=transport, base_url="http://monitor") as client:
         return await client.get(path)
 
@@ -96,6 +96,18 @@ async def test_pulses_commits_checkpoints_and_evaluations_show_in_the_run() -> N
     assert (run["held_out"]["step"], run["held_out"]["loss"]) == (2, 4.25)
     assert [row["loss"] for row in found["evaluations"]] == [5.5, 4.25]
     assert (await asked(monitor, "/healthz")).json()["status"] == "following"
+
+
+async def test_while_the_broker_is_away_the_run_is_as_it_was() -> None:
+    scripted, later_s = await ScriptedRun.begin(MemoryBroker().connect()), 0.0
+    await run_records.publish(scripted.bus, beat(5, incarnation=STARTS))
+    monitor = Monitor(
+        scripted.bus, "run", until_finished=False, clock_s=lambda: time.time() + later_s
+    )
+    await seen(monitor, lambda run: run["learners"][0]["heard"])
+    monitor.link.away_since_s, later_s = time.time(), 3600.0
+    (learner,) = (await asked(monitor, "/api/run")).json()["learners"]
+    assert learner["liveness"] == "alive"
 
 
 async def test_a_store_of_the_broker_that_fills_up_is_an_alert() -> None:

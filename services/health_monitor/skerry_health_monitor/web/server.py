@@ -34,6 +34,7 @@ from skerry_health_monitor.web.gate import refusal
 
 if TYPE_CHECKING:
     from skerry.status.feed import RunFeed
+    from skerry.status.model import RunSnapshot
 
 log = structlog.get_logger()
 
@@ -55,9 +56,12 @@ NUMBER = re.compile(r"[0-9]{1,20}")
 """A fragment or version in an address: Python refuses to read thousands of digits."""
 
 
-def application(feed: RunFeed, more: Sequence[BaseRoute] = ()) -> Starlette:
-    """Return the ASGI application over a feed's run; ``more`` are other routes.
+def application(
+    feed: RunFeed, current: Callable[[], RunSnapshot | None], more: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """Return the ASGI application over a feed's run, of which ``current`` returns what is known.
 
+    ``more`` are other routes.
     ``/healthz`` says that the monitor works; ``/api/run`` and ``/api/rounds`` answer 503 until the
     run is in the log.
     """
@@ -67,11 +71,11 @@ def application(feed: RunFeed, more: Sequence[BaseRoute] = ()) -> Starlette:
         return JSONResponse({"ok": True, "status": status})
 
     async def whole(_: Request) -> JSONResponse:
-        now = feed.report()
+        now = current()
         if now is None:
             what = f"There is no run {feed.name!r} in this log yet"
             return refusal(503, f"{what}: it appears with its first learner.")
-        return JSONResponse(asdict(now))
+        return JSONResponse(asdict(now.report))
 
     async def index(_: Request) -> Response:
         return FileResponse(FILES / "index.html", media_type="text/html")
