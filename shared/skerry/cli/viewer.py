@@ -220,7 +220,10 @@ class FollowedRun:
         enough = asyncio.Event()
         with Live(console=console, screen=True, auto_refresh=False) as live, keys(enough):
             while not (enough.is_set() or self.feed.finished.is_set()):
-                if (now := self.snapshot()) is not None:
+                now = self.snapshot()
+                if now is None:
+                    live.update(f"There is no run {self.feed.name} in this log yet.", refresh=True)
+                else:
                     live.update(board(now, console.width, console.height - 1), refresh=True)
                 await happens(enough, FRAME_S)
 

@@ -37,6 +37,7 @@ from skerry.status.model import RunModel, RunSnapshot
 from skerry.status.sources import RunMessage
 from tests.support.builders import (
     as_seen,
+    background,
     checkpoint_record,
     commit,
     consumed,
@@ -46,6 +47,7 @@ from tests.support.builders import (
     pulse,
     refused,
     run_record,
+    until,
 )
 from tests.support.scripted_run import ScriptedRun
 
@@ -410,6 +412,15 @@ async def test_top_draws_until_the_run_is_finished_and_once_more_at_the_end() ->
     await asyncio.wait_for(drawing, DEADLINE_S)
     assert "finished" in out.getvalue()
     assert "rounds 3 " in out.getvalue()
+
+
+async def test_top_says_that_a_run_is_not_there_yet() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    link = BrokerWatch(report=lambda _event, _fields: None)
+    feed = RunFeed(MemoryBroker().connect(), "mian")
+    async with background(FollowedRun(feed, link).show(console)):
+        await until(lambda: "There is no run mian in this log yet" in out.getvalue())
 
 
 async def test_top_quits_on_q(monkeypatch: pytest.MonkeyPatch) -> None:
