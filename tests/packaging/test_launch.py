@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from skerry.settings import loading
 from skerry_learner.__main__ import app
 from tests.support.processes import call
 
-FOLDER = Path(__file__).parents[2] / "infra" / "launch"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "infra" / "launch"
 STOPPED = 75
 """What a learner that is stopped before its run ends exits with: EX_TEMPFAIL, try again."""
 SKY = "sky-managed-2026-11-27-10-00-00-000000_skerry-learner_7-0"
@@ -37,6 +39,15 @@ def dstack() -> tuple[str, dict[str, str]]:
 def slurm() -> tuple[str, dict[str, str]]:
     given = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
     return (FOLDER / "learners.sbatch").read_text(), given
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_of_all_keys_only_a_learners_leaves_with_the_checkout(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    assert call("git", "init", "-q", cwd=tmp_path).returncode == 0
+    ours = ("keys/admin.nk", "keys/regions/eu/link.creds", "keys-30/signer.json")
+    ignored = call("git", "check-ignore", *ours, "learner.nk", cwd=tmp_path)
+    assert ignored.stdout.split() == [*ours]
 
 
 @pytest.fixture
