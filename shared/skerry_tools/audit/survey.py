@@ -44,9 +44,9 @@ class ReplayMoment:
 
 def parse(text: str, option: str = "--to") -> ReplayMoment:
     """Return what a person means by an option; ConfigError lists the forms."""
-    if found := re.fullmatch(r"v(\d+)", text):
+    if found := re.fullmatch(r"v(\d{1,18})", text):
         return ReplayMoment(version=int(found[1]))
-    if found := re.fullmatch(r"seq:(\d+)", text):
+    if found := re.fullmatch(r"seq:(\d{1,18})", text):
         return ReplayMoment(sequence=int(found[1]))
     try:
         moment = datetime.fromisoformat(text)

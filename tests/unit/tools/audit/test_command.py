@@ -222,7 +222,7 @@ def test_moments_are_read_in_every_form(text: str, moment: ReplayMoment) -> None
     assert parse(text) == moment
 
 
-@pytest.mark.parametrize("text", ["17", "f3", "v", "seq:", "-5", "soon", ""])
+@pytest.mark.parametrize("text", ["17", "f3", "v", "v" + "9" * 5000, "seq:", "-5", "soon", ""])
 def test_what_is_no_moment_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(ConfigError, match="seq:1234"):
         parse(text)
