@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from skerry.client.asked import Config
@@ -31,7 +30,7 @@ def model_of(config: RunConfig) -> Any:
         msg = "This run trains a model of its own or adapters: transformers has no such model."
         raise ModelError(msg, path="model")
     table = parse(arch_of(config.model).config)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**table), dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**table), dtype="float32")
 
 
 def counted(model: Any, labels: Any) -> Any:
