@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
-from skerry.errors import BrokerUnavailable, BusError, first_cause
+from skerry.errors import BrokerUnavailable, BusError, RunNotFound, first_cause
 from skerry.log import ledger
 from skerry.log.base import Bus
 from skerry.protocol.messages import (
@@ -120,13 +121,16 @@ class RunFeed:
         records = sources.follow(RunRecord)
         async with aclosing(records):
             async for seen in records:
-                record = seen.message
+                try:
+                    record = await ledger.read_run(self.bus, self.name)  # leaves out a forged one
+                except RunNotFound:
+                    continue
                 if record.created_ns != model.record.created_ns:
                     return
                 # Its end may be read before its last commits are.
                 if record.state is RunState.FINISHED:
                     await _look_ahead(model, sources, (Commit,))
-                self._take(model, seen)
+                self._take(model, replace(seen, message=record))
         msg = "The log ended while it was followed."
         raise BusError(msg)
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from skerry.algorithm.liveness import Liveness
 from skerry.log import ledger, run_records
 from skerry.log.memory import MemoryBroker
-from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation
+from skerry.protocol.messages import CheckpointRecord, Commit, Evaluation, RunState
 from skerry.protocol.records import encode
 from skerry.protocol.subjects import Subjects
 from skerry.status import sources
@@ -76,6 +77,24 @@ async def test_a_learner_whose_clock_is_years_behind_is_alive_at_a_single_look()
     await scripted.bus.publish(Subjects("run").pulse("late"), encode(pulse("late", sent_ns=1)))
     rows = (await read_model(scripted.bus, "run")).snapshot().report.learners
     assert [row.liveness for row in rows if row.name == "late"] == [Liveness.ALIVE]
+
+
+async def test_a_record_that_says_another_run_in_the_same_log_is_left_out() -> None:
+    """Whoever may end a run may publish its record, and only its state may change."""
+    scripted = await ScriptedRun.begin(MemoryBroker().connect())
+    record = await ledger.read_run(scripted.bus, "run")
+    forged = replace(record, created_ns=record.created_ns + 1)
+    feed = RunFeed(scripted.bus, "run")
+    async with following(feed):
+        await feed.begun.wait()
+        model = feed.model
+        await scripted.bus.publish(Subjects("run").ledger("run"), encode(forged))
+        await scripted.bus.publish(
+            Subjects("run").ledger("run"), encode(replace(record, state=RunState.FINISHED))
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            await feed.finished.wait()
+        assert feed.model is model
 
 
 @pytest.mark.parametrize("behind_s", [0.0, 600.0, -600.0])
