@@ -39,6 +39,8 @@ def write_private(path: Path, text: str, *, public: bool = False) -> None:
             os.fchmod(handle, 0o644)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            os.fsync(handle)  # the keys that it holds are nowhere else
         draft.replace(path)
 
 

@@ -27,6 +27,7 @@ from skerry.service.keyring import (
     Keyring,
     changing,
 )
+from skerry.service.private import write_private
 from skerry.service.signing import SIGNER
 
 LONGEST_LOGIN = 4096
@@ -307,3 +308,18 @@ def test_a_region_that_cannot_be_is_one_sentence(
     before = held(Keyring.opened(tmp_path))
     assert sentence in keys(tmp_path, *words, code=2)
     assert held(Keyring.opened(tmp_path)) == before
+
+
+def test_a_key_is_on_the_disk_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "signer.json", list[str]()
+    write_private(path, "old")
+
+    def fsync(_handle: int) -> None:
+        synced.append(path.read_text() + path.with_name("signer.json.draft").read_text())
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_private(path, "new")
+    assert synced == ["oldnew"]
+    assert path.read_text() == "new"
