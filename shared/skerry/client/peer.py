@@ -120,7 +120,7 @@ class Peer:
                         self._heard(deed, words)
         except TimeoutError:
             why = f"it has said nothing for {SILENCE_S:g} s"
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             why = f"its connection failed ({error})"
         if not self._over.is_set():
             self._lost(

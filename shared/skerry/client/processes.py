@@ -123,9 +123,10 @@ class OtherProcesses:
 
     def version_of(self, fragment: int, vector: Any) -> int:
         """Return the version of an adopted vector, and forget it and those before it."""
-        read = self._read.get(fragment, [])
-        version = next(version for version, held in read if held is vector)
-        self._read[fragment] = [(v, held) for v, held in read if v > version]
+        read = self._read.get(fragment, [])  # to which another thread may add meanwhile
+        at = next(n for n, (_, held) in enumerate(read) if held is vector)
+        version = read[at][0]
+        del read[: at + 1]
         return version
 
     def take_answer(self, number: int, failed: Any, value: Any) -> None:

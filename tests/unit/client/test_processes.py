@@ -193,6 +193,14 @@ def test_a_process_that_is_gone_is_found_at_once() -> None:
     assert all("Start each again" in text for text in sentences)
 
 
+def test_a_process_that_answers_what_was_never_asked_is_lost() -> None:
+    """What ends the listener without a word would leave a later death unseen."""
+    with joined() as (_, follower, _connection, lost):
+        follower.answer(99)
+        sentences = {lost.get(timeout=5), lost.get(timeout=5)}
+    assert any("Process 1 of this learner is lost (its connection" in text for text in sentences)
+
+
 def test_a_stranger_is_turned_away_and_another_learners_process_is_told_why() -> None:
     port = free_port()
     with ThreadPoolExecutor() as pool:
