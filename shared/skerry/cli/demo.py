@@ -30,6 +30,7 @@ from skerry.cli.up import conduct
 from skerry.cli.viewer import Screen
 from skerry.errors import ConfigError, SkerryError
 from skerry.protocol.messages import Commit, CommitOrigin, Pulse
+from skerry.service.private import write_private
 from skerry.settings import loading
 from skerry.status.feed import RunFeed
 from skerry.status.format import size
@@ -40,6 +41,8 @@ from skerry.store.finding import Summary, summaries
 from skerry.tasks import TaskGroup
 
 RUN = "demo"
+MARK = "demo"
+"""Lies beside the log of a demo: that of a run which somebody named so is not discarded."""
 VICTIM = "learner-2"
 AWAY_S = 3.0
 KILL_AT = 0.5
@@ -180,9 +183,17 @@ def run_demo(*, summary: Path | None, sets: Sequence[str]) -> None:
     folder = RunFolder(RUN)
     began_s = time.time()
     with folder.held(), Screen(began_s=began_s) as on:
+        mark = folder.broker / MARK
+        if folder.has_log and not mark.exists():
+            msg = (
+                f"{folder.path} holds a run that is no demo, which the demo would discard: start it"
+                " in another folder."
+            )
+            raise ConfigError(msg, path="run")
         before = ": the last demo there is discarded" if folder.has_log else ""
         on.say(f"Starting in {folder.path}{before}.")
         folder.start_afresh(wanted.local.store.path / RUN)
+        write_private(mark, "")
 
         async def main(stop: StopSignal) -> None:
             async with served(folder, wanted, None, on.say) as broker:

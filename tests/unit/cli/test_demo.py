@@ -6,10 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from rich.console import Console
 
-from skerry.cli.demo import Outage, Recorder
+from skerry.cli import demo
+from skerry.cli.cluster.folder import RunFolder
+from skerry.cli.demo import RUN, Outage, Recorder, run_demo
 from skerry.cli.viewer import Screen
+from skerry.errors import ConfigError
 from skerry.protocol.messages import Commit, CommitOrigin
 from skerry.status.report import RunRow
 from tests.support.builders import commit, consumed, pulse
@@ -63,3 +67,38 @@ def test_genesis_is_no_round() -> None:
     watched = Outage("b", 1, killed_s=0.0)
     watched.observe(merged(1, ("b", 2), origin=CommitOrigin.GENESIS), 1.0)
     assert (watched.rounds, watched.back) == (0, False)
+
+
+def test_a_run_that_somebody_named_demo_is_not_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = RunFolder(RUN).broker / "jetstream"
+    log.mkdir(parents=True)
+    checkpoint = tmp_path / ".skerry" / "checkpoints" / RUN / "step-1"
+    checkpoint.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is no demo, which the demo would discard"):
+        run_demo(summary=None, sets=[])
+    assert log.exists()
+    assert checkpoint.exists()
+
+
+def test_a_demo_takes_the_place_of_the_last_one_and_not_of_a_run_begun_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, ran = RunFolder(RUN), list[bool]()
+
+    def run(main: Any, _say: object) -> None:
+        main(None).close()
+        (folder.broker / "jetstream").mkdir()
+        ran.append(folder.has_log)
+
+    monkeypatch.setattr(demo, "run_stoppable", run)
+    run_demo(summary=None, sets=[])
+    run_demo(summary=None, sets=[])
+    assert ran == [True, True]
+    folder.start_afresh()  # as ``skerry up --run demo --fresh``
+    (folder.broker / "jetstream").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is no demo"):
+        run_demo(summary=None, sets=[])
