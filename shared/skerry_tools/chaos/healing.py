@@ -41,7 +41,7 @@ def run_heal(run: str, *, as_json: bool) -> None:
     ConfigError for a run that allows no faults.
     """
     with RunFolder(run).drilled():
-        healed = asyncio.run(undo_first(run)) or _resume_all(RunFolder(run).path)
+        healed = asyncio.run(undo_first(run))
     if healed is None:
         msg = (
             f"Run {run!r} does not allow faults, or has only just begun, and nothing was touched: "
@@ -112,15 +112,6 @@ async def heal(drilled: DrilledRun, names: set[str]) -> None:
         wrong.append(f"{late} did not come back within {BACK_S:.0f} s of healing: {drilled.logs}.")
     if wrong:
         raise SkerryError(" ".join(wrong))
-
-
-def _resume_all(folder: Path) -> Healing | None:
-    """Have processes go on that ``--once`` stopped, which asks for no permission; None if none."""
-    healed = Healing()
-    for entry in processes.read(folder).values():
-        if entry.paused:
-            _resume(entry, healed)
-    return healed if healed.undone or healed.wrong else None
 
 
 def _resume(entry: ProcessEntry, healed: Healing) -> None:

@@ -83,16 +83,6 @@ def test_a_pause_ends_with_its_command(victim: subprocess.Popen[bytes], number: 
     assert command.returncode == 128 + number
 
 
-def test_what_was_left_stopped_is_healed(
-    victim: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    victim.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, victim.pid, os.WSTOPPED)
-    run_chaos(ChaosOptions(heal=True))
-    assert psutil.Process(victim.pid).status() != psutil.STATUS_STOPPED
-    assert capsys.readouterr().out == "learner-1 was stopped, and goes on.\n"
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
