@@ -150,8 +150,10 @@ def show(
     ] = False,
 ) -> None:
     """List all keys, with roles and runs but no secrets."""
-    with exit_on_error(), _changing(keys) as held:
-        _show(held, as_json=as_json)
+    from skerry.service.keyring import Keyring
+
+    with exit_on_error():
+        _show(Keyring.opened(keys), as_json=as_json)
 
 
 def granted_in(held: Keyring, grant: Grant, region: str) -> Grant:

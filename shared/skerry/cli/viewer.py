@@ -222,7 +222,7 @@ class FollowedRun:
             while not (enough.is_set() or self.feed.finished.is_set()):
                 now = self.snapshot()
                 if now is None:
-                    live.update(f"There is no run {self.feed.name} in this log yet.", refresh=True)
+                    live.update(f"Waits for run {self.feed.name} in this log.", refresh=True)
                 else:
                     live.update(board(now, console.width, console.height - 1), refresh=True)
                 await happens(enough, FRAME_S)

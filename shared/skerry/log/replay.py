@@ -31,7 +31,7 @@ Vector = NDArray[np.float32]
 def first_master(genesis: Contribution, fragment: Fragment) -> Vector:
     """Return version 1 of a fragment f32 (padded_size,): the negated GENESIS contribution."""
     negated = cpu().dequantise(genesis.scheme, genesis.planes)
-    master = np.float32(0) - negated
+    master = np.float32(0) - negated  # not the negative: a zero must stay +0
     fragments.clear_padding(fragment, master)
     return master
 

@@ -176,20 +176,21 @@ async def _stoppable(
     """Run it; SIGINT, SIGTERM and SIGHUP heal first, and then end it with Interrupted."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    came = [signal.SIGHUP]  # which a shell sends twice
+    number = signal.SIGHUP  # unless it is another one
 
-    def end(number: signal.Signals) -> None:
-        came.append(number)
+    def end(by: signal.Signals) -> None:
+        nonlocal number
+        number = by
         task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end, number)
+    for other in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(other, end, other)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         loop.add_signal_handler(signal.SIGHUP, _hung_up, task)
     try:
         return await _chaos(options, local, cluster)
     except asyncio.CancelledError:
-        raise Interrupted(came[-1]) from None
+        raise Interrupted(number) from None
 
 
 def _hung_up(task: asyncio.Task[object]) -> None:

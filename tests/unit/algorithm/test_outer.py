@@ -135,6 +135,13 @@ def test_a_step_beyond_the_largest_float_is_refused(name: str, far: float) -> No
         merge_and_apply(outer, master, outer.init(master), *rest)
 
 
+def test_large_parameters_whose_sum_overflows_are_not_refused() -> None:
+    outer, master = preset("direct"), np.full(4 * BLOCK, 2e38, np.float32)
+    still = [OuterGradient("f32", exact(np.zeros_like(master)))], [1.0], *RDA
+    moved, _ = merge_and_apply(outer, master, outer.init(master), *still)
+    assert np.array_equal(moved, master)
+
+
 @pytest.mark.parametrize("name", ["nesterov", "direct"])
 @pytest.mark.parametrize("size", [4 * BLOCK, BLOCK], ids=["fitting", "too small"])
 def test_dead_vectors_are_recycled_without_changing_the_result(name: str, size: int) -> None:

@@ -420,7 +420,7 @@ async def test_top_says_that_a_run_is_not_there_yet() -> None:
     link = BrokerWatch(report=lambda _event, _fields: None)
     feed = RunFeed(MemoryBroker().connect(), "mian")
     async with background(FollowedRun(feed, link).show(console)):
-        await until(lambda: "There is no run mian in this log yet" in out.getvalue())
+        await until(lambda: "Waits for run mian in this log." in out.getvalue())
 
 
 async def test_top_quits_on_q(monkeypatch: pytest.MonkeyPatch) -> None:
