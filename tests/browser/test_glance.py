@@ -24,7 +24,7 @@ def test_a_commit_appears_without_a_reload(watch: Watch, page: Page) -> None:
 
 
 def test_the_run_shows_at_a_glance(watch: Watch, page: Page) -> None:
-    watch(Stage(learners=3), past=(300, 1))
+    watch(Stage(learners=3), past=(300, 1), play=True)
     page.wait_for_selector("#loss-chart canvas")
     page.wait_for_selector("#speed-chart canvas")
     told = {
